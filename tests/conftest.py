@@ -1,0 +1,114 @@
+"""What every test gets: the event loops it runs on, hypothesis profiles, and a check that it leaves nothing running."""
+
+from __future__ import annotations
+
+import asyncio
+import asyncio.runners
+import gc
+import importlib.util
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator
+
+hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
+hypothesis.settings.register_profile(
+    "ci", deadline=None, max_examples=50, derandomize=True, database=None, print_blob=True
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+def _backends() -> Iterator[Any]:
+    """Yield every event loop that replicas must run on: asyncio, uvloop where it is installed, and trio."""
+    yield pytest.param(("asyncio", {}), id="asyncio")
+    if importlib.util.find_spec("uvloop"):
+        yield pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")
+    yield pytest.param(("trio", {}), id="trio")
+
+
+@pytest.fixture(params=list(_backends()))
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Run a test marked `anyio` once on each event loop."""
+    return request.param
+
+
+# Nothing outlives a test.
+#
+# Both checks stand in the hooks around set-up and tear-down, not in a fixture: there they see the test after all its
+# fixtures have gone, whatever the order in which those were asked for.
+#
+# Threads are compared before and after. One that is on its way out gets GRACE seconds to go: a worker is told to stop
+# when its loop closes, and is not always joined. Trio keeps idle threads for ten seconds to use them again; an idle
+# one bears trio's own name and a busy one that of its job, so the name tells them apart.
+#
+# Tasks cannot be seen after the test: the runner has cancelled what was left and closed the loop, without a word. So
+# the runner's own clean-up is watched: what it finds to cancel is what the program left behind. It serves asyncio.run,
+# asyncio.Runner, anyio and pytest-asyncio, on uvloop too. Trio needs no such check: a task there cannot outlive its
+# nursery.
+
+GRACE = 5.0
+
+_cancel_all_tasks: Callable[[asyncio.AbstractEventLoop], None] = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+_threads_before = pytest.StashKey[set[threading.Thread]]()
+_left_tasks: list[str] = []
+
+
+def _watch_then_cancel(loop: asyncio.AbstractEventLoop) -> None:
+    """Note the tasks that are still pending when a runner closes its loop, then let it cancel them."""
+    _left_tasks.extend(repr(task) for task in asyncio.all_tasks(loop) if not _belongs_to_anyios_plugin(task))
+    _cancel_all_tasks(loop)
+
+
+def _belongs_to_anyios_plugin(task: asyncio.Task[Any]) -> bool:
+    """Tell the task in which anyio's pytest plugin runs tests and fixtures from the tests' own."""
+    return getattr(task.get_coro(), "__qualname__", "").startswith("TestRunner.")
+
+
+def _busy_threads() -> set[threading.Thread]:
+    """List the running threads, without those that lie idle in trio's cache."""
+    return {thread for thread in threading.enumerate() if not thread.name.startswith("Trio thread ")}
+
+
+def _threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
+    """List the threads that are busy now, were not before, and do not end within the grace."""
+    gc.collect()  # an owner in a reference cycle lets go of its threads only now
+    deadline = time.monotonic() + GRACE
+    while (left := _busy_threads() - before) and time.monotonic() < deadline:
+        next(iter(left)).join(0.01)
+    return left
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch what runners clean up."""
+    asyncio.runners._cancel_all_tasks = _watch_then_cancel  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Put the runners back as they were."""
+    asyncio.runners._cancel_all_tasks = _cancel_all_tasks  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
+    """Remember what runs before the test."""
+    item.stash[_threads_before] = _busy_threads()
+    _left_tasks.clear()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+    """Fail a test that leaves a thread or a task behind."""
+    result = yield
+    threads = _threads_left(item.stash[_threads_before])
+    if threads:
+        pytest.fail(f"threads outlive the test: {threads}", pytrace=False)
+    if _left_tasks and not item.get_closest_marker("leaves_tasks"):
+        pytest.fail("tasks outlive the test:\n  " + "\n  ".join(_left_tasks), pytrace=False)
+    return result
