@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions of n buffers to one: the same bits on every tier, in the order of the buffers.
+
+It knows nothing of replicas, strategies or event loops, and imports NumPy alone; a compiler
+is loaded only on request.
+"""
+
+from aiodist_kernels.python_numbers import Number, check_number, reduce_numbers
+from aiodist_kernels.reduce_op import ReduceOp
+from aiodist_kernels.reductions import reduce, result_dtype
+from aiodist_kernels.rules import Accumulate
+
+__all__ = [
+    "Accumulate",
+    "Number",
+    "ReduceOp",
+    "check_number",
+    "reduce",
+    "reduce_numbers",
+    "result_dtype",
+]

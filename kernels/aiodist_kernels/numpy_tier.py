@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The NumPy tier: left folds with ufuncs, for every rule and every layout.
+
+It serves from the first call on, and small values always: a fold in the buffers' own
+dtype costs little more than its n - 1 ufunc calls. Large flat buffers are taken in blocks, which
+stay in the cache from one step of the fold to the next.
+
+A fold takes a rule, n buffers of equal shape and of the rule's dtype (in any byte order), and `out`
+or None, all of them checked; it returns `out`, or an array in fresh memory.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from aiodist_kernels.arguments import Array
+from aiodist_kernels.layout import empty_like, flat_views, overlaps, spoils
+from aiodist_kernels.rounding import rounded
+from aiodist_kernels.rules import Finish, Rule
+
+Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
+
+BLOCK_BYTES: Final = 256 * 1024
+"""Of one buffer: with n = 4, a block of each fits into a cache of 1 to 2 MiB."""
+
+
+def fold_for(rule: Rule) -> Fold:
+    """Return the fold that serves `rule`."""
+    if rule.contiguous:
+        return _fold_contiguous
+    return _fold_native if _is_native(rule) else _fold_wide
+
+
+def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: int) -> None:
+    """Reduce the elements [start, stop) of flat buffers into those of `out`, block by block.
+
+    Args:
+        rule: the rule.
+        flat: n buffers of one dimension, without gaps.
+        out: of one dimension, without gaps; it may be one of the buffers, but not overlap one
+            otherwise.
+        start: the first element.
+        stop: behind the last element.
+    """
+    fold = _native if _is_native(rule) else _wide
+    step = max(1, BLOCK_BYTES // rule.accumulator.itemsize)
+    for low in range(start, stop, step):
+        high = min(low + step, stop)
+        fold(rule, [buffer[low:high] for buffer in flat], out[low:high])
+
+
+def _is_native(rule: Rule) -> bool:
+    return rule.accumulator == rule.dtype and rule.finish is Finish.NOTHING
+
+
+def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    if len(buffers) == 2:  # ufuncs need no blocks here, and take care of an overlap
+        total = rule.ufunc(buffers[0], buffers[1], out=out)
+        return total if type(total) is np.ndarray else np.asarray(total)
+    if buffers[0].nbytes > BLOCK_BYTES:
+        return _fold_blocks(rule, buffers, out)
+    return _native(rule, buffers, out)
+
+
+def _fold_wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    if buffers[0].nbytes > BLOCK_BYTES:
+        return _fold_blocks(rule, buffers, out)
+    return _wide(rule, buffers, out)
+
+
+def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    straight = [np.asarray(buffer, rule.dtype, order="C") for buffer in buffers]
+    total = np.empty(straight[0].shape, rule.result)
+    flats = flat_views([*straight, total])
+    if flats is not None:
+        fold_range(rule, flats[:-1], flats[-1], 0, total.size)
+    return _deliver(total, out)
+
+
+def _fold_blocks(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    total = empty_like(buffers[0], rule.result) if out is None or spoils(out, buffers) else out
+    flats = flat_views([*buffers, total])
+    if flats is not None:
+        fold_range(rule, flats[:-1], flats[-1], 0, total.size)
+    elif _is_native(rule):
+        _native(rule, buffers, total)
+    else:
+        _wide(rule, buffers, total)
+    return _deliver(total, out)
+
+
+def _native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    """Fold in the buffers' own dtype, straight into the result."""
+    if len(buffers) == 1:
+        return _deliver(np.array(buffers[0], rule.result), out)
+    if out is not None and overlaps(out, buffers[2:]):
+        return _deliver(_native(rule, buffers, None), out)
+    ufunc = rule.ufunc
+    total = ufunc(buffers[0], buffers[1], out=out)
+    if type(total) is not np.ndarray:  # a scalar, from arrays of no dimension
+        total = np.asarray(total)
+    for buffer in buffers[2:]:
+        ufunc(total, buffer, out=total)
+    return total
+
+
+def _wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    """Fold in an accumulator beside the result, then finish and round once."""
+    ufunc = rule.ufunc
+    total = np.array(buffers[0], rule.accumulator)
+    for buffer in buffers[1:]:
+        ufunc(total, buffer.astype(rule.accumulator, copy=False), out=total)
+    _finish(rule, total, len(buffers))
+    return _deliver(rounded(total, rule.result), out)
+
+
+def _finish(rule: Rule, total: Array, count: int) -> None:
+    """Scale or divide by component: a complex factor would turn infinities into NaN."""
+    if rule.finish is Finish.NOTHING:
+        return
+    parts = (total.real, total.imag) if total.dtype.kind == "c" else (total,)
+    for part in parts:
+        if rule.finish is Finish.SCALE:
+            np.multiply(part, 1.0 / count, out=part)
+        else:
+            np.divide(part, count, out=part)
+
+
+def _deliver(total: Array, out: Array | None) -> Array:
+    if out is None or out is total:
+        return total
+    np.copyto(out, total)
+    return out
