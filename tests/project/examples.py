@@ -1,0 +1,77 @@
+"""Run the examples of a document as its reader would.
+
+Three kinds of fenced block are examples; every other block is prose:
+
+- `python` whose first line is a comment with a file name, `# train.py`: the block is written to that file.
+- `console`: a command, `$ python train.py`, and all that it prints. Files of the same document lie beside it. A line
+  `...` stands for any number of lines, and `...` in a line for any text.
+- `python` without a file name: run in place, in a namespace that the document's blocks share; `>>>` makes it a doctest.
+"""
+
+from __future__ import annotations
+
+import doctest
+import re
+import shlex
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sybil import Document, Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+
+from tests.project.paths import run_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from sybil.region import Region
+
+FILE_NAME = re.compile(r"# ([a-z_]+\.py)\n")
+ANY_LINES, ANY_TEXT = re.escape("\n...\n"), re.escape("...")
+
+
+class PythonParser(PythonCodeBlockParser):
+    """Tell programs, which are written to files, from snippets, which are run in place."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(doctest_optionflags=doctest.ELLIPSIS)
+        self.folder = folder
+
+    def __call__(self, document: Document) -> Iterable[Region]:
+        """Yield the document's Python blocks."""
+        for region in super().__call__(document):
+            if FILE_NAME.match(str(region.parsed)):
+                region.evaluator = partial(write_program, self.folder)
+            yield region
+
+
+def write_program(folder: Path, example: Example) -> None:
+    """Write a program to the file that its first line names."""
+    match = FILE_NAME.match(example.parsed)
+    assert match
+    (folder / match[1]).write_text(example.parsed, encoding="utf-8")
+
+
+def run_command(folder: Path, example: Example) -> str | None:
+    """Run a command; return what is wrong with its output, None if nothing is."""
+    command, _, expected = example.parsed.partition("\n")
+    dollar, python, *arguments = shlex.split(command)
+    assert (dollar, python) == ("$", "python"), f"an example runs Python, not {command!r}"
+    printed = run_python(arguments, folder)
+    return None if matches(expected, printed) else f"expected:\n{expected}\nprinted:\n{printed}"
+
+
+def matches(expected: str, printed: str) -> bool:
+    """Compare, letting `...` stand for anything: alone on a line for lines, in a line for text."""
+    pattern = re.escape(f"\n{expected.strip()}\n")
+    while ANY_LINES in pattern:
+        pattern = pattern.replace(ANY_LINES, r"\n(?:.*\n)*?")
+    pattern = pattern.replace(ANY_TEXT, "[^\n]*")
+    return re.fullmatch(pattern, "\n" + re.sub(r"[ \t]+$", "", printed.strip(), flags=re.MULTILINE) + "\n") is not None
+
+
+def examples_of(document: Path, folder: Path) -> list[Example]:
+    """Find the examples of a Markdown file; those with files use `folder`."""
+    console = CodeBlockParser("console", partial(run_command, folder))
+    return list(Sybil([PythonParser(folder), console]).parse(document))

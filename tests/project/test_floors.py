@@ -1,0 +1,84 @@
+"""The floors hold, and the reader that says so can be trusted: every planted violation is found."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.project.floors import FLOORS, floor_of, read_tree, violations
+from tests.project.paths import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SOUND = {
+    "kernels/aiodist_kernels/__init__.py": "from aiodist_kernels.sums import fold",
+    "kernels/aiodist_kernels/sums.py": "import functools\nimport numpy as np\nfold = functools.reduce",
+    "aiodist/__init__.py": "from aiodist.strategy.mirrored import Mirror as Mirror",
+    "aiodist/__main__.py": "from aiodist.tools.cli import main",
+    "aiodist/vocabulary/__init__.py": "",
+    "aiodist/vocabulary/words.py": "import optree",
+    "aiodist/collective/__init__.py": "",
+    "aiodist/collective/meeting.py": "import aiodist_kernels\nfrom ..vocabulary import words\nfrom . import names",
+    "aiodist/collective/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
+    "aiodist/strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
+    "aiodist/tools/cli.py": "from aiodist.demos import text\nfrom aiodist.testing_helpers import check",
+    "aiodist/demos/text.py": "from aiodist.strategy import mirrored",
+    "aiodist/testing_helpers.py": "",
+}
+
+
+def plant(root: Path, files: dict[str, str]) -> list[str]:
+    """Write a small checkout, and judge it."""
+    for name, text in (SOUND | files).items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return violations(read_tree(root))
+
+
+def test_floors_hold() -> None:
+    modules = read_tree(ROOT)
+    assert {floor_of(name) for name in modules} >= set(FLOORS.values())
+    assert violations(modules) == []
+
+
+def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
+    assert plant(tmp_path, {}) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("aiodist/vocabulary/words.py", "import aiodist.strategy.mirrored", "(floor 1) imports aiodist.strategy"),
+        ("aiodist/vocabulary/words.py", "from aiodist import Mirror", "(floor 1) imports aiodist (floor 6)"),
+        ("aiodist/vocabulary/words.py", "from aiodist.collective import names", "imports aiodist.collective.names"),
+        ("aiodist/vocabulary/words.py", "from ..collective import names", "imports aiodist.collective.names"),
+        ("aiodist/vocabulary/__init__.py", "from ..collective.names import x", "imports aiodist.collective.names"),
+        ("aiodist/vocabulary/words.py", "def f():\n    from ..replica import context", "words:2 (floor 1)"),
+        ("aiodist/vocabulary/words.py", "import importlib\nimportlib.import_module('aiodist.demos')", "words:2"),
+        (
+            "aiodist/vocabulary/words.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiodist.replica import context",
+            "words:3 (floor 1)",
+        ),
+        ("aiodist/demos/text.py", "import aiodist", "(floor 5) imports aiodist (floor 6)"),
+        ("aiodist/strangers.py", "", "aiodist.strangers stands on no floor"),
+        ("kernels/aiodist_kernels/sums.py", "import aiodist.vocabulary.words", "(floor 0) imports aiodist.voc"),
+        ("kernels/aiodist_kernels/sums.py", "def f():\n    import torch.cuda", "sums:2 (floor 0) imports torch.cuda"),
+    ],
+)
+def test_planted_violation_is_found(tmp_path: Path, file: str, text: str, expected: str) -> None:
+    found = plant(tmp_path, {file: text})
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+@pytest.mark.parametrize(
+    "text", ["from aiodist.collective import meeting", "def f():\n    from aiodist.collective import meeting"]
+)
+def test_import_circle_inside_a_floor_is_found(tmp_path: Path, text: str) -> None:
+    (found,) = plant(tmp_path, {"aiodist/collective/names.py": text})
+    assert found.startswith("floor 2: import circle")
+    assert "aiodist.collective.names -> aiodist.collective.meeting" in found

@@ -1,0 +1,141 @@
+"""Every public name is documented, typed and in the API page, and static tools see the names that the runtime has."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import aiodist
+from tests.project.paths import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+NAMES = sorted(aiodist.__all__)
+CLASSES = [name for name in NAMES if isinstance(getattr(aiodist, name), type)]
+FUNCTIONS = [name for name in NAMES if isinstance(getattr(aiodist, name), FunctionType)]
+
+
+def members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yield a class's public methods and properties, also those inherited from a class of ours."""
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] == "aiodist":
+            for name, member in vars(base).items():
+                if not name.startswith("_") and isinstance(
+                    member, FunctionType | property | classmethod | staticmethod
+                ):
+                    yield name, member
+
+
+def functions_of(member: Any) -> Iterator[Callable[..., Any]]:
+    """Yield the functions behind a method or property."""
+    match member:
+        case property():
+            yield from (function for function in (member.fget, member.fset) if function)
+        case classmethod() | staticmethod():
+            yield member.__func__
+        case FunctionType():
+            yield member
+
+
+def untyped_parts(function: Callable[..., Any], *, is_method: bool) -> Iterator[str]:
+    """Name the parameters, and `return`, that have no annotation."""
+    parameters = list(inspect.signature(function).parameters.values())
+    for parameter in parameters[1:] if is_method else parameters:
+        if parameter.annotation is parameter.empty:
+            yield parameter.name
+    if "return" not in function.__annotations__:
+        yield "return"
+
+
+def test_every_name_is_there_once() -> None:
+    assert len(set(aiodist.__all__)) == len(aiodist.__all__)
+    assert [name for name in NAMES if not hasattr(aiodist, name)] == []
+
+
+def test_no_other_name_is_public() -> None:
+    visible = {name for name, value in vars(aiodist).items() if not isinstance(value, ModuleType)}
+    assert {name for name in visible if not name.startswith("_")} - {"annotations"} == set(NAMES)
+
+
+def test_names_say_that_they_live_in_the_package() -> None:
+    modules = {name: getattr(aiodist, name).__module__ for name in CLASSES + FUNCTIONS}
+    assert {name: module for name, module in modules.items() if module.partition(".")[0] != "aiodist"} == {}
+
+
+@pytest.mark.parametrize("name", CLASSES + FUNCTIONS)
+def test_public_name_is_documented(name: str) -> None:
+    text = vars(aiodist)[name].__doc__
+    assert text
+    assert not text.startswith(f"{name}("), "a dataclass without a docstring gets its signature for one"
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_members_are_documented(name: str) -> None:
+    cls = getattr(aiodist, name)
+    assert [member for member, _ in members(cls) if not inspect.getdoc(getattr(cls, member))] == []
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_public_function_is_typed(name: str) -> None:
+    assert list(untyped_parts(getattr(aiodist, name), is_method=False)) == []
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_public_members_are_typed(name: str) -> None:
+    untyped = [
+        f"{member}: {part}"
+        for member, value in members(getattr(aiodist, name))
+        for function in functions_of(value)
+        for part in untyped_parts(function, is_method=not isinstance(value, staticmethod))
+    ]
+    assert untyped == []
+
+
+def test_api_page_lists_every_name_once() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\.\. auto\w+:: aiodist\.(\w+)$", page, flags=re.MULTILINE)
+    assert sorted(listed) == NAMES
+
+
+def test_init_is_a_list_that_any_tool_can_read() -> None:
+    """Imports and a literal `__all__`: nothing that a parser of Python would have to run."""
+    tree = ast.parse((ROOT / "aiodist" / "__init__.py").read_text(encoding="utf-8"))
+    imported = [
+        alias.asname or alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+    (listed,) = [ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)]
+    assert set(listed) == set(NAMES)
+    assert set(NAMES) <= set(imported)
+
+
+@pytest.fixture(scope="module")
+def verified() -> Any:
+    """Let pyright say what a user's type checker knows of the package."""
+    command = [sys.executable, "-m", "pyright", "--verifytypes", "aiodist", "--ignoreexternal", "--outputjson"]
+    done = subprocess.run(
+        [*command, "--pythonpath", sys.executable], cwd=ROOT, capture_output=True, text=True, timeout=55, check=False
+    )
+    return json.loads(done.stdout)["typeCompleteness"]
+
+
+def test_static_tools_see_the_same_names(verified: Any) -> None:
+    exported = {symbol["name"] for symbol in verified["symbols"] if symbol["isExported"]}
+    assert {name for name in NAMES if not any(seen.rpartition(".")[2] == name for seen in exported)} == set()
+
+
+def test_types_are_complete(verified: Any) -> None:
+    incomplete = {
+        symbol["name"]: [diagnostic["message"] for diagnostic in symbol["diagnostics"]]
+        for symbol in verified["symbols"]
+        if symbol["isExported"] and (not symbol["isTypeKnown"] or symbol["isTypeAmbiguous"])
+    }
+    assert incomplete == {}

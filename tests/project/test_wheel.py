@@ -1,0 +1,87 @@
+"""What is in the wheel: both packages, their type markers, the licence, the command; and nothing else."""
+
+from __future__ import annotations
+
+import tomllib
+import zipfile
+from email import message_from_string
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hatchling.builders.wheel import WheelBuilder
+
+from tests.project.paths import PACKAGES, ROOT, run_python
+
+if TYPE_CHECKING:
+    from email.message import Message
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+INFO = f"aiodist-{PROJECT['version']}.dist-info"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the wheel from the checkout, without a network."""
+    (built,) = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
+    return Path(built)
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    """List the files in the wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path) -> Message:
+    """Read the wheel's metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        return message_from_string(archive.read(f"{INFO}/METADATA").decode())
+
+
+def sources() -> set[str]:
+    """List the files that belong in it, by their place in the wheel."""
+    return {
+        str(path.relative_to(package.parent))
+        for package in PACKAGES
+        for path in package.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def test_wheel_is_for_every_platform(wheel: Path) -> None:
+    assert wheel.name == f"aiodist-{PROJECT['version']}-py3-none-any.whl"
+
+
+def test_wheel_holds_both_packages_and_nothing_else(names: set[str]) -> None:
+    info = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    assert names == sources() | info
+
+
+def test_wheel_holds_both_type_markers(names: set[str]) -> None:
+    assert {"aiodist/py.typed", "aiodist_kernels/py.typed"} <= names
+
+
+def test_packages_hold_only_source_files() -> None:
+    assert {Path(name).suffix for name in sources()} <= {".py", ".typed"}
+
+
+def test_wheel_names_licence_and_pythons(metadata: Message) -> None:
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert set(metadata.get_all("Provides-Extra") or ()) == set(PROJECT["optional-dependencies"])
+
+
+def test_wheel_installs_the_command(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        entry_points = archive.read(f"{INFO}/entry_points.txt").decode()
+    assert entry_points.split("\n")[:2] == ["[console_scripts]", "aiodist = aiodist.tools.cli:main"]
+
+
+def test_wheel_is_importable_alone(wheel: Path, tmp_path: Path) -> None:
+    program = "import aiodist, aiodist_kernels, aiodist.tools.cli; print(aiodist.__file__, aiodist_kernels.__file__)"
+    printed = run_python(["-c", program], tmp_path, sources=[wheel])
+    assert printed.split() == [str(wheel / "aiodist/__init__.py"), str(wheel / "aiodist_kernels/__init__.py")]
