@@ -68,8 +68,7 @@ def check_out(out: object, rule: Rule, shape: tuple[int, ...]) -> None:
         )
     if out.shape != shape:
         raise ValueError(
-            f"expected out of shape {shape}, got {out.shape}; "
-            f"e.g. out=np.empty({shape}, {rule.result.name!r})"
+            f"expected out of shape {shape}, got {out.shape}; e.g. out=np.empty({shape}, {rule.result.name!r})"
         )
     if not out.flags.writeable:
         raise ValueError("expected a writeable out, got a read-only array; pass a copy of it")

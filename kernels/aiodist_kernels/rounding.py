@@ -9,7 +9,7 @@ from aiodist_kernels.rules import DType, is_bfloat16
 
 def rounded(values: Array, dtype: DType) -> Array:
     """Return `values` as `dtype`, each rounded once to nearest even; fresh memory if they differ."""
-    if is_bfloat16(dtype) and values.dtype == np.float64:
+    if values.dtype == np.float64 and dtype.isbuiltin != 1 and is_bfloat16(dtype):  # its name is slow to get
         values = _to_odd_float32(values)
     return values.astype(dtype, copy=False)
 
