@@ -33,9 +33,10 @@ def check_alike(buffers: Sequence[Array], dtype: DType, shape: tuple[int, ...]) 
     """Check that all buffers have the dtype and shape of buffer 0.
 
     Raises:
-        TypeError: dtypes differ.
+        TypeError: dtypes differ, or a buffer is no array.
         ValueError: shapes differ.
     """
+    check_arrays(buffers)
     for index, buffer in enumerate(buffers):
         if buffer.dtype != dtype:
             raise TypeError(

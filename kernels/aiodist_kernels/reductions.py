@@ -54,17 +54,21 @@ def reduce(
             `op` or `accumulate`.
     """
     try:
-        first = buffers[0]
-        shape, dtype = first.shape, first.dtype
+        shape, dtype = buffers[0].shape, buffers[0].dtype
         rule, fold = _plans[op, dtype, accumulate]
     except (LookupError, AttributeError, TypeError):
         check_arrays(buffers)
         shape, dtype = buffers[0].shape, buffers[0].dtype
         rule, fold = _plan(ReduceOp(op), dtype, accumulate)
-    for buffer in buffers[1:]:
-        if buffer.shape != shape or buffer.dtype is not dtype:
-            check_arrays(buffers)
-            check_alike(buffers, dtype, shape)
+    suspicious = False
+    try:
+        for buffer in buffers[1:]:
+            if buffer.shape != shape or buffer.dtype is not dtype:
+                suspicious = True
+    except AttributeError:
+        suspicious = True
+    if suspicious:
+        check_alike(buffers, dtype, shape)
     if out is not None:
         check_out(out, rule, shape)
     return _quiet.copy().run(fold, rule, buffers, out)
