@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # The longest prefix of a module's name decides. `aiodist.testing*` may be a module, a package, or several modules.
+# `aiodist` itself, the list of public names, stands beside the tools: they use it as any program does.
 FLOORS: Mapping[str, int] = {
     "aiodist_kernels": 0,
     "aiodist.vocabulary": 1,
@@ -27,7 +28,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist.tools": 5,
     "aiodist.demos": 5,
     "aiodist.testing": 5,
-    "aiodist": 6,
+    "aiodist": 5,
     "aiodist.__main__": 6,
 }
 OUTSIDE_OF_KERNELS = frozenset({"numpy", "numba", *sys.stdlib_module_names})

@@ -24,7 +24,7 @@ SOUND = {
     "aiodist/collective/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
     "aiodist/strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
     "aiodist/tools/cli.py": "from aiodist.demos import text\nfrom aiodist.testing_helpers import check",
-    "aiodist/demos/text.py": "from aiodist.strategy import mirrored",
+    "aiodist/demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
     "aiodist/testing_helpers.py": "",
 }
 
@@ -52,7 +52,7 @@ def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
     ("file", "text", "expected"),
     [
         ("aiodist/vocabulary/words.py", "import aiodist.strategy.mirrored", "(floor 1) imports aiodist.strategy"),
-        ("aiodist/vocabulary/words.py", "from aiodist import Mirror", "(floor 1) imports aiodist (floor 6)"),
+        ("aiodist/vocabulary/words.py", "from aiodist import Mirror", "(floor 1) imports aiodist (floor 5)"),
         ("aiodist/vocabulary/words.py", "from aiodist.collective import names", "imports aiodist.collective.names"),
         ("aiodist/vocabulary/words.py", "from ..collective import names", "imports aiodist.collective.names"),
         ("aiodist/vocabulary/__init__.py", "from ..collective.names import x", "imports aiodist.collective.names"),
@@ -63,7 +63,7 @@ def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiodist.replica import context",
             "words:3 (floor 1)",
         ),
-        ("aiodist/demos/text.py", "import aiodist", "(floor 5) imports aiodist (floor 6)"),
+        ("aiodist/demos/text.py", "import aiodist.__main__", "(floor 5) imports aiodist.__main__ (floor 6)"),
         ("aiodist/strangers.py", "", "aiodist.strangers stands on no floor"),
         ("kernels/aiodist_kernels/sums.py", "import aiodist.vocabulary.words", "(floor 0) imports aiodist.voc"),
         ("kernels/aiodist_kernels/sums.py", "def f():\n    import torch.cuda", "sums:2 (floor 0) imports torch.cuda"),
@@ -82,3 +82,8 @@ def test_import_circle_inside_a_floor_is_found(tmp_path: Path, text: str) -> Non
     (found,) = plant(tmp_path, {"aiodist/collective/names.py": text})
     assert found.startswith("floor 2: import circle")
     assert "aiodist.collective.names -> aiodist.collective.meeting" in found
+
+
+def test_public_names_cannot_lead_to_a_program_that_uses_them(tmp_path: Path) -> None:
+    (found,) = plant(tmp_path, {"aiodist/__init__.py": "from aiodist.tools.cli import main as main"})
+    assert found.startswith("floor 5: import circle")
