@@ -5,17 +5,26 @@ It knows nothing of replicas, strategies or event loops, and imports NumPy alone
 is loaded only on request.
 """
 
+from aiodist_kernels.pieces import Pieces
+from aiodist_kernels.plans import KernelSpec, is_ready, pays, warm
 from aiodist_kernels.python_numbers import Number, check_number, reduce_numbers
 from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.reductions import reduce, result_dtype
+from aiodist_kernels.reductions import bytes_moved, cut, reduce, result_dtype
 from aiodist_kernels.rules import Accumulate
 
 __all__ = [
     "Accumulate",
+    "KernelSpec",
     "Number",
+    "Pieces",
     "ReduceOp",
+    "bytes_moved",
     "check_number",
+    "cut",
+    "is_ready",
+    "pays",
     "reduce",
     "reduce_numbers",
     "result_dtype",
+    "warm",
 ]

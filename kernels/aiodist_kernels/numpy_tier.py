@@ -107,9 +107,10 @@ def _native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
         return _deliver(_native_element(rule, buffers), out)
     if out is not None and overlaps(out, buffers[2:]):
         return _deliver(_native(rule, buffers, None), out)
-    total: Array = rule.ufunc(buffers[0], buffers[1], out=out)
+    ufunc = rule.ufunc
+    total: Array = ufunc(buffers[0], buffers[1], out=out)
     for buffer in buffers[2:]:
-        rule.ufunc(total, buffer, out=total)
+        ufunc(total, buffer, out=total)
     return total
 
 

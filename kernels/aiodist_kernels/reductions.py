@@ -2,27 +2,24 @@
 """The entry to the array reductions: check, find the plan, run it on a tier.
 
 The path of a tiny array is one dictionary look-up, one comparison of shape and dtype a
-buffer, and the ufunc calls. Floating-point warnings are off in all tiers: infinities and NaN are
-values like others, and a compiled tier could not warn. NumPy keeps that switch in a context
-variable, and entering a copy of a prepared context costs a tenth of `np.errstate`.
+buffer, and the ufunc calls.
 """
 
-import contextvars
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
+from aiodist_kernels import pieces
 from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
-from aiodist_kernels.numpy_tier import Fold, fold_for
+from aiodist_kernels.layout import empty_like, spoils
+from aiodist_kernels.pieces import Pieces
+from aiodist_kernels.plans import Plan, find_plan, plans
+from aiodist_kernels.quiet import quietly
 from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.rules import Accumulate, DType, Rule, rule_for
+from aiodist_kernels.rules import Accumulate, DType, rule_for
 
-_plans: Final[dict[tuple[ReduceOp, DType, Accumulate], tuple[Rule, Fold]]] = {}
 _results: Final[dict[tuple[ReduceOp, DType], DType]] = {}
-
-_quiet: Final = contextvars.Context()
-_quiet.run(np.seterr, all="ignore")
 
 
 def reduce(
@@ -35,7 +32,7 @@ def reduce(
     """Reduce n buffers to one by a left fold in their order; see `rules` for what each op means.
 
     Args:
-        op: the reduce op, or its name.
+        op: the reduce op.
         buffers: at least one array, all of one shape and dtype, of any layout and byte order.
         out: takes the result: same shape, dtype `result_dtype(op, dtype)`, any layout; it may
             overlap the buffers.
@@ -53,25 +50,41 @@ def reduce(
         ValueError: no buffers; shapes differ; `out` has the wrong shape or is read-only; unknown
             `op` or `accumulate`.
     """
-    try:
-        shape, dtype = buffers[0].shape, buffers[0].dtype
-        rule, fold = _plans[op, dtype, accumulate]
-    except (LookupError, AttributeError, TypeError):
-        check_arrays(buffers)
-        shape, dtype = buffers[0].shape, buffers[0].dtype
-        rule, fold = _plan(ReduceOp(op), dtype, accumulate)
-    suspicious = False
-    try:
-        for buffer in buffers[1:]:
-            if buffer.shape != shape or buffer.dtype is not dtype:
-                suspicious = True
-    except AttributeError:
-        suspicious = True
-    if suspicious:
-        check_alike(buffers, dtype, shape)
-    if out is not None:
-        check_out(out, rule, shape)
-    return _quiet.copy().run(fold, rule, buffers, out)
+    plan = _checked(op, buffers, out, accumulate)
+    if buffers[0].nbytes >= plan.compiled_from:
+        result = _compiled(plan, buffers, out)
+        if result is not None:
+            return result
+    return quietly(plan.fold, plan.rule, buffers, out)
+
+
+def cut(
+    op: ReduceOp,
+    buffers: Sequence[Array],
+    *,
+    out: Array | None = None,
+    accumulate: Accumulate = "native",
+    parts: int = 1,
+) -> Pieces:
+    """Prepare the reduction of `reduce` as pieces for worker threads; the same bits for any `parts`.
+
+    The buffers must stay as they are until all pieces have run.
+
+    Args:
+        op: as in `reduce`.
+        buffers: as in `reduce`.
+        out: as in `reduce`.
+        accumulate: as in `reduce`.
+        parts: how many pieces at most; there is one where the buffers' layouts differ.
+
+    Returns:
+        The result's memory, and the calls that fill it.
+
+    Raises:
+        TypeError: as in `reduce`.
+        ValueError: as in `reduce`.
+    """
+    return pieces.cut(_checked(op, buffers, out, accumulate), buffers, out, parts)
 
 
 def result_dtype(op: ReduceOp, dtype: DType) -> DType:
@@ -89,9 +102,42 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
         return result
 
 
-def _plan(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> tuple[Rule, Fold]:
-    plan = _plans.get((op, dtype, accumulate))
-    if plan is None:
-        rule = rule_for(op, dtype, accumulate)
-        plan = _plans[op, dtype, accumulate] = rule, fold_for(rule)
+def bytes_moved(op: ReduceOp, dtype: DType, size: int, count: int) -> int:
+    """Return the bytes that reducing `count` buffers of `size` elements reads and writes."""
+    return size * (count * dtype.itemsize + result_dtype(op, dtype).itemsize)
+
+
+def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:
+    try:
+        shape, dtype = buffers[0].shape, buffers[0].dtype
+        plan = plans[op, dtype, accumulate]
+    except (LookupError, AttributeError, TypeError):
+        check_arrays(buffers)
+        shape, dtype = buffers[0].shape, buffers[0].dtype
+        plan = find_plan(ReduceOp(op), dtype, accumulate)
+    suspicious = False
+    try:
+        for buffer in buffers[1:]:
+            if buffer.shape != shape or buffer.dtype is not dtype:
+                suspicious = True
+    except AttributeError:
+        suspicious = True
+    if suspicious:
+        check_alike(buffers, dtype, shape)
+    if out is not None:
+        check_out(out, plan.rule, shape)
     return plan
+
+
+def _compiled(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array | None:
+    """Reduce on the compiled tier where it is ready and pays, and the layouts allow it."""
+    if plan.kernel(len(buffers), buffers[0].nbytes) is None:
+        return None
+    if out is not None and spoils(out, buffers):
+        return None
+    target = empty_like(buffers[0], plan.rule.result) if out is None else out
+    run = pieces.range_of(plan, buffers, target)
+    if run is None:
+        return None
+    run(0, target.size)
+    return target

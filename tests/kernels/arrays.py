@@ -73,7 +73,8 @@ def bits(array: np.ndarray) -> np.ndarray:
         flat = flat.view(f"f{flat.dtype.itemsize // 2}")
     numbers = flat.view(f"u{flat.dtype.itemsize}").copy()
     if flat.dtype.kind == "f" or flat.dtype == BFLOAT16:
-        numbers[np.isnan(flat)] = np.iinfo(numbers.dtype).max
+        with np.errstate(invalid="ignore"):  # a signaling NaN is invalid to look at
+            numbers[np.isnan(flat)] = np.iinfo(numbers.dtype).max
     return numbers
 
 

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Large reductions: their memory, and their cut into pieces that worker threads may run.
+
+Each piece reduces a range of elements of all buffers, so the bits do not depend on how many
+there are. Pieces release the interpreter's lock while they work.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from aiodist_kernels import compiled_tier, numpy_tier
+from aiodist_kernels.arguments import Array
+from aiodist_kernels.layout import empty_like, flat_views, same_order, spoils
+from aiodist_kernels.plans import Plan
+from aiodist_kernels.quiet import quietly
+
+GRAIN: Final = 4096
+"""Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
+
+Range = Callable[[int, int], None]
+"""Reduces the elements [start, stop)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pieces:
+    """One reduction, ready to be run.
+
+    Attributes:
+        result: is complete when all `calls` have returned.
+        calls: what to run, in any order and in any threads, each once.
+    """
+
+    result: Array
+    calls: tuple[Callable[[], object], ...]
+
+
+def cut(plan: Plan, buffers: Sequence[Array], out: Array | None, parts: int) -> Pieces:
+    """Cut a reduction, whose arguments are checked, into at most `parts` pieces of equal size."""
+    target = empty_like(buffers[0], plan.rule.result) if out is None else out
+    run = None if out is not None and spoils(out, buffers) else range_of(plan, buffers, target)
+    if run is None:
+        return Pieces(target, (lambda: quietly(plan.fold, plan.rule, buffers, target),))
+    size = buffers[0].size
+    step = max(GRAIN, -(-size // max(parts, 1) // GRAIN) * GRAIN)
+    starts = range(0, size, step)
+    return Pieces(target, tuple(_call(run, start, min(start + step, size)) for start in starts))
+
+
+def _call(run: Range, start: int, stop: int) -> Callable[[], object]:
+    return lambda: quietly(run, start, stop)
+
+
+def range_of(plan: Plan, buffers: Sequence[Array], target: Array) -> Range | None:
+    """Return what reduces a range of elements into those of `target`, on the tier that is best.
+
+    Returns:
+        None where the arrays have no common order without gaps.
+    """
+    rule = plan.rule
+    if not same_order([*buffers, target]) or (rule.contiguous and buffers[0].dtype != rule.dtype):
+        return None
+    kernel = plan.kernel(len(buffers), buffers[0].nbytes)
+    if kernel is not None:
+        return functools.partial(compiled_tier.fold_range, kernel, rule, buffers, target)
+    flats = flat_views([*buffers, target])
+    return functools.partial(numpy_tier.fold_range, rule, flats[:-1], flats[-1]) if flats else None

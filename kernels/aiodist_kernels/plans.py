@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans: all that is known of a reduction before its buffers come, found once and kept."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist_kernels import compiled_tier, policy
+from aiodist_kernels.numpy_tier import Fold, fold_for
+from aiodist_kernels.reduce_op import ReduceOp
+from aiodist_kernels.rules import Accumulate, DType, Rule, rule_for
+
+
+@dataclasses.dataclass(slots=True)
+class Plan:
+    """How buffers of one dtype (and byte order) are reduced by one op.
+
+    Attributes:
+        rule: what the reduction means.
+        fold: the NumPy tier's function for it.
+        compiled_from: bytes of one buffer below which no kernel is asked for.
+        kernels: those that are ready, by `compiled_tier.form`.
+    """
+
+    rule: Rule
+    fold: Fold
+    compiled_from: int
+    kernels: dict[int, compiled_tier.Kernel]
+
+    def kernel(self, count: int, nbytes: int) -> Any:
+        """Return the kernel that should reduce `count` buffers of `nbytes` each, or None: NumPy."""
+        if nbytes < self.compiled_from or nbytes < policy.compiled_from(self.rule, count):
+            return None
+        return self.kernels.get(compiled_tier.form(count))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """One kernel that a program will need.
+
+    Attributes:
+        op: the reduce op.
+        dtype: of the buffers.
+        count: the number of buffers.
+        accumulate: as in `reduce`.
+    """
+
+    op: ReduceOp
+    dtype: DType
+    count: int
+    accumulate: Accumulate = "native"
+
+
+plans: Final[dict[tuple[ReduceOp, DType, Accumulate], Plan]] = {}
+
+
+def find_plan(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Plan:
+    """Return the plan, made at the first call.
+
+    Raises:
+        TypeError: `op` is not defined for `dtype`.
+        ValueError: unknown `accumulate`.
+    """
+    plan = plans.get((op, dtype, accumulate))
+    if plan is None:
+        rule = rule_for(op, dtype, accumulate)
+        lowest = policy.lowest_compiled_from(rule) if dtype == rule.dtype else policy.NEVER
+        plan = Plan(rule, fold_for(rule), lowest, {})
+        plans[op, dtype, accumulate] = plan
+    return plan
+
+
+def warm(specs: Iterable[KernelSpec]) -> None:
+    """Compile kernels, in this thread: 0.2 seconds each, and as much again for the first.
+
+    Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits.
+
+    Args:
+        specs: which kernels; those that exist already cost nothing.
+
+    Raises:
+        TypeError: an op is not defined for its dtype.
+        ValueError: unknown op or `accumulate`.
+        ImportError: Numba is not installed.
+    """
+    for spec in specs:
+        plan = find_plan(ReduceOp(spec.op), np.dtype(spec.dtype), spec.accumulate)
+        kernel = compiled_tier.compile_for(plan.rule, spec.count)
+        if kernel is not None:
+            plan.kernels[compiled_tier.form(spec.count)] = kernel
+
+
+def is_ready(spec: KernelSpec) -> bool:
+    """Say whether `warm` has compiled this kernel (never, where NumPy alone serves)."""
+    plan = plans.get((spec.op, spec.dtype, spec.accumulate))
+    return plan is not None and compiled_tier.form(spec.count) in plan.kernels
+
+
+def pays(spec: KernelSpec, nbytes: int) -> bool:
+    """Say whether a kernel would beat NumPy for buffers of `nbytes` each: worth warming up for.
+
+    Raises:
+        TypeError: the op is not defined for the dtype.
+    """
+    plan = find_plan(spec.op, spec.dtype, spec.accumulate)
+    if spec.count < 2 or plan.compiled_from == policy.NEVER:
+        return False
+    return nbytes >= policy.compiled_from(plan.rule, spec.count)
