@@ -1,0 +1,1 @@
+"""Programs that the command line runs: real training, and an error on purpose (floor 5)."""

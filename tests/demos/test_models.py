@@ -1,0 +1,67 @@
+"""Both models: gradients against finite differences, and parts of a batch against the whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist.demos.batches import part
+from aiodist.demos.language_model import LanguageModel
+from aiodist.demos.model import Model
+from aiodist.demos.perceptron import Perceptron
+from tests.demos.differences import assert_close, in_double, numerical_gradients
+
+RNG = np.random.default_rng(2)
+CASES: dict[str, tuple[Model, Any, Any]] = {
+    "one layer": (Perceptron((4, 3)), RNG.normal(size=(6, 4)), RNG.integers(0, 3, 6)),
+    "three layers": (Perceptron((4, 6, 5, 3)), RNG.normal(size=(6, 4)), RNG.integers(0, 3, 6)),
+    "language": (
+        LanguageModel(symbols=5, context=3, width=2, hidden=(6, 4)),
+        RNG.integers(0, 5, (9, 3)),
+        RNG.integers(0, 5, 9),
+    ),
+}
+every_model = pytest.mark.parametrize(("model", "inputs", "targets"), CASES.values(), ids=CASES)
+
+
+@every_model
+def test_gradients_are_those_of_finite_differences(model: Model, inputs: Any, targets: Any) -> None:
+    weights = in_double(model.init(np.random.default_rng(0)))
+    loss, gradients = model.loss_and_gradients(weights, inputs, targets, 1 / len(targets))
+    assert loss > 0
+    assert_close(
+        gradients,
+        numerical_gradients(lambda w: model.loss_and_gradients(w, inputs, targets, 1 / len(targets))[0], weights),
+    )
+
+
+@every_model
+@pytest.mark.parametrize("replicas", [1, 2, 4, 5, 12])
+def test_mean_over_parts_is_that_over_examples(model: Model, inputs: Any, targets: Any, replicas: int) -> None:
+    weights = in_double(model.init(np.random.default_rng(0)))
+    loss, whole = model.loss_and_gradients(weights, inputs, targets, 1 / len(targets))
+    indices = np.arange(len(targets))
+    parts = [
+        model.loss_and_gradients(weights, inputs[mine], targets[mine], replicas / len(targets))
+        for mine in (part(indices, replica, replicas) for replica in range(replicas))
+    ]
+    assert sum(one for one, _ in parts) / replicas == pytest.approx(loss)
+    assert_close({name: np.mean([one[name] for _, one in parts], axis=0) for name in whole}, whole, 1e-12)
+
+
+@every_model
+def test_first_weights_are_float32_near_uniform_and_of_the_seed(model: Model, inputs: Any, targets: Any) -> None:
+    weights, again = (model.init(np.random.default_rng(1)) for _ in range(2))
+    assert {weight.dtype for weight in weights.values()} == {np.dtype(np.float32)}
+    assert all(np.array_equal(weights[name], again[name]) for name in weights)
+    loss, _ = model.loss_and_gradients(weights, inputs, targets, 1 / len(targets))
+    assert loss == pytest.approx(np.log(model.logits(weights, inputs).shape[1]), rel=0.3)
+
+
+def test_language_model_sees_the_order_of_characters() -> None:
+    model = LanguageModel(symbols=5, context=3)
+    weights = model.init(np.random.default_rng(0))
+    forth, back = model.logits(weights, np.array([[0, 1, 2], [2, 1, 0]]))
+    assert not np.allclose(forth, back)
