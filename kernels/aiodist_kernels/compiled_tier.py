@@ -7,7 +7,7 @@ values that tell implementations apart, on this machine; else NumPy goes on serv
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +20,9 @@ from aiodist_kernels.recipes import UNROLLED_COUNT, Recipe, components, recipe_f
 from aiodist_kernels.rules import DType, Rule, is_bfloat16
 
 Kernel = Any
+
+Range = Callable[[int, int], None]
+"""Reduces the elements [start, stop)."""
 
 _compiled: Final[dict[Recipe, Kernel]] = {}
 _refused: Final[set[Recipe]] = set()
@@ -47,23 +50,39 @@ def compile_for(rule: Rule, count: int) -> Kernel | None:
     return _compiled.get(recipe)
 
 
-def fold_range(kernel: Kernel, rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: int) -> None:
-    """Reduce the elements [start, stop) of contiguous buffers into those of `out`.
+def bind(kernel: Kernel, rule: Rule, buffers: Sequence[Array], out: Array) -> Range | None:
+    """Return what reduces the elements [start, stop) of `buffers` into those of `out`.
 
     Args:
         kernel: what `compile_for` returned for `rule` and the number of buffers.
         rule: the rule.
-        flat: n contiguous buffers, of native byte order, all in C or all in Fortran order.
-        out: contiguous in the same order; it may be one of the buffers, but not overlap one
-            otherwise.
-        start: the first element.
-        stop: behind the last element.
+        buffers: contiguous, of native byte order, all in C or all in Fortran order. They, and `out`,
+            must live as long as the function that is returned.
+        out: contiguous in the same order; it may be one of the buffers.
+
+    Returns:
+        None if `out` overlaps a buffer otherwise, for then a write could spoil what is still to be read.
     """
-    places = [address(buffer) for buffer in flat]
-    buffers = tuple(places) if len(flat) <= UNROLLED_COUNT else np.array(places, np.intp)
+    target = address(out)
+    places = tuple([address(buffer) for buffer in buffers])
+    if _spoils(target, out.nbytes, places, buffers[0].nbytes):
+        return None
+    given = places if len(places) <= UNROLLED_COUNT else np.array(places, np.intp)
     lanes = components(rule.dtype)
     streaming = policy.streams(out.nbytes) and out.flags.aligned
-    kernel(address(out), buffers, start * lanes, stop * lanes, streaming)
+
+    def run(start: int, stop: int) -> None:
+        kernel(target, given, start * lanes, stop * lanes, streaming)
+
+    return run
+
+
+def _spoils(target: int, result_bytes: int, places: tuple[int, ...], buffer_bytes: int) -> bool:
+    end = target + result_bytes
+    for place in places:
+        if place < end and target < place + buffer_bytes and (place != target or buffer_bytes != result_bytes):
+            return True
+    return False
 
 
 def _compile(recipe: Recipe, rule: Rule, count: int) -> None:

@@ -51,7 +51,10 @@ def flat_views(arrays: Sequence[Array]) -> list[Array] | None:
 
 def same_order(arrays: Sequence[Array]) -> bool:
     """Say whether all arrays lie without gaps, all in C or all in Fortran order."""
-    return all(array.flags.c_contiguous for array in arrays) or all(array.flags.f_contiguous for array in arrays)
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            return all(array.flags.f_contiguous for array in arrays)
+    return True
 
 
 def empty_like(array: Array, dtype: DType) -> Array:
@@ -62,8 +65,13 @@ def empty_like(array: Array, dtype: DType) -> Array:
 
 def overlaps(out: Array, buffers: Sequence[Array]) -> bool:
     """Say whether `out` may share memory with a buffer (bounds are compared, not elements)."""
-    owned = out.flags.owndata
-    return any(_may_overlap(out, buffer, owned=owned) for buffer in buffers)
+    if out.flags.owndata:  # then only views can overlap it, which is quicker to see
+        for buffer in buffers:
+            if buffer.base is not None or buffer is out:
+                break
+        else:
+            return False
+    return any(np.may_share_memory(out, buffer) for buffer in buffers)
 
 
 def spoils(out: Array, buffers: Sequence[Array]) -> bool:
@@ -71,15 +79,9 @@ def spoils(out: Array, buffers: Sequence[Array]) -> bool:
 
     A buffer that is `out` itself is safe where each element is read before it is written.
     """
-    owned = out.flags.owndata
-    return any(_may_overlap(out, buffer, owned=owned) and not _is_same(out, buffer) for buffer in buffers)
-
-
-def _may_overlap(out: Array, buffer: Array, *, owned: bool) -> bool:
-    """Compare bounds, unless `out` owns its memory and the buffer is no view of anything."""
-    if owned and buffer.base is None and buffer is not out:
-        return False
-    return np.may_share_memory(out, buffer)
+    return overlaps(out, buffers) and any(
+        np.may_share_memory(out, buffer) and not _is_same(out, buffer) for buffer in buffers
+    )
 
 
 def _is_same(one: Array, other: Array) -> bool:

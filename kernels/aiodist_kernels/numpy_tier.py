@@ -27,6 +27,9 @@ Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
 BLOCK_BYTES: Final = 256 * 1024
 """Of one buffer: with n = 4, a block of each fits into a cache of 1 to 2 MiB."""
 
+SCRATCH_BYTES: Final = 16 * 1024
+"""Up to here it costs less to fold beside `out` than to find out whether it overlaps a buffer."""
+
 _OPERATORS: Final[dict[ReduceOp, Callable[[Any, Any], Any]]] = {
     ReduceOp.SUM: operator.add,
     ReduceOp.MEAN: operator.add,
@@ -105,13 +108,15 @@ def _native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
         return _deliver(np.array(buffers[0], rule.result), out)
     if buffers[0].size == 1:
         return _deliver(_native_element(rule, buffers), out)
-    if out is not None and overlaps(out, buffers[2:]):
-        return _deliver(_native(rule, buffers, None), out)
     ufunc = rule.ufunc
-    total: Array = ufunc(buffers[0], buffers[1], out=out)
-    for buffer in buffers[2:]:
-        ufunc(total, buffer, out=total)
-    return total
+    if out is None or len(buffers) == 2 or (buffers[0].nbytes > SCRATCH_BYTES and not overlaps(out, buffers[2:])):
+        total: Array = ufunc(buffers[0], buffers[1], out=out)
+        for buffer in buffers[2:]:
+            ufunc(total, buffer, out=total)
+        return total
+    total = _native(rule, buffers[:-1], None)
+    ufunc(total, buffers[-1], out=out)
+    return out
 
 
 def _native_element(rule: Rule, buffers: Sequence[Array]) -> Array:

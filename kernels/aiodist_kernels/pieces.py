@@ -12,15 +12,13 @@ from typing import Final
 
 from aiodist_kernels import compiled_tier, numpy_tier
 from aiodist_kernels.arguments import Array
+from aiodist_kernels.compiled_tier import Range
 from aiodist_kernels.layout import empty_like, flat_views, same_order, spoils
 from aiodist_kernels.plans import Plan
 from aiodist_kernels.quiet import quietly
 
 GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
-
-Range = Callable[[int, int], None]
-"""Reduces the elements [start, stop)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -39,7 +37,7 @@ class Pieces:
 def cut(plan: Plan, buffers: Sequence[Array], out: Array | None, parts: int) -> Pieces:
     """Cut a reduction, whose arguments are checked, into at most `parts` pieces of equal size."""
     target = empty_like(buffers[0], plan.rule.result) if out is None else out
-    run = None if out is not None and spoils(out, buffers) else range_of(plan, buffers, target)
+    run = compiled_range(plan, buffers, target) or _numpy_range(plan, buffers, target)
     if run is None:
         return Pieces(target, (lambda: quietly(plan.fold, plan.rule, buffers, target),))
     size = buffers[0].size
@@ -48,21 +46,24 @@ def cut(plan: Plan, buffers: Sequence[Array], out: Array | None, parts: int) -> 
     return Pieces(target, tuple(_call(run, start, min(start + step, size)) for start in starts))
 
 
-def _call(run: Range, start: int, stop: int) -> Callable[[], object]:
-    return lambda: quietly(run, start, stop)
-
-
-def range_of(plan: Plan, buffers: Sequence[Array], target: Array) -> Range | None:
-    """Return what reduces a range of elements into those of `target`, on the tier that is best.
+def compiled_range(plan: Plan, buffers: Sequence[Array], target: Array) -> Range | None:
+    """Return what reduces a range of elements on the compiled tier.
 
     Returns:
-        None where the arrays have no common order without gaps.
+        None where no kernel is ready or none pays, or where the layouts do not allow it.
     """
-    rule = plan.rule
-    if not same_order([*buffers, target]) or (rule.contiguous and buffers[0].dtype != rule.dtype):
-        return None
     kernel = plan.kernel(len(buffers), buffers[0].nbytes)
-    if kernel is not None:
-        return functools.partial(compiled_tier.fold_range, kernel, rule, buffers, target)
+    if kernel is None or not same_order([*buffers, target]):
+        return None
+    return compiled_tier.bind(kernel, plan.rule, buffers, target)
+
+
+def _numpy_range(plan: Plan, buffers: Sequence[Array], target: Array) -> Range | None:
     flats = flat_views([*buffers, target])
-    return functools.partial(numpy_tier.fold_range, rule, flats[:-1], flats[-1]) if flats else None
+    if flats is None or spoils(target, buffers) or (plan.rule.contiguous and buffers[0].dtype != plan.rule.dtype):
+        return None
+    return functools.partial(numpy_tier.fold_range, plan.rule, flats[:-1], flats[-1])
+
+
+def _call(run: Range, start: int, stop: int) -> Callable[[], object]:
+    return lambda: quietly(run, start, stop)

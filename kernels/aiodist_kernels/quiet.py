@@ -14,10 +14,12 @@ import numpy as np
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_quiet: Final = contextvars.Context()
-_quiet.run(np.seterr, all="ignore")
+quiet: Final = contextvars.Context()
+"""To be copied, and the copy entered: a context can be entered only once at a time."""
+
+quiet.run(np.seterr, all="ignore")
 
 
 def quietly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call `function` with warnings off: infinities and NaN are values like others."""
-    return _quiet.copy().run(function, *args, **kwargs)
+    return quiet.copy().run(function, *args, **kwargs)

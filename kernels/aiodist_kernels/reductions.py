@@ -12,10 +12,10 @@ import numpy as np
 
 from aiodist_kernels import pieces
 from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
-from aiodist_kernels.layout import empty_like, spoils
+from aiodist_kernels.layout import empty_like
 from aiodist_kernels.pieces import Pieces
 from aiodist_kernels.plans import Plan, find_plan, plans
-from aiodist_kernels.quiet import quietly
+from aiodist_kernels.quiet import quiet
 from aiodist_kernels.reduce_op import ReduceOp
 from aiodist_kernels.rules import Accumulate, DType, rule_for
 
@@ -55,7 +55,7 @@ def reduce(
         result = _compiled(plan, buffers, out)
         if result is not None:
             return result
-    return quietly(plan.fold, plan.rule, buffers, out)
+    return quiet.copy().run(plan.fold, plan.rule, buffers, out)
 
 
 def cut(
@@ -133,10 +133,8 @@ def _compiled(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array 
     """Reduce on the compiled tier where it is ready and pays, and the layouts allow it."""
     if plan.kernel(len(buffers), buffers[0].nbytes) is None:
         return None
-    if out is not None and spoils(out, buffers):
-        return None
     target = empty_like(buffers[0], plan.rule.result) if out is None else out
-    run = pieces.range_of(plan, buffers, target)
+    run = pieces.compiled_range(plan, buffers, target)
     if run is None:
         return None
     run(0, target.size)

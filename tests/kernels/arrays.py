@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOATS = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32), np.dtype(np.float64)]
 INTEGERS = [np.dtype(f"{kind}{size}") for kind in "iu" for size in (1, 2, 4, 8)]
-COMPLEX = [np.dtype(np.complex64), np.dtype(np.complex128)]
+COMPLEX: list[np.dtype] = [np.dtype(np.complex64), np.dtype(np.complex128)]
 BOOL = np.dtype(bool)
 ALL = [*FLOATS, *INTEGERS, *COMPLEX, BOOL]
 

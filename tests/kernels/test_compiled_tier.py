@@ -60,7 +60,9 @@ def both_tiers(
     least = 0 if streaming else 1 << 62
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "STREAMING_FROM", least)
-        compiled_tier.fold_range(kernel, plan.rule, buffers, out, 0, out.size)
+        run = compiled_tier.bind(kernel, plan.rule, buffers, out)
+        assert run is not None
+        run(0, out.size)
     return out, quietly(fold_for(plan.rule), plan.rule, buffers, None)
 
 
@@ -100,7 +102,9 @@ def test_kernel_works_on_a_range_alone(count: int) -> None:
     warm([KernelSpec(SUM, SINGLE, count)])
     plan = find_plan(SUM, SINGLE)
     out = np.full(5000, 77, SINGLE)
-    compiled_tier.fold_range(plan.kernels[compiled_tier.form(count)], plan.rule, buffers, out, 1001, 3007)
+    run = compiled_tier.bind(plan.kernels[compiled_tier.form(count)], plan.rule, buffers, out)
+    assert run is not None
+    run(1001, 3007)
     assert (out[:1001] == 77).all()
     assert (out[3007:] == 77).all()
     assert_same_bits(out[1001:3007], reduce(SUM, [buffer[1001:3007] for buffer in buffers]))
@@ -110,13 +114,14 @@ def test_kernel_works_on_a_range_alone(count: int) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the number of buffers each time a kernel serves."""
     calls: list[int] = []
-    plain = compiled_tier.fold_range
+    plain = compiled_tier.bind
 
-    def spy(kernel: Any, rule: Any, flat: Any, *rest: Any) -> None:
-        calls.append(len(flat))
-        plain(kernel, rule, flat, *rest)
+    def spy(kernel: Any, rule: Any, buffers: Any, out: Any) -> Any:
+        run = plain(kernel, rule, buffers, out)
+        calls.extend([len(buffers)] if run else [])
+        return run
 
-    monkeypatch.setattr(compiled_tier, "fold_range", spy)
+    monkeypatch.setattr(compiled_tier, "bind", spy)
     return calls
 
 
