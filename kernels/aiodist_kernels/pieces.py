@@ -12,7 +12,7 @@ from typing import Final
 
 from aiodist_kernels import compiled_tier, numpy_tier
 from aiodist_kernels.arguments import Array
-from aiodist_kernels.compiled_tier import Range
+from aiodist_kernels.compiled_tier import Kernel, Range
 from aiodist_kernels.layout import empty_like, flat_views, same_order, spoils
 from aiodist_kernels.plans import Plan
 from aiodist_kernels.quiet import quietly
@@ -37,7 +37,8 @@ class Pieces:
 def cut(plan: Plan, buffers: Sequence[Array], out: Array | None, parts: int) -> Pieces:
     """Cut a reduction, whose arguments are checked, into at most `parts` pieces of equal size."""
     target = empty_like(buffers[0], plan.rule.result) if out is None else out
-    run = compiled_range(plan, buffers, target) or _numpy_range(plan, buffers, target)
+    kernel = plan.kernel(len(buffers), buffers[0].nbytes)
+    run = compiled_range(kernel, plan, buffers, target) or _numpy_range(plan, buffers, target)
     if run is None:
         return Pieces(target, (lambda: quietly(plan.fold, plan.rule, buffers, target),))
     size = buffers[0].size
@@ -46,13 +47,12 @@ def cut(plan: Plan, buffers: Sequence[Array], out: Array | None, parts: int) -> 
     return Pieces(target, tuple(_call(run, start, min(start + step, size)) for start in starts))
 
 
-def compiled_range(plan: Plan, buffers: Sequence[Array], target: Array) -> Range | None:
+def compiled_range(kernel: Kernel | None, plan: Plan, buffers: Sequence[Array], target: Array) -> Range | None:
     """Return what reduces a range of elements on the compiled tier.
 
     Returns:
-        None where no kernel is ready or none pays, or where the layouts do not allow it.
+        None where there is no kernel, or where the layouts do not allow it.
     """
-    kernel = plan.kernel(len(buffers), buffers[0].nbytes)
     if kernel is None or not same_order([*buffers, target]):
         return None
     return compiled_tier.bind(kernel, plan.rule, buffers, target)

@@ -9,6 +9,7 @@ import numpy as np
 
 from aiodist_kernels import compiled_tier, policy
 from aiodist_kernels.numpy_tier import Fold, fold_for
+from aiodist_kernels.recipes import recipe_for
 from aiodist_kernels.reduce_op import ReduceOp
 from aiodist_kernels.rules import Accumulate, DType, Rule, rule_for
 
@@ -20,20 +21,29 @@ class Plan:
     Attributes:
         rule: what the reduction means.
         fold: the NumPy tier's function for it.
-        compiled_from: bytes of one buffer below which no kernel is asked for.
-        kernels: those that are ready, by `compiled_tier.form`.
+        compiled_from: bytes of one buffer below which no kernel that is ready pays.
+        kernels: those that are ready, by `compiled_tier.form`, each after the bytes of one buffer from
+            which it pays.
     """
 
     rule: Rule
     fold: Fold
     compiled_from: int
-    kernels: dict[int, compiled_tier.Kernel]
+    kernels: dict[int, tuple[int, compiled_tier.Kernel]]
 
     def kernel(self, count: int, nbytes: int) -> Any:
         """Return the kernel that should reduce `count` buffers of `nbytes` each, or None: NumPy."""
-        if nbytes < self.compiled_from or nbytes < policy.compiled_from(self.rule, count):
-            return None
-        return self.kernels.get(compiled_tier.form(count))
+        least, kernel = self.kernels.get(compiled_tier.form(count), _NO_KERNEL)
+        return kernel if nbytes >= least else None
+
+    def add_kernel(self, count: int, kernel: compiled_tier.Kernel) -> None:
+        """Let a kernel serve from now on, also while other threads reduce."""
+        least = policy.compiled_from(self.rule, count)
+        self.kernels[compiled_tier.form(count)] = least, kernel
+        self.compiled_from = min(self.compiled_from, least)
+
+
+_NO_KERNEL: Final = (policy.NEVER, None)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -66,8 +76,7 @@ def find_plan(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> 
     plan = plans.get((op, dtype, accumulate))
     if plan is None:
         rule = rule_for(op, dtype, accumulate)
-        lowest = policy.lowest_compiled_from(rule) if dtype == rule.dtype else policy.NEVER
-        plan = Plan(rule, fold_for(rule), lowest, {})
+        plan = Plan(rule, fold_for(rule), policy.NEVER, {})
         plans[op, dtype, accumulate] = plan
     return plan
 
@@ -86,10 +95,10 @@ def warm(specs: Iterable[KernelSpec]) -> None:
         ImportError: Numba is not installed.
     """
     for spec in specs:
-        plan = find_plan(ReduceOp(spec.op), np.dtype(spec.dtype), spec.accumulate)
+        plan = find_plan(ReduceOp(spec.op), np.dtype(spec.dtype).newbyteorder("="), spec.accumulate)
         kernel = compiled_tier.compile_for(plan.rule, spec.count)
         if kernel is not None:
-            plan.kernels[compiled_tier.form(spec.count)] = kernel
+            plan.add_kernel(spec.count, kernel)
 
 
 def is_ready(spec: KernelSpec) -> bool:
@@ -104,7 +113,7 @@ def pays(spec: KernelSpec, nbytes: int) -> bool:
     Raises:
         TypeError: the op is not defined for the dtype.
     """
-    plan = find_plan(spec.op, spec.dtype, spec.accumulate)
-    if spec.count < 2 or plan.compiled_from == policy.NEVER:
+    rule = find_plan(spec.op, spec.dtype, spec.accumulate).rule
+    if spec.dtype != rule.dtype or recipe_for(rule, spec.count) is None:
         return False
-    return nbytes >= policy.compiled_from(plan.rule, spec.count)
+    return nbytes >= policy.compiled_from(rule, spec.count)

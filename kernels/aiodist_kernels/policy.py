@@ -48,11 +48,6 @@ def compiled_from(rule: Rule, count: int) -> int:
     return NATIVE_FROM[max(least for least in NATIVE_FROM if least <= max(count, 2))]
 
 
-def lowest_compiled_from(rule: Rule) -> int:
-    """Return the bytes of one buffer below which NumPy serves, however many buffers there are."""
-    return min(compiled_from(rule, count) for count in NATIVE_FROM)
-
-
 def streams(result_bytes: int) -> bool:
     """Say whether a result of so many bytes is stored past the caches."""
     return result_bytes >= STREAMING_FROM

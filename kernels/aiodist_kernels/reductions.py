@@ -131,10 +131,11 @@ def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumula
 
 def _compiled(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array | None:
     """Reduce on the compiled tier where it is ready and pays, and the layouts allow it."""
-    if plan.kernel(len(buffers), buffers[0].nbytes) is None:
+    kernel = plan.kernel(len(buffers), buffers[0].nbytes)
+    if kernel is None:
         return None
     target = empty_like(buffers[0], plan.rule.result) if out is None else out
-    run = pieces.compiled_range(plan, buffers, target)
+    run = pieces.compiled_range(kernel, plan, buffers, target)
     if run is None:
         return None
     run(0, target.size)

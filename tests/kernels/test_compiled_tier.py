@@ -56,7 +56,7 @@ def both_tiers(
     dtype, count = buffers[0].dtype, len(buffers)
     warm([KernelSpec(op, dtype, count, accumulate)])
     plan = find_plan(op, dtype, accumulate)
-    kernel = plan.kernels[compiled_tier.form(count)]
+    _, kernel = plan.kernels[compiled_tier.form(count)]
     least = 0 if streaming else 1 << 62
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "STREAMING_FROM", least)
@@ -102,7 +102,8 @@ def test_kernel_works_on_a_range_alone(count: int) -> None:
     warm([KernelSpec(SUM, SINGLE, count)])
     plan = find_plan(SUM, SINGLE)
     out = np.full(5000, 77, SINGLE)
-    run = compiled_tier.bind(plan.kernels[compiled_tier.form(count)], plan.rule, buffers, out)
+    _, kernel = plan.kernels[compiled_tier.form(count)]
+    run = compiled_tier.bind(kernel, plan.rule, buffers, out)
     assert run is not None
     run(1001, 3007)
     assert (out[:1001] == 77).all()
