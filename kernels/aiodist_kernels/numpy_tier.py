@@ -149,7 +149,7 @@ def _wide_element(rule: Rule, buffers: Sequence[Array]) -> Array:
         total *= 1.0 / len(buffers)
     elif rule.finish is Finish.DIVIDE:
         total /= len(buffers)
-    result = rounded(np.array(total), rule.result)
+    result = np.array(total, rule.result) if rule.result.isbuiltin == 1 else rounded(np.array(total), rule.result)
     return result.reshape(buffers[0].shape) if buffers[0].ndim else result
 
 

@@ -11,7 +11,7 @@ from aiodist_kernels import compiled_tier, policy
 from aiodist_kernels.numpy_tier import Fold, fold_for
 from aiodist_kernels.recipes import recipe_for
 from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.rules import Accumulate, DType, Rule, rule_for
+from aiodist_kernels.rules import Accumulate, DType, Rule, native_dtype, rule_for
 
 
 @dataclasses.dataclass(slots=True)
@@ -95,7 +95,7 @@ def warm(specs: Iterable[KernelSpec]) -> None:
         ImportError: Numba is not installed.
     """
     for spec in specs:
-        plan = find_plan(ReduceOp(spec.op), np.dtype(spec.dtype).newbyteorder("="), spec.accumulate)
+        plan = find_plan(ReduceOp(spec.op), native_dtype(np.dtype(spec.dtype)), spec.accumulate)
         kernel = compiled_tier.compile_for(plan.rule, spec.count)
         if kernel is not None:
             plan.add_kernel(spec.count, kernel)

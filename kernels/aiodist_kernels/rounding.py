@@ -4,12 +4,12 @@
 import numpy as np
 
 from aiodist_kernels.arguments import Array
-from aiodist_kernels.rules import DType, is_bfloat16
+from aiodist_kernels.rules import FLOAT64, DType
 
 
 def rounded(values: Array, dtype: DType) -> Array:
     """Return `values` as `dtype`, each rounded once to nearest even; fresh memory if they differ."""
-    if values.dtype == np.float64 and dtype.isbuiltin != 1 and is_bfloat16(dtype):  # its name is slow to get
+    if dtype.isbuiltin != 1 and values.dtype == FLOAT64:  # bfloat16
         values = _to_odd_float32(values)
     return values.astype(dtype, copy=False)
 

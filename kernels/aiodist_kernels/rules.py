@@ -82,6 +82,11 @@ def is_bfloat16(dtype: DType) -> bool:
     return dtype.name == "bfloat16"
 
 
+def native_dtype(dtype: DType) -> DType:
+    """Return `dtype` in native byte order: the one object that NumPy has for it, not an equal one."""
+    return np.dtype(dtype.type) if dtype.kind in "iufc" else dtype
+
+
 def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Rule:
     """Return the rule for buffers of `dtype`.
 
@@ -91,7 +96,7 @@ def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> R
     """
     if accumulate not in get_args(Accumulate):
         raise ValueError(f"expected accumulate='native' or 'float64', got {accumulate!r}")
-    native = dtype.newbyteorder("=") if dtype.byteorder in "<>" else dtype
+    native = native_dtype(dtype)
     _check(op, native)
     accumulator = _accumulator(op, native, accumulate)
     result = accumulator if op is ReduceOp.MEAN and native.kind in "iu" else native

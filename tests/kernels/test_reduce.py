@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist_kernels import Accumulate, ReduceOp, reduce, result_dtype
@@ -36,6 +36,7 @@ def expected(op: ReduceOp, buffers: list[np.ndarray], accumulate: str) -> list[A
 
 
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
+@settings(max_examples=30)
 @given(
     count=arrays.counts,
     shape=arrays.shapes,
