@@ -1,0 +1,69 @@
+"""Cooperative replicas on one event loop, after ``tf.distribute``, with collectives whose order is always checked."""
+
+from aiodist.replica.context import ReplicaContext
+from aiodist.replica.handle import CollectiveHandle
+from aiodist.strategy.base import Strategy
+from aiodist.strategy.extended import StrategyExtended
+from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist.strategy.scope import (
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from aiodist.vocabulary.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeviceNotFoundError,
+    IncompleteCollectiveError,
+    ReplicaContextError,
+)
+from aiodist.vocabulary.options import CommunicationOptions
+from aiodist.vocabulary.reports import (
+    CallRecord,
+    CollectiveReport,
+    Location,
+    Reason,
+    ReplicaReport,
+    ReplicaState,
+)
+from aiodist.vocabulary.values import DistributedValues, Mirrored, PerReplica
+from aiodist_kernels import ReduceOp
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # Strategies: which replicas there are, and how to run a function on them.
+    "MirroredStrategy",
+    "Strategy",
+    "StrategyExtended",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "experimental_set_strategy",
+    # Inside a replica: its context and its collectives.
+    "ReplicaContext",
+    "get_replica_context",
+    "CollectiveHandle",
+    "ReduceOp",
+    "CommunicationOptions",
+    # Values with one component for each replica.
+    "DistributedValues",
+    "PerReplica",
+    "Mirrored",
+    # When replicas disagree: errors and their reports.
+    "CollectiveError",
+    "CollectiveMismatchError",
+    "IncompleteCollectiveError",
+    "CollectiveTimeoutError",
+    "ReplicaContextError",
+    "DeviceNotFoundError",
+    "CollectiveReport",
+    "ReplicaReport",
+    "ReplicaState",
+    "Reason",
+    "CallRecord",
+    "Location",
+]

@@ -1,0 +1,1 @@
+"""One collective: who asked for what and from where, the meeting, the result or the verdict (floor 2)."""

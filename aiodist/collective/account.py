@@ -1,0 +1,231 @@
+"""The account of a disagreement, written for a person: the verdict, who asked for what and where, what differs, a hint.
+
+Up to eight replicas have a line each; more are told by camps, so that the account of thousands fits a screen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiodist.collective import hints
+from aiodist.collective import signature as sig
+from aiodist.collective.describe import leaf_text
+from aiodist.collective.signature import Signature
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.reports import CallRecord, Location, Reason, ReplicaReport, ReplicaState
+
+_LINE_EACH = 8
+_MOST_CAMPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found, before it is put into words.
+
+    Attributes:
+        reason, sequence_number, replicas, suspects: as in `CollectiveReport`.
+        camps: who arrived, by equal calls, the largest camp first.
+        abandoned: ids of those that were cancelled out of the collective.
+        timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
+    """
+
+    reason: Reason
+    sequence_number: int
+    replicas: tuple[ReplicaReport, ...]
+    suspects: tuple[int, ...]
+    camps: Sequence[tuple[Sequence[int], Signature]]
+    abandoned: tuple[int, ...]
+    timeout_seconds: float
+
+
+def write(findings: Findings) -> str:
+    """Return the whole account."""
+    lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
+    lines += _last_agreement(findings)
+    lines += hints.hints(findings.reason, findings.replicas, findings.suspects)
+    return "\n".join(lines)
+
+
+def ids(replicas: Iterable[int]) -> str:
+    """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``."""
+    runs = _runs(sorted(replicas))
+    parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    parts = [part for run in parts for part in run.split(", ")]
+    if len(parts) == 1 and "-" not in parts[0]:
+        return f"replica {parts[0]}"
+    head = ", ".join(parts[:-1])
+    return f"replicas {head} and {parts[-1]}" if head else f"replicas {parts[-1]}"
+
+
+def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    runs: list[tuple[int, int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return runs
+
+
+def shown(location: Location) -> str:
+    """Return a location as text, its file relative to the working directory where it lies below it."""
+    return f"{shown_file(location.file)}:{location.line} in {location.function}"
+
+
+def shown_file(file: str) -> str:
+    """Return a file's name, relative to the working directory where it lies below it."""
+    here = f"{Path.cwd()}{os.sep}"
+    return file.removeprefix(here)
+
+
+def _headline(findings: Findings) -> str:
+    number = f"collective #{findings.sequence_number}"
+    waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
+    wait = f"{ids(waiting)} wait{'s' if len(waiting) == 1 else ''} in" if waiting else "nobody waits in"
+    if findings.reason is Reason.EXITED:
+        gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
+        return f"{ids(gone)} ended without {number}, which {_others(findings, gone)}"
+    if findings.reason is Reason.ABANDONED:
+        was = "was" if len(findings.abandoned) == 1 else "were"
+        return f"{ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
+    if findings.reason is Reason.TIMEOUT:
+        missing = [r.replica_id for r in findings.replicas if r.state is not ReplicaState.WAITING]
+        if not missing:
+            return f"{number} timed out after {findings.timeout_seconds:.3g} s: its merge function has not returned"
+        have = "has" if len(missing) == 1 else "have"
+        return (
+            f"{number} timed out after {findings.timeout_seconds:.3g} s: {ids(missing)} {have} not arrived, {wait} it"
+        )
+    return f"replicas disagree at {number}"
+
+
+def _left_before(findings: Findings, replica: ReplicaReport) -> bool:
+    arrived = {replica_id for members, _ in findings.camps for replica_id in members}
+    return replica.state.ended and replica.replica_id not in arrived
+
+
+def _others(findings: Findings, gone: Sequence[int]) -> str:
+    waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
+    if waiting:
+        return f"{ids(waiting)} wait{'s' if len(waiting) == 1 else ''} in"
+    return f"{ids(set(range(len(findings.replicas))) - set(gone))} called"
+
+
+# Who asked for what, and where.
+
+
+def _who(findings: Findings) -> list[str]:
+    marked = set(findings.suspects) if len(findings.suspects) < len(findings.replicas) else set()
+    if len(findings.replicas) <= _LINE_EACH:
+        rows = [
+            (r.replica_id in marked, f"replica {r.replica_id}", r.device, *_doing(findings, r))
+            for r in findings.replicas
+        ]
+        return _columns(rows)
+    return _by_camp(findings, marked)
+
+
+def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
+    """Return what a replica does, and where, as text."""
+    if replica.call is not None and replica.location is not None:
+        return replica.call, shown(replica.location)
+    made = f"after {_count(len_of_program(replica), 'collective')}"
+    if replica.state is ReplicaState.EXITED:
+        return f"returned {made}", ""
+    if replica.state.ended:
+        return f"{replica.state} {made}", ""
+    what = "cancelled out of it, goes on" if replica.replica_id in findings.abandoned else "elsewhere"
+    return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
+
+
+def len_of_program(replica: ReplicaReport) -> int:
+    """Return how many collectives a replica has issued."""
+    return replica.history[-1].sequence_number + 1 if replica.history else 0
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in (1, 2, 3)]  # type: ignore[arg-type]
+    return [
+        f"{'>' if mark else ' '} {who:<{widths[0]}}  {device:<{widths[1]}}  {what:<{widths[2]}}   {where}".rstrip()
+        for mark, who, device, what, where in rows
+    ]
+
+
+def _by_camp(findings: Findings, marked: set[int]) -> list[str]:
+    camps: dict[tuple[bool, str, str], list[int]] = {}
+    for replica in findings.replicas:
+        key = (replica.replica_id in marked, *_doing(findings, replica))
+        camps.setdefault(key, []).append(replica.replica_id)
+    ordered = sorted(camps.items(), key=lambda camp: (-len(camp[1]), camp[1][0]))
+    rows = [
+        (mark, _who_briefly(members), _count(len(members), "replica"), what, where)
+        for (mark, what, where), members in ordered[:_MOST_CAMPS]
+    ]
+    rest = sum(len(members) for _, members in ordered[_MOST_CAMPS:])
+    more = [f"  … and {_count(rest, 'replica')} in {len(ordered) - _MOST_CAMPS} more ways"] if rest else []
+    return _columns(rows) + more
+
+
+def _who_briefly(members: Sequence[int]) -> str:
+    runs = _runs(members)
+    if len(runs) <= 4:
+        return ids(members)
+    return f"{ids(members[:3])} …"
+
+
+# What differs, inside the values.
+
+
+def _what_differs(findings: Findings) -> list[str]:
+    if len(findings.camps) < 2:
+        return []
+    (members, majority), *odd = findings.camps
+    if findings.reason is Reason.STRUCTURE:
+        a, b = majority[sig.STRUCTURE], odd[0][1][sig.STRUCTURE]
+        if a is None or b is None:
+            return ["The structures differ: one side passes a single value, the other a nest."]
+        return [f"The structures differ: {nests.difference(a, b, 'value')}."]
+    if findings.reason in (Reason.SHAPE, Reason.DTYPE, Reason.DEVICE):
+        return _leaf_differs(findings, majority, members, *_other_side(findings, majority, odd))
+    return []
+
+
+def _other_side(
+    findings: Findings, majority: Signature, odd: Sequence[tuple[Sequence[int], Signature]]
+) -> tuple[Signature, Sequence[int]]:
+    """Return the first camp that differs from the majority in the reason given."""
+    field = {Reason.SHAPE: sig.SHAPES, Reason.DTYPE: sig.DTYPES, Reason.DEVICE: sig.TYPES}[findings.reason]
+    return next(((s, m) for m, s in odd if s[field] != majority[field]), (odd[0][1], odd[0][0]))
+
+
+def _leaf_differs(
+    findings: Findings, a: Signature, a_members: Sequence[int], b: Signature, b_members: Sequence[int]
+) -> list[str]:
+    if a[sig.STRUCTURE] is None:
+        return []
+    paths = nests.leaf_paths(a[sig.STRUCTURE], "value")
+    for path, mine, theirs in zip(paths, sig.leaf_fields(a), sig.leaf_fields(b), strict=True):
+        if mine != theirs:
+            left, right = leaf_text(*mine), leaf_text(*theirs)
+            sides = f"{left} on {_who_briefly(a_members)}, {right} on {_who_briefly(b_members)}"
+            return [f"The {findings.reason} differs at {path}: {sides}."]
+    return []
+
+
+def _last_agreement(findings: Findings) -> list[str]:
+    last = next((r for r in reversed(_common_history(findings)) if r.sequence_number < findings.sequence_number), None)
+    if last is None:
+        return ["This is the first collective of the run."] if findings.sequence_number == 0 else []
+    where = f"{shown_file(last.location.file)}:{last.location.line}"
+    return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {where}."]
+
+
+def _common_history(findings: Findings) -> tuple[CallRecord, ...]:
+    return min((replica.history for replica in findings.replicas), key=len)

@@ -1,0 +1,85 @@
+"""What a call asks for, as a person reads it: ``all_reduce(SUM, {'b': float32[128], 'w': float32[64, 128]})``."""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiodist.collective import signature as sig
+from aiodist.collective.callsite import location
+from aiodist.collective.signature import Signature
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.reports import Reason
+
+_MAX_NEST = 100
+
+
+class FunctionKey(NamedTuple):
+    """What makes two merge functions the same: their code (its file too), or for callable objects their type."""
+
+    file: str
+    code: Any
+    name: str
+
+    def __str__(self) -> str:
+        if isinstance(self.code, CodeType):
+            place = location(self.code, 0)
+            return f"{self.name} at {place.file}:{self.code.co_firstlineno}"
+        return self.name
+
+
+class _Text:
+    """A leaf whose repr is the given text."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: str | None) -> str:
+    """Return a leaf as ``float32[3]``; a Python number as ``float``; a NumPy scalar as ``np.float32``."""
+    if leaf_type == sig.LeafType.PYTHON_NUMBER:
+        return str(dtype.__name__)
+    name = dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(dtype)
+    if leaf_type == sig.LeafType.NUMPY_SCALAR:
+        return f"np.{name}"
+    return f"{name}[{', '.join('*' if size is None else str(size) for size in shape)}]"
+
+
+def call_text(signature: Signature) -> str:
+    """Return a call as text, kind and arguments."""
+    kind = signature[sig.KIND]
+    arguments = [signature[sig.OP].name] if signature[sig.OP] is not None else []
+    if signature[sig.SHAPES] is not None:
+        arguments.append(_nest_text(signature))
+    if signature[sig.DETAIL] is not None:
+        arguments.append(_detail_text(kind.detail, signature))
+    if signature[sig.NAME] is not None:
+        arguments.append(f"name={signature[sig.NAME]!r}")
+    return f"{kind.name}({', '.join(arguments)})"
+
+
+def _nest_text(signature: Signature) -> str:
+    leaves = [_Text(leaf_text(*fields)) for fields in sig.leaf_fields(signature)]
+    structure = signature[sig.STRUCTURE]
+    if structure is None:
+        return leaves[0].text
+    text = repr(nests.unflatten(structure, leaves))
+    return text if len(text) <= _MAX_NEST else f"{text[: _MAX_NEST - 2]} … ({len(leaves)} leaves)"
+
+
+def _detail_text(detail: Reason, signature: Signature) -> str:
+    value = signature[sig.DETAIL]
+    if detail is Reason.SOURCE:
+        return f"source={value}"
+    if detail is Reason.MERGE_FN:
+        return str(value.name)
+    per_leaf = [value] if signature[sig.STRUCTURE] is None else list(value)
+    shown = per_leaf[0] if len(set(per_leaf)) == 1 else tuple(per_leaf)
+    if signature[sig.KIND].name == "all_to_all" and len(set(per_leaf)) == 1:
+        return f"split_axis={shown[0]}, concat_axis={shown[1]}"
+    return f"axis={shown}"

@@ -1,0 +1,354 @@
+"""A sync group: the replicas of one run, and the one place that every collective of each of them passes through.
+
+**The rule.** The k-th collective of every replica must be the same one. The first arrival at k sets the signature and
+the call site; each later one is compared; the last one completes the meeting. Nothing is compared by clock, and nobody
+is taken for the truth.
+
+**Trouble.** An arrival that differs, a replica that ended without a collective that others wait in, and one that was
+cancelled out of one, put the group in trouble at that number. From then on no meeting at or behind that number
+completes. The replicas that have not yet shown what they do (`Member.has_settled`) are let run until each has, or until
+a grace of a tenth of a second is over; then `verdict.judge` looks at what all of them did, so that the verdict does not
+depend on who came first. It is set as the error of every open meeting, and the group is closed.
+
+**Failure.** A replica's own exception closes the group at once: it is the cause, and what the others then run into is
+an echo.
+
+What was rejected: judging at the moment of the second arrival (blames whoever came second); an error queue that each
+replica polls (a replica that never calls again never learns); raising from the call instead of the await (the caller
+may be building a list of pending handles, and the other waiters need the await in any case).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import CodeType
+from typing import Any, Protocol
+
+from aiodist.collective import verdict
+from aiodist.collective.callsite import Path, place, same_path, same_place
+from aiodist.collective.member import Member
+from aiodist.collective.rendezvous import OutBuffers, Rendezvous
+from aiodist.collective.signature import KIND, NAME, PATH, Signature, first_difference, meaning
+from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
+from aiodist.vocabulary.reports import Reason, ReplicaState
+
+GRACE_SECONDS = 0.1
+HISTORY = 256
+_NEVER = 1 << 62
+
+Record = tuple[int, Signature, CodeType, int, dict[int, tuple[Signature, CodeType, int]] | None]
+
+
+class Engine(Protocol):
+    """What a sync group needs of the event loop that its replicas run on."""
+
+    @property
+    def handle(self) -> Callable[[Rendezvous, Member], Any]:
+        """Makes what a collective call returns."""
+        ...
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Tells the time, in seconds."""
+        ...
+
+    def call_soon(self, fn: Callable[[], object], /) -> object:
+        """Call ``fn`` in the loop, after what is ready now."""
+
+    def wake(self, waiters: Sequence[Any]) -> None:
+        """Resume these, in this order, each after the one before it has run."""
+
+    def wake_failed(self, waiters: Sequence[Any]) -> None:
+        """Resume these with the error of their meeting, before anything else can happen to them."""
+
+    def alarm(self, at: float) -> None:
+        """Call the group's `ring` at that time of ``clock``."""
+
+    def start_merge(self, meeting: Rendezvous) -> None:
+        """Run the merge function of a meeting and hand the outcome to the group's `finish_merge`."""
+
+    def cancel(self) -> None:
+        """Cancel every replica."""
+
+
+class SyncGroup:
+    """The replicas of one run, and their meetings.
+
+    Args:
+        devices: the replicas' devices, one each.
+        order_check: what call sites are compared by.
+        options: the strategy's, of which the timeout and the accumulator hold for every collective.
+    """
+
+    def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
+        self.size = len(devices)
+        self.members = [Member(replica_id, device, self) for replica_id, device in enumerate(devices)]
+        self.order_check = order_check
+        self.options = options
+        self.paths = order_check is OrderCheck.CALL_PATH
+        self.thread = 0
+        self.open: dict[int, Rendezvous] = {}
+        self.agreed: deque[Record] = deque(maxlen=HISTORY)
+        self.trouble: int | None = None
+        self.verdict: CollectiveError | None = None
+        self.closed = False
+        self._ended_at = _NEVER
+        self._unsettled: set[int] | None = None
+        self._grace_ends: float | None = None
+        self._alarm: float | None = None
+        self.engine: Any = None
+
+    def attach(self, engine: Engine, thread: int) -> None:
+        """Bind the group to the event loop, and the thread, in which its replicas run."""
+        self.engine = engine
+        self._handle = engine.handle
+        self._clock = engine.clock
+        self.thread = thread
+
+    # The way of a collective that goes well.
+
+    def arrive(
+        self,
+        member: Member,
+        signature: Signature,
+        code: CodeType,
+        offset: int,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        out: OutBuffers | None = None,
+    ) -> Any:
+        """Let a replica issue its next collective.
+
+        Args:
+            member: the replica.
+            signature: what it asks for.
+            code: its caller's code, with
+            offset: the offset of the call in it.
+            value: what it brings: a leaf, or a list of leaves for a nest.
+            options: for this call, over the group's.
+            out: the caller's own buffers for the result.
+
+        Returns:
+            The handle to await.
+
+        Raises:
+            TypeError, ValueError: the arguments are wrong in themselves. Nothing has changed then.
+        """
+        number = member.sequence
+        meeting = self.open.get(number)
+        if meeting is None:
+            signature[KIND].check(signature, self.size)
+            meeting = self._begin(number, signature, code, offset)
+        elif offset != meeting.offset or code is not meeting.code or signature != meeting.signature:
+            self._compare(member, meeting, signature, code, offset)
+        if options is not None:
+            self._apply(options, meeting, member)
+        if out is not None:
+            meeting.outs = {**(meeting.outs or {}), member.replica_id: out}
+        member.sequence = number + 1
+        meeting.values[member.replica_id] = value
+        meeting.missing -= 1
+        handle = self._handle(meeting, member)
+        if self.trouble is not None:
+            handle.last = self._arrive_in_trouble(member, meeting)
+        elif not meeting.missing:
+            handle.last = self._agree(meeting, member.replica_id)
+        return handle
+
+    def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
+        meeting = self.open[number] = Rendezvous(number, signature, code, offset, self.size)
+        meeting.started = self._clock()
+        meeting.accumulate = self.options.accumulate
+        if self.options.timeout_seconds is not None:
+            self._limit(meeting, self.options.timeout_seconds)
+        if number >= self._ended_at:
+            self._set_trouble(number)
+        return meeting
+
+    def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
+        if options.timeout_seconds is not None:
+            self._limit(meeting, options.timeout_seconds)
+        if member.replica_id == 0 and options.accumulate != "native":
+            meeting.accumulate = options.accumulate
+
+    def _limit(self, meeting: Rendezvous, seconds: float) -> None:
+        deadline = meeting.started + seconds
+        if meeting.deadline is None or deadline < meeting.deadline:
+            meeting.deadline = deadline
+            self._set_alarm(deadline)
+
+    def _agree(self, meeting: Rendezvous, last: int) -> bool:
+        """Complete a meeting whose last replica has arrived, for all of them mean the same; return whether it is."""
+        meeting.agreed = True
+        signature = meeting.signature
+        self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
+        combine = signature[KIND].combine
+        if combine is None:
+            self.engine.start_merge(meeting)
+            return False
+        try:
+            meeting.result = combine(signature, meeting.values, meeting.accumulate)
+            meeting.fill_outs()
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
+            meeting.fail(error)
+        self._complete(meeting)
+        if last == self.size - 1:
+            self.release(meeting)
+        else:  # it takes its place among the others when it awaits, which it normally does in this very step
+            self.engine.call_soon(partial(self.release, meeting))
+        return True
+
+    def _complete(self, meeting: Rendezvous) -> None:
+        meeting.complete = True
+        meeting.values = []
+        del self.open[meeting.number]
+
+    def release(self, meeting: Rendezvous) -> None:
+        """Wake those who wait in a complete meeting, in replica order; from now on nobody need wait in it."""
+        if not meeting.released:
+            meeting.released = True
+            if meeting.waiters:
+                self.engine.wake(meeting.take_waiters())
+
+    def finish_merge(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
+        """Complete a merge_call with what its merge function gave for each replica, or raised."""
+        if not meeting.complete:
+            meeting.result = result
+            if error is not None:
+                meeting.fail(error)
+            self._complete(meeting)
+            self.release(meeting)
+
+    # Trouble.
+
+    def _compare(self, member: Member, meeting: Rendezvous, signature: Signature, code: CodeType, offset: int) -> None:
+        """Compare the meaning of an arrival that is not literally the first one's."""
+        difference = self.difference((signature, code, offset), (meeting.signature, meeting.code, meeting.offset))
+        if difference is not None:
+            signature[KIND].check(signature, self.size)
+            self._set_trouble(meeting.number)
+        meeting.add_other(member.replica_id, signature, code, offset)
+
+    def difference(self, a: tuple[Signature, CodeType, int], b: tuple[Signature, CodeType, int]) -> Reason | None:
+        """Return the first thing in which two calls differ; None where they are the same collective."""
+        found = first_difference(a[0], b[0])
+        if found is not None or a[0][NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
+            return found
+        same = same_path(a[0][PATH], b[0][PATH]) if self.paths else same_place(*a[1:], *b[1:])
+        return None if same else Reason.CALL_SITE
+
+    def fingerprint(self, call: tuple[Signature, CodeType, int]) -> tuple[object, ...]:
+        """Return all that must agree for calls to be the same collective, as one hashable value."""
+        signature, code, offset = call
+        if signature[NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
+            return meaning(signature)
+        sites: Path = signature[PATH] if self.paths else ((code, offset),)
+        return (*meaning(signature), *(place(*site) for site in sites))
+
+    def _set_trouble(self, number: int) -> None:
+        if self.trouble is None or number < self.trouble:
+            self.trouble = number
+            self._unsettled = None
+
+    def _arrive_in_trouble(self, member: Member, meeting: Rendezvous) -> bool:
+        """Let a replica arrive where others are at odds; return whether it has completed the meeting."""
+        assert self.trouble is not None
+        if self.closed:
+            self._fail(meeting, self.verdict or verdict.judge(self))
+            return False
+        complete = False
+        if not meeting.missing and meeting.number < self.trouble:
+            complete = self._agree(meeting, member.replica_id)
+        self._consider(member)
+        return complete
+
+    def abandon(self, member: Member, meeting: Rendezvous) -> None:
+        """Note that a replica was cancelled out of the await of a meeting."""
+        if meeting.complete or self.closed:
+            return
+        member.abandon(meeting.number)
+        self._set_trouble(meeting.number)
+        self._consider(member)
+
+    def end(self, member: Member, state: ReplicaState) -> None:
+        """Note that a replica's function has ended, and how."""
+        member.end = state
+        self._ended_at = min(self._ended_at, member.sequence)
+        if self.closed:
+            return
+        unmet = [number for number in self.open if number >= member.sequence]
+        if unmet:
+            self._set_trouble(min(unmet))
+        if self.trouble is not None:
+            self._consider(member)
+
+    def _consider(self, member: Member) -> None:
+        """Look whether the trouble can be judged, now that this member has done something."""
+        assert self.trouble is not None
+        if self._unsettled is None:
+            self._unsettled = {m.replica_id for m in self.members if not m.has_settled(self.trouble)}
+        elif member.has_settled(self.trouble):
+            self._unsettled.discard(member.replica_id)
+        else:
+            self._unsettled.add(member.replica_id)
+        if not self._unsettled:
+            self._decide()
+        elif self._grace_ends is None:
+            self._grace_ends = self._clock() + GRACE_SECONDS
+            self._set_alarm(self._grace_ends)
+
+    def _decide(self, overdue: Rendezvous | None = None) -> None:
+        if all(member.end is not None for member in self.members):
+            return  # nobody is left to be told: `conclude` judges, if it comes to that
+        self.verdict = verdict.judge(self, overdue)
+        self.close()
+
+    def conclude(self) -> CollectiveError | None:
+        """Return the verdict, once all replicas have ended; None when there was no trouble."""
+        if self.verdict is None and self.trouble is not None and not self.closed:
+            self.verdict = verdict.judge(self)
+        return self.verdict
+
+    def close(self) -> None:
+        """End the group: nothing completes any more, who waits gets the verdict, the others are cancelled."""
+        self.closed = True
+        self.trouble = -1
+        for number in sorted(self.open):
+            if self.verdict is not None:
+                self._fail(self.open[number], self.verdict)
+        self.engine.cancel()
+
+    def _fail(self, meeting: Rendezvous, error: BaseException) -> None:
+        meeting.fail(error)
+        self._complete(meeting)
+        meeting.released = True
+        self.engine.wake_failed(meeting.take_waiters())
+
+    # Time.
+
+    def _set_alarm(self, at: float) -> None:
+        if not self.closed and (self._alarm is None or at < self._alarm):
+            self._alarm = at
+            self.engine.alarm(at)
+
+    def ring(self) -> None:
+        """Look what is overdue: the end of the grace, or a meeting's own deadline."""
+        self._alarm = None
+        if self.closed:
+            return
+        now = self._clock()
+        if self._grace_ends is not None and self._grace_ends <= now:
+            self._decide()
+            return
+        deadlines = sorted((m.deadline, m.number) for m in self.open.values() if m.deadline is not None)
+        if deadlines and deadlines[0][0] <= now:
+            self._decide(self.open[deadlines[0][1]])
+            return
+        pending = [deadline for deadline, _ in deadlines[:1]]
+        if self._grace_ends is not None:
+            pending.append(self._grace_ends)
+        if pending:
+            self._set_alarm(min(pending))

@@ -1,0 +1,53 @@
+"""The kinds of collectives: for each what must differ to be an error of its own, what it accepts, what it computes.
+
+A kind's functions see signatures and values only: nothing here knows of replicas' tasks, handles or event loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiodist.collective import exchange, reduction
+from aiodist.collective.signature import Signature
+from aiodist.vocabulary.reports import Reason
+from aiodist_kernels import Accumulate
+
+
+def _accept(signature: Signature, size: int) -> None:
+    """Accept anything."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """A kind of collective.
+
+    Attributes:
+        name: as it is called on a replica context.
+        detail: what the signature's detail is, and so what is wrong when that differs.
+        combine: from signature, the replicas' values in replica order and the accumulator, to the result;
+            None where a function of the user's makes it.
+        shared: one result serves all replicas; else there is one for each.
+        check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
+    """
+
+    name: str
+    detail: Reason
+    combine: Callable[[Signature, list[Any], Accumulate], Any] | None
+    shared: bool = True
+    check: Callable[[Signature, int], None] = _accept
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ALL_REDUCE = Kind("all_reduce", Reason.AXIS, reduction.all_reduce, check=reduction.check)
+ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check)
+BROADCAST = Kind("broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source)
+REDUCE_SCATTER = Kind(
+    "reduce_scatter", Reason.AXIS, exchange.reduce_scatter, shared=False, check=exchange.check_reduce_scatter
+)
+ALL_TO_ALL = Kind("all_to_all", Reason.AXIS, exchange.all_to_all, shared=False, check=exchange.check_all_to_all)
+BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier)
+MERGE_CALL = Kind("merge_call", Reason.MERGE_FN, None, shared=False)

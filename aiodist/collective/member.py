@@ -1,0 +1,58 @@
+"""A member: one replica as its sync group sees it. Where it is in its program of collectives, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiodist.vocabulary.reports import Location, ReplicaState
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
+
+
+class Member:
+    """A replica in its sync group.
+
+    Attributes:
+        replica_id: its id, from 0.
+        device: its device, in canonical form.
+        group: its sync group.
+        sequence: the number of its next collective, so also how many it has issued.
+        end: how its function ended; None while it runs.
+        abandoned: the number of the first collective that it was cancelled out of; None if there is none.
+        abandoned_at: ``sequence`` at the moment of that cancellation.
+        told: the error that ended the group has been raised in it.
+        stack: tells where it is suspended or runs, innermost last.
+    """
+
+    __slots__ = ("abandoned", "abandoned_at", "device", "end", "group", "replica_id", "sequence", "stack", "told")
+
+    def __init__(self, replica_id: int, device: str, group: SyncGroup) -> None:
+        self.replica_id = replica_id
+        self.device = device
+        self.group = group
+        self.sequence = 0
+        self.end: ReplicaState | None = None
+        self.abandoned: int | None = None
+        self.abandoned_at = 0
+        self.told = False
+        self.stack: Callable[[], tuple[Location, ...]] = tuple
+
+    def abandon(self, number: int) -> None:
+        """Note that it was cancelled out of that collective, which is not complete."""
+        self.abandoned = number if self.abandoned is None else min(self.abandoned, number)
+        self.abandoned_at = self.sequence
+
+    def arrived_at(self, number: int) -> bool:
+        """Whether it has issued that collective and was not cancelled out of it."""
+        return self.sequence > number and self.abandoned != number
+
+    def has_settled(self, number: int) -> bool:
+        """Whether nothing more need be awaited from it to judge that collective: it is there, or has ended.
+
+        After a cancellation it has settled when it shows what it does next.
+        """
+        if self.end is not None:
+            return True
+        return self.sequence > number and (self.abandoned is None or self.sequence > self.abandoned_at)

@@ -1,0 +1,49 @@
+"""Reductions: the leaves of a nest, from all replicas, through a kernel, in replica order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafType, Signature, leaf_fields
+from aiodist_kernels import Accumulate, ReduceOp
+
+
+def check(signature: Signature, size: int) -> None:
+    """Check that the op takes every leaf.
+
+    Raises:
+        TypeError: it does not take a leaf's dtype.
+    """
+    op = signature[OP]
+    for _, dtype, leaf_type in leaf_fields(signature):
+        if leaf_type is LeafType.PYTHON_NUMBER:
+            kernels.check_number(op, dtype)
+        else:
+            kernels.result_dtype(op, dtype)
+
+
+def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
+    """Return the reduction of the replicas' values: a read-only leaf, or a list of them for a nest."""
+    op = signature[OP]
+    if signature[STRUCTURE] is None:
+        return reduce_leaf(op, values, signature[TYPES], accumulate)
+    types = signature[TYPES] or [LeafType.NUMPY_ARRAY] * len(values[0])
+    return [
+        reduce_leaf(op, leaves, leaf_type, accumulate)
+        for leaves, leaf_type in zip(zip(*values, strict=True), types, strict=True)
+    ]
+
+
+def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: str | None, accumulate: Accumulate = "native") -> Any:
+    """Return one leaf, reduced, of the type that the leaves have; arrays are read-only."""
+    if leaf_type is LeafType.NUMPY_ARRAY:
+        result = kernels.reduce(op, leaves, accumulate=accumulate)
+        result.flags.writeable = False
+        return result
+    if leaf_type is LeafType.PYTHON_NUMBER:
+        return kernels.reduce_numbers(op, leaves)
+    return kernels.reduce(op, [np.asarray(leaf) for leaf in leaves], accumulate=accumulate)[()]

@@ -1,0 +1,198 @@
+"""The arguments of collectives: checked, normalised and described at the call, before any other replica is disturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist.collective.exchange import normalized_axis
+from aiodist.collective.rendezvous import OutBuffers
+from aiodist.collective.signature import (
+    DETAIL,
+    OP,
+    SHAPES,
+    STRUCTURE,
+    LeafType,
+    Signature,
+    describe_leaf,
+    leaf_fields,
+)
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.options import CommunicationOptions
+from aiodist_kernels import ReduceOp
+
+T = TypeVar("T")
+
+
+def reduce_op(value: Any) -> ReduceOp:
+    """Return the reduce op that is meant, by itself or by its name in any case.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return value if isinstance(value, ReduceOp) else ReduceOp(value)
+
+
+def check_name(name: Any) -> None:
+    """Check a collective's name.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it is empty.
+    """
+    if name is None:
+        return
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, the same on every replica, got {name!r}")
+    if not name:
+        raise ValueError("name must not be empty; leave it out, or name the collective")
+
+
+def options(value: Any, hints: Any) -> CommunicationOptions | None:
+    """Return the options that were given, under one of their names.
+
+    Raises:
+        TypeError: they are no `CommunicationOptions`.
+        ValueError: they were given under both names.
+    """
+    if value is not None and hints is not None:
+        raise ValueError("options and experimental_hints are two names of one argument; give options alone")
+    given = value if value is not None else hints
+    if given is not None and not isinstance(given, CommunicationOptions):
+        raise TypeError(f"options must be CommunicationOptions or None, got {given!r}")
+    return given
+
+
+def replica_id(value: Any, what: str) -> int:
+    """Return a replica id; its range is checked where the number of replicas is known.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{what} must be a replica id, an int, got {value!r}")
+    index: int = value.__index__()
+    return index
+
+
+def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the positional and keyword arguments for a function.
+
+    Raises:
+        TypeError: ``args`` is no tuple or list, or ``kwargs`` no mapping from names.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args must be a tuple or list, got {args!r}; for one argument write args=(value,)")
+    if kwargs is None:
+        return args, {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise TypeError(f"kwargs must be a mapping from names to values, or None, got {kwargs!r}")
+    return args, kwargs
+
+
+def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return structure, shapes, dtypes, leaf types and leaves of a value, as `signature` lays them out.
+
+    Raises:
+        TypeError: a leaf is no NumPy array, NumPy scalar or Python number.
+    """
+    if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
+        return (None, *describe_leaf(value), value)
+    leaves, structure = nests.flatten(value)
+    ndarray = np.ndarray
+    for leaf in leaves:
+        if type(leaf) is not ndarray:
+            break
+    else:  # arrays throughout, the commonest nest
+        return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
+    if len(leaves) == 1 and leaves[0] is value:
+        return (None, *describe_leaf(value), value)
+    shapes, dtypes, types = zip(*_described(structure, leaves), strict=True)
+    return structure, shapes, dtypes, types if any(types) else None, leaves
+
+
+def _described(structure: nests.Structure, leaves: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+    found = []
+    for index, leaf in enumerate(leaves):
+        try:
+            found.append(describe_leaf(leaf))
+        except TypeError as error:
+            path = nests.leaf_paths(structure, "value")[index]
+            raise TypeError(f"{path}: {error}") from None
+    return found
+
+
+def with_axes(signature: Signature, axis: Any, *, ragged: bool = False) -> Signature:
+    """Return a signature with the axis of each leaf, counted from the front, as its detail.
+
+    Args:
+        signature: a signature without an axis.
+        axis: the axis as it was given.
+        ragged: sizes along the axis may differ: leave them out of the shapes.
+
+    Raises:
+        TypeError: the axis is no integer.
+        ValueError: it is out of range for a leaf.
+    """
+    axes = [normalized_axis(axis, len(shape)) for shape, *_ in leaf_fields(signature)]
+    changed = list(signature)
+    changed[DETAIL] = _per_leaf(signature, axes)
+    if ragged:
+        shapes = [(*s[:a], None, *s[a + 1 :]) for (s, *_), a in zip(leaf_fields(signature), axes, strict=True)]
+        changed[SHAPES] = _per_leaf(signature, shapes)
+    return tuple(changed)
+
+
+def with_split_axes(signature: Signature, split_axis: Any, concat_axis: Any) -> Signature:
+    """Return a signature with each leaf's axes of an all_to_all as its detail; see `with_axes`."""
+    ranks = [len(shape) for shape, *_ in leaf_fields(signature)]
+    pairs = [
+        (normalized_axis(split_axis, rank, "split_axis"), normalized_axis(concat_axis, rank, "concat_axis"))
+        for rank in ranks
+    ]
+    changed = list(signature)
+    changed[DETAIL] = _per_leaf(signature, pairs)
+    return tuple(changed)
+
+
+def _per_leaf(signature: Signature, values: list[Any]) -> Any:
+    return values[0] if signature[STRUCTURE] is None else tuple(values)
+
+
+def out_buffers(out: Any, signature: Signature) -> OutBuffers | None:
+    """Return the buffers that a result is to be written into; None for None.
+
+    Raises:
+        TypeError: one is no array, or has another dtype than the result.
+        ValueError: the structure or a shape is not the result's, or a buffer is read-only.
+    """
+    if out is None:
+        return None
+    structure, _, _, _, leaves = describe(out)
+    if structure != signature[STRUCTURE]:
+        raise ValueError(f"out must be a nest like the value, {signature[STRUCTURE]}, got {structure}")
+    buffers = [leaves] if structure is None else leaves
+    for buffer, (shape, dtype, leaf_type) in zip(buffers, leaf_fields(signature), strict=True):
+        _check_out(buffer, shape, dtype, leaf_type, signature[OP])
+    return OutBuffers(buffers, out)
+
+
+def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: str | None, op: ReduceOp) -> None:
+    if leaf_type is LeafType.PYTHON_NUMBER or not isinstance(buffer, np.ndarray):
+        raise TypeError(f"out must hold arrays, where the value has arrays, got {buffer!r}")
+    expected = kernels.result_dtype(op, dtype)
+    if buffer.dtype != expected:
+        raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
+    if buffer.shape != shape:
+        raise ValueError(f"out must have the result's shape {shape}, got {buffer.shape}")
+    if not buffer.flags.writeable:
+        raise ValueError("out must be writeable, got a read-only array")
+
+
+async def run_in_any_thread(fn: Callable[..., T], *args: Any) -> T:
+    """Run a function in one of anyio's worker threads: outside a run no device has one of its own."""
+    return await anyio.to_thread.run_sync(fn, *args)

@@ -1,0 +1,25 @@
+"""The current context: what `get_replica_context` and its family answer, in the task or thread that asks.
+
+It is a context variable, so a child task or a worker thread of a replica keeps its replica's context, and concurrent
+runs keep apart. It holds the replica's context inside a replica, a `CrossReplica` under a strategy's scope or in a
+merge function, and nothing outside: then the default strategy's only replica is the current one.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from aiodist.replica.context import ReplicaContext
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CrossReplica:
+    """Cross-replica context of a strategy."""
+
+    strategy: Any
+
+
+current: ContextVar[ReplicaContext | CrossReplica | None] = ContextVar("aiodist_current", default=None)

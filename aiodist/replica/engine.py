@@ -1,0 +1,181 @@
+"""Engines: what a sync group needs of the event loop that it runs on, for asyncio (uvloop too) and trio."""
+
+from __future__ import annotations
+
+import sys
+import time
+from asyncio import AbstractEventLoop, Future, TimerHandle, get_running_loop
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from anyio import CancelScope, sleep_until
+from anyio.abc import TaskGroup
+
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.replica.chain import Chain, Parked
+from aiodist.replica.handle import AsyncioHandle, SoloHandle, TrioHandle
+from aiodist.vocabulary.errors import ReplicaContextError
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
+
+Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+Merge: TypeAlias = Callable[[Rendezvous], Coroutine[Any, Any, None]]
+
+
+class _TaskEngine:
+    """What engines of event loops have in common: replicas and merge functions are tasks of one task group.
+
+    Args:
+        group: the sync group that it serves.
+        tasks: the task group that the replicas run in.
+        merge: runs the merge function of a meeting.
+    """
+
+    def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
+        self._group = group
+        self._tasks = tasks
+        self._merge = merge
+
+    def start_merge(self, meeting: Rendezvous) -> None:
+        """Run the merge function of a meeting in a task of its own, with replica 0's context variables."""
+        meeting.values[0].context.run(self._tasks.start_soon, self._merge, meeting)
+
+    def cancel(self) -> None:
+        """Cancel every replica."""
+        self._tasks.cancel_scope.cancel()
+
+
+class AsyncioEngine(_TaskEngine):
+    """An engine on asyncio, with any of its event loops."""
+
+    handle = AsyncioHandle
+
+    def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
+        super().__init__(group, tasks, merge)
+        self._loop: AbstractEventLoop = get_running_loop()
+        self._alarm: TimerHandle | None = None
+        self.clock = self._loop.time
+        self.call_soon = self._loop.call_soon
+        self.call_soon_threadsafe = self._loop.call_soon_threadsafe
+
+    def start(self, replicas: Sequence[Start]) -> None:
+        """Start the replicas, in this order."""
+        for replica in replicas:
+            self._tasks.start_soon(replica)
+
+    def wake(self, waiters: Sequence[Future[None]]) -> None:
+        """Resume these, in this order."""
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    wake_failed = wake
+
+    def alarm(self, at: float) -> None:
+        """Call the group's `ring` at that time, and not at the time that was set before."""
+        self.close()
+        self._alarm = self._loop.call_at(at, self._group.ring)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+
+class TrioEngine(_TaskEngine):
+    """An engine on trio."""
+
+    handle = TrioHandle
+
+    def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
+        from trio import current_time, lowlevel
+
+        super().__init__(group, tasks, merge)
+        token = lowlevel.current_trio_token()
+        self._alarm = CancelScope()
+        self.chain = Chain()
+        self.clock = current_time
+        self.call_soon = token.run_sync_soon
+        self.call_soon_threadsafe = token.run_sync_soon
+
+    def start(self, replicas: Sequence[Start]) -> None:
+        """Start the replicas, in this order: each starts the next, for trio runs a batch in any order."""
+        if replicas:
+            self._tasks.start_soon(self._start_one, replicas, 0)
+
+    async def _start_one(self, replicas: Sequence[Start], index: int) -> None:
+        if index + 1 < len(replicas):
+            self._tasks.start_soon(self._start_one, replicas, index + 1)
+        await replicas[index]()
+
+    def wake(self, waiters: Sequence[Parked]) -> None:
+        """Resume these, in this order."""
+        self.chain.extend(waiters)
+
+    def wake_failed(self, waiters: Sequence[Parked]) -> None:
+        """Resume these before they can be cancelled."""
+        self.chain.wake_now(waiters)
+
+    def alarm(self, at: float) -> None:
+        """Call the group's `ring` at that time, and not at the time that was set before."""
+        self.close()
+        self._alarm = CancelScope()
+        self._tasks.start_soon(self._ring_at, at, self._alarm)
+
+    async def _ring_at(self, at: float, scope: CancelScope) -> None:
+        with scope:
+            await sleep_until(at)
+            self._group.ring()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._alarm.cancel()
+
+
+class SoloEngine:
+    """The engine of a replica that is alone and outside any run: whatever it asks for is complete at once."""
+
+    handle = SoloHandle
+
+    def __init__(self, merge: Merge) -> None:
+        self.clock = time.monotonic
+        self.merge = merge
+
+    def call_soon(self, fn: Callable[[], object], /) -> None:
+        """Call ``fn`` now."""
+        fn()
+
+    def wake(self, waiters: Sequence[Any]) -> None:
+        """Nobody waits."""
+
+    wake_failed = wake
+
+    def alarm(self, at: float) -> None:
+        """Nothing can be late."""
+
+    def start_merge(self, meeting: Rendezvous) -> None:
+        """Leave the merge function to the await, which is in a task that can be cancelled."""
+
+    def cancel(self) -> None:
+        """There is no task to cancel."""
+
+
+def new_engine(group: SyncGroup, tasks: TaskGroup, merge: Merge) -> AsyncioEngine | TrioEngine:
+    """Return an engine on the event loop that runs now.
+
+    Raises:
+        ReplicaContextError: none runs, or one that aiodist does not know.
+    """
+    if running_on_trio():
+        return TrioEngine(group, tasks, merge)
+    try:
+        return AsyncioEngine(group, tasks, merge)
+    except RuntimeError as error:
+        raise ReplicaContextError("replicas run on asyncio or trio, and neither runs here") from error
+
+
+def running_on_trio() -> bool:
+    """Return whether the current task is one of trio's (also as a guest of another loop)."""
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_task())

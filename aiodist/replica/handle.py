@@ -1,0 +1,164 @@
+"""Handles: what a collective call returns, and where a replica really waits.
+
+A replica is suspended in one place only, the await of a handle. On asyncio that is a future; on trio it is the task's
+own suspension. Both keep the order: those who wait are resumed in replica order, and the last arrival, whose call
+completed the meeting, gives way once so that it takes its own place in that order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from asyncio import AbstractEventLoop, CancelledError, get_running_loop
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from anyio import get_cancelled_exc_class
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
+
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
+from aiodist.replica.chain import Chain
+from aiodist.vocabulary.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from aiodist.collective.member import Member
+    from aiodist.collective.rendezvous import Rendezvous
+
+T = TypeVar("T")
+
+
+class CollectiveHandle(Generic[T]):
+    """A collective that has been issued. Await it for the result.
+
+    It may be awaited more than once, and from any task of its replica. One that is dropped without being awaited has
+    contributed all the same, and gives a `RuntimeWarning`.
+
+    Raises (when awaited):
+        CollectiveError: the replicas did not meet in it.
+    """
+
+    __slots__ = ("__weakref__", "_awaited", "_meeting", "_member", "last")
+
+    def __init__(self, meeting: Rendezvous, member: Member) -> None:
+        self._meeting = meeting
+        self._member = member
+        self._awaited = False
+        self.last = False
+
+    def done(self) -> bool:
+        """Return whether the collective is complete, so that an await would not wait for another replica."""
+        return self._meeting.complete
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise NotImplementedError  # each event loop's handle has its own
+
+    def _outcome(self) -> Any:
+        """Return the result for this replica, or raise what went wrong."""
+        error = self._meeting.error
+        if error is None:
+            return self._meeting.read(self._member.replica_id)
+        self._member.told = True
+        if isinstance(error, CollectiveError):
+            raise type(error)(error.report)  # one of its own for each replica, which gets its own traceback
+        raise error.with_traceback(self._meeting.traceback)
+
+    def _must_yield(self) -> bool:
+        """Whether to give way once although there is nothing to wait for.
+
+        The last arrival does, to take its place in the order. So does a replica that has been told of the error that
+        ended the group, and asks again: it must be possible to cancel it.
+        """
+        if self.last:
+            self.last = False
+            return True
+        return self._member.told and self._meeting.error is not None
+
+    def __del__(self) -> None:
+        if not self._awaited:
+            self._warn()
+
+    def _warn(self) -> None:
+        signature, code, offset = self._meeting.call_of(self._member.replica_id)
+        warnings.warn_explicit(
+            f"replica {self._member.replica_id} never awaited {call_text(signature)}, called at "
+            f"{location(code, offset)}; it has contributed, its result is lost",
+            RuntimeWarning,
+            code.co_filename,
+            location(code, offset).line,
+            source=self,
+        )
+
+
+class AsyncioHandle(CollectiveHandle[T]):
+    """A handle for replicas that run on asyncio or uvloop."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self._awaited = True
+        meeting = self._meeting
+        if meeting.released:
+            if (self.last or meeting.error is not None) and self._must_yield():
+                yield
+        else:
+            loop: AbstractEventLoop = get_running_loop()
+            future = loop.create_future()
+            meeting.add_waiter(self._member.replica_id, future)
+            if self.last:
+                self.last = False
+                self._member.group.release(meeting)
+            try:
+                yield from future
+            except CancelledError:
+                self._member.group.abandon(self._member, meeting)
+                raise
+        return cast("T", self._outcome())
+
+
+class TrioHandle(CollectiveHandle[T]):
+    """A handle for replicas that run on trio."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self._awaited = True
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        meeting, group = self._meeting, self._member.group
+        chain: Chain = group.engine.chain
+        if not meeting.released:
+            parked = chain.new_parked()
+            meeting.add_waiter(self._member.replica_id, parked)
+            if self.last:
+                self.last = False
+                group.release(meeting)
+            try:
+                await chain.park(parked)
+            except get_cancelled_exc_class():
+                group.abandon(self._member, meeting)
+                raise
+        elif self._must_yield():
+            parked = chain.new_parked()
+            chain.extend([parked])
+            await chain.park(parked)
+        else:
+            await checkpoint_if_cancelled()
+        return cast("T", self._outcome())
+
+
+class SoloHandle(CollectiveHandle[T]):
+    """A handle outside any run: there is nobody else to wait for."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self._awaited = True
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        if self._meeting.complete:
+            await checkpoint()
+        else:
+            await self._member.group.engine.merge(self._meeting)
+        return cast("T", self._outcome())

@@ -1,0 +1,75 @@
+"""The outcome of a run: the one error that comes out of it, when replicas failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from aiodist.collective.account import ids, shown_file
+from aiodist.vocabulary.errors import CollectiveError
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
+    from aiodist.collective.member import Member
+
+
+def note_of_failure(group: SyncGroup, member: Member) -> str:
+    """Say which replica failed, and where the others were waiting at that moment."""
+    note = f"replica {member.replica_id} of {group.size} on {member.device}"
+    for number in sorted(group.open):
+        meeting = group.open[number]
+        waiting = [m.replica_id for m in group.members if m is not member and m.arrived_at(number)]
+        if waiting and not meeting.agreed:
+            from aiodist.collective.callsite import location
+            from aiodist.collective.describe import call_text
+
+            signature, code, offset = meeting.call_of(waiting[0])
+            place = location(code, offset)
+            were = "was" if len(waiting) == 1 else "were"
+            call = call_text(signature).partition("(")[0]
+            return f"{note}; {ids(waiting)} {were} waiting in {call} #{number} at {shown_file(place.file)}:{place.line}"
+    return note
+
+
+def error_of(verdict: CollectiveError | None, failures: Mapping[int, BaseException]) -> BaseException | None:
+    """Return what comes out of a run.
+
+    Args:
+        verdict: what the sync group found, if it was in trouble.
+        failures: by replica id, what replicas raised on their own: not the verdict, nor its echoes.
+
+    Returns:
+        An exception that is no `Exception` (KeyboardInterrupt) before everything else; then the verdict, what
+        replicas raised while they unwound in its notes; then the replicas' own failures, one as itself with those
+        of its type in its notes, several types as a group. None when nothing failed.
+    """
+    distinct = _distinct(failures)
+    for error in distinct.values():
+        if not isinstance(error, Exception):
+            return error
+    if verdict is not None:
+        for replica_id, error in distinct.items():
+            verdict.add_note(f"while it unwound, replica {replica_id} raised {_brief(error)}")
+        return verdict
+    if not distinct:
+        return None
+    errors = [error for error in distinct.values() if isinstance(error, Exception)]
+    first, *others = distinct.items()
+    if any(type(error) is not type(first[1]) for _, error in others):
+        return ExceptionGroup("several replicas failed", errors)
+    for replica_id, error in others:
+        first[1].add_note(f"replica {replica_id} failed, too: {_brief(error)}")
+    return first[1]
+
+
+def _distinct(failures: Mapping[int, BaseException]) -> dict[int, BaseException]:
+    """Return the failures by ascending replica id, an exception that several replicas raised only once."""
+    seen: dict[int, BaseException] = {}
+    for replica_id in sorted(failures):
+        if not any(error is failures[replica_id] for error in seen.values()):
+            seen[replica_id] = failures[replica_id]
+    return seen
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

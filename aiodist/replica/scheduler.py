@@ -1,0 +1,134 @@
+"""The scheduler: starts the replicas of one run, each as a task of its own, and returns when all of them have ended.
+
+    run
+     └─ task group ── replica 0, replica 1, …        one task each, started in replica order
+                   └─ merge functions                one at a time, each in a task of its own
+
+A replica's task ends in one of four ways, and none of them leaves the task as an exception, so the task group never
+chooses for us: it returned; it raised (its own failure, which closes the sync group and cancels the others); it raised
+the group's verdict, or an echo of another's failure; it was cancelled. When all have ended, `outcome` says what comes
+out. A cancellation of the caller passes through the task group untouched.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from threading import get_ident
+from typing import Any
+
+from anyio import create_task_group, get_cancelled_exc_class
+
+from aiodist.collective.group import SyncGroup
+from aiodist.collective.member import Member
+from aiodist.replica.context import ReplicaContext
+from aiodist.replica.current import current
+from aiodist.replica.engine import new_engine
+from aiodist.replica.merge import merge
+from aiodist.replica.outcome import error_of, note_of_failure
+from aiodist.replica.stacks import await_chain
+from aiodist.replica.worker import DeviceWorker
+from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.reports import ReplicaState
+
+Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+
+
+async def run_replicas(strategy: Any, group: SyncGroup, calls: Sequence[Call]) -> list[Any]:
+    """Run one function call on each replica of a sync group; return what they return, in replica order.
+
+    Args:
+        strategy: the strategy that the replicas belong to.
+        group: a fresh sync group.
+        calls: function, positional and keyword arguments, one for each replica.
+
+    Raises:
+        CollectiveError: the replicas did not meet in a collective.
+        ExceptionGroup: several replicas failed in different ways.
+        Exception: what a replica raised.
+        ReplicaContextError: no event loop that aiodist knows is running.
+    """
+    return await _Run(strategy, group, calls).result()
+
+
+class _Run:
+    """One run: its replicas' tasks, their workers, and what they returned or raised."""
+
+    def __init__(self, strategy: Any, group: SyncGroup, calls: Sequence[Call]) -> None:
+        self._strategy = strategy
+        self._group = group
+        self._calls = calls
+        self._results: list[Any] = [None] * group.size
+        self._failures: dict[int, BaseException] = {}
+        self._cancellations: dict[int, BaseException] = {}
+        self._workers: list[DeviceWorker] = []
+        self._running = group.size
+
+    async def result(self) -> list[Any]:
+        """Run the replicas and return what they return."""
+        try:
+            async with create_task_group() as tasks:
+                engine = new_engine(self._group, tasks, partial(merge, self._group, self._strategy))
+                self._group.attach(engine, get_ident())
+                engine.start([partial(self._drive, member) for member in self._group.members])
+        finally:
+            for worker in self._workers:
+                worker.close()
+        error = error_of(self._group.conclude(), self._failures)
+        if error is None and self._cancellations:
+            error = self._cancellations[min(self._cancellations)]
+        if error is not None:
+            raise error
+        return self._results
+
+    async def _drive(self, member: Member) -> None:
+        """Run one replica's function to its end, and note how it ended."""
+        context = self._context(member)
+        try:
+            state = await self._call(member, context)
+        finally:
+            context._retire()
+            member.stack = tuple
+            self._running -= 1
+            if not self._running:
+                self._group.engine.close()
+        self._group.end(member, state)
+
+    async def _call(self, member: Member, context: ReplicaContext) -> ReplicaState:
+        if self._group.closed:
+            return ReplicaState.CANCELLED
+        current.set(context)
+        fn, args, kwargs = self._calls[member.replica_id]
+        try:
+            result = fn(*args, **kwargs)
+            if inspect.isawaitable(result):
+                member.stack = partial(await_chain, result)
+                result = await result
+        except get_cancelled_exc_class() as error:
+            if not self._group.closed:
+                self._cancellations[member.replica_id] = error
+            return ReplicaState.CANCELLED
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  (whatever it is, `outcome` says what comes of it)
+            self._fail(member, error)
+            return ReplicaState.FAILED
+        self._results[member.replica_id] = result
+        return ReplicaState.EXITED
+
+    def _fail(self, member: Member, error: BaseException) -> None:
+        """Note a failure. A replica's own, the first, closes the group; what others then run into is an echo."""
+        group = self._group
+        if group.closed and isinstance(error, CollectiveError):
+            return
+        if all(error is not known for known in self._failures.values()):
+            error.add_note(note_of_failure(group, member))
+        self._failures[member.replica_id] = error
+        if not group.closed:
+            group.close()
+
+    def _context(self, member: Member) -> ReplicaContext:
+        worker = DeviceWorker(member.device, self._group.engine.call_soon_threadsafe)
+        self._workers.append(worker)
+        return ReplicaContext._of(self._strategy, member, worker)

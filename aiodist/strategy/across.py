@@ -1,0 +1,163 @@
+"""Reducing and gathering per-replica values in cross-replica context, along an axis too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist.collective.exchange import normalized_axis
+from aiodist.collective.reduction import reduce_leaf
+from aiodist.collective.signature import LeafType, describe_leaf
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.values import DistributedValues, Mirrored
+from aiodist_kernels import ReduceOp
+
+Array = np.ndarray[Any, Any]
+
+
+def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int) -> Any:
+    """Return a nest with every per-replica leaf reduced over the replicas, and along ``axis`` unless it is None.
+
+    Raises:
+        TypeError: the op does not take a leaf's dtype.
+        ValueError: a SUM of a plain value on several replicas; shapes differ; an axis out of range.
+    """
+    return nests.map_leaves(lambda leaf: _reduce(op, leaf, axis, num_replicas), value)
+
+
+def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
+    components = _components(op, leaf, num_replicas)
+    described = [describe_leaf(component) for component in components]
+    if axis is not None:
+        return _reduce_along(op, [np.asarray(component) for component in components], axis)
+    shapes, dtypes, types = ([*column] for column in zip(*described, strict=True))
+    for what, column in (("shape", shapes), ("dtype", dtypes), ("type", types)):
+        for replica_id, found in enumerate(column):
+            if found != column[0]:
+                raise ValueError(
+                    f"the components must have the same {what}; replica 0's is {column[0]}, replica {replica_id}'s is "
+                    f"{found}; to reduce ragged batches, give the axis that they differ along"
+                )
+    if types[0] is LeafType.PYTHON_NUMBER:
+        kernels.check_number(op, dtypes[0])
+    return reduce_leaf(op, components, types[0])
+
+
+def _components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
+    """Return what there is to reduce: a component a replica, or one value that stands for all of them."""
+    if isinstance(leaf, DistributedValues):
+        if len(leaf.values) != num_replicas:
+            raise ValueError(f"expected {num_replicas} components, one for each replica, got {len(leaf.values)}")
+        same = isinstance(leaf, Mirrored) and op is not ReduceOp.SUM and op is not ReduceOp.PRODUCT
+        return leaf.values[:1] if same else leaf.values
+    if num_replicas > 1 and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+        raise ValueError(
+            f"{op.name} expects a per-replica value; a plain value is the same on all {num_replicas} replicas, and "
+            "whether it counts once or for each cannot be known: reduce with MEAN, or return it from strategy.run"
+        )
+    return [leaf]
+
+
+def _reduce_along(op: ReduceOp, arrays: Sequence[Array], axis: Any) -> Any:
+    """Reduce each array along the axes, then over the replicas; a MEAN divides once, by the true count."""
+    kernels.result_dtype(op, arrays[0].dtype)
+    axes = _axes(axis, arrays[0].ndim)
+    for replica_id, array in enumerate(arrays):
+        if (
+            array.ndim != arrays[0].ndim
+            or array.dtype != arrays[0].dtype
+            or _rest(array, axes) != _rest(arrays[0], axes)
+        ):
+            raise ValueError(
+                f"the components may differ along axis {axis} only; replica 0's is {arrays[0].dtype}"
+                f"{list(arrays[0].shape)}, replica {replica_id}'s is {array.dtype}{list(array.shape)}"
+            )
+    return _frozen(_mean(arrays, axes) if op is ReduceOp.MEAN else _fold(op, arrays, axes))
+
+
+def _axes(axis: Any, rank: int) -> tuple[int, ...]:
+    axes = tuple(normalized_axis(a, rank) for a in (axis if isinstance(axis, (tuple, list)) else (axis,)))
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"axis names an axis twice: {axis!r}")
+    return axes
+
+
+def _rest(array: Array, axes: Sequence[int]) -> list[int]:
+    return [size for dimension, size in enumerate(array.shape) if dimension not in axes]
+
+
+def _count(array: Array, axes: Sequence[int]) -> int:
+    return math.prod(array.shape[axis] for axis in axes)
+
+
+_LOCAL: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.add.reduce,
+    ReduceOp.PRODUCT: np.multiply.reduce,
+    ReduceOp.MIN: np.minimum.reduce,
+    ReduceOp.MAX: np.maximum.reduce,
+}
+
+
+def _fold(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
+    dtype = kernels.result_dtype(op, arrays[0].dtype)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        arrays = [array for array in arrays if _count(array, axes)] or _nothing(op, axes)
+        return kernels.reduce(op, [np.asarray(_LOCAL[op](array, axis=axes), dtype) for array in arrays])
+    wide = _accumulator(dtype)
+    parts = [np.asarray(_LOCAL[op](array, axis=axes, dtype=wide), wide) for array in arrays]
+    return np.asarray(kernels.reduce(op, parts).astype(dtype))
+
+
+def _nothing(op: ReduceOp, axes: tuple[int, ...]) -> list[Array]:
+    raise ValueError(f"{op.name} along axis {axes} needs at least one element, got empty components on every replica")
+
+
+def _mean(arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
+    dtype = kernels.result_dtype(ReduceOp.MEAN, arrays[0].dtype)
+    wide = np.dtype(np.complex128) if dtype.kind == "c" else np.dtype(np.float64)
+    parts = [np.asarray(np.add.reduce(array, axis=axes, dtype=wide), wide) for array in arrays]
+    count = sum(_count(array, axes) for array in arrays)
+    with np.errstate(all="ignore"):  # the mean of nothing is NaN, as in TensorFlow
+        return np.asarray((kernels.reduce(ReduceOp.SUM, parts) / np.float64(count)).astype(dtype))
+
+
+def _accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
+
+
+def _frozen(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def gather_nest(value: Any, axis: Any, num_replicas: int) -> Any:
+    """Return a nest with every per-replica leaf put together along an axis, in replica order; other leaves as they are.
+
+    Raises:
+        TypeError: a component is no array.
+        ValueError: the axis is out of range, or the components differ in more than the size along it.
+    """
+    return nests.map_leaves(lambda leaf: _gather(leaf, axis, num_replicas), value)
+
+
+def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
+    if not isinstance(leaf, DistributedValues):
+        if num_replicas == 1 and leaf is not None:
+            normalized_axis(axis, len(describe_leaf(leaf)[0]))
+        return leaf
+    for component in leaf.values:
+        describe_leaf(component)
+    first = np.asarray(leaf.values[0])
+    along = normalized_axis(axis, first.ndim)
+    for replica_id, component in enumerate(leaf.values):
+        array = np.asarray(component)
+        if array.ndim != first.ndim or array.dtype != first.dtype or _rest(array, [along]) != _rest(first, [along]):
+            raise ValueError(
+                f"the components may differ along axis {along} only; replica 0's is {first.dtype}{list(first.shape)}, "
+                f"replica {replica_id}'s is {array.dtype}{list(array.shape)}"
+            )
+    return _frozen(np.concatenate([np.asarray(component) for component in leaf.values], axis=along))

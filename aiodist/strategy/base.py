@@ -1,0 +1,194 @@
+"""Strategies: the replicas of a program, and the way to run a function on all of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from anyio.lowlevel import checkpoint
+
+from aiodist.collective.group import SyncGroup
+from aiodist.replica import arguments
+from aiodist.replica.context import ReplicaContext
+from aiodist.replica.engine import SoloEngine
+from aiodist.replica.merge import merge
+from aiodist.replica.refusal import ANY_THREAD, NO_RUN
+from aiodist.replica.scheduler import run_replicas
+from aiodist.strategy import across
+from aiodist.strategy.extended import StrategyExtended
+from aiodist.strategy.scope import Scope, require_cross_replica
+from aiodist.vocabulary.options import CommunicationOptions
+from aiodist.vocabulary.values import DistributedValues, regroup, select_replica
+
+
+class Strategy:
+    """A set of replicas that work in step. `MirroredStrategy` is the one to use; this is its base.
+
+    The default strategy, which is in force where no other is, has one replica, on CPU:0.
+
+    Args:
+        extended: its devices and settings.
+    """
+
+    _is_default = False
+
+    def __init__(self, extended: StrategyExtended) -> None:
+        if not isinstance(extended, StrategyExtended):
+            raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
+        self._extended = extended
+
+    def __repr__(self) -> str:
+        devices = self._extended.devices
+        shown = ", ".join(devices) if len(devices) <= 4 else f"{', '.join(devices[:2])}, … {devices[-1]}"
+        return f"<{type(self).__name__}: {len(devices)} replica{'s' * (len(devices) > 1)} on {shown}>"
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas work in step."""
+        return len(self._extended.devices)
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The strategy's devices and settings."""
+        return self._extended
+
+    @property
+    def cluster_resolver(self) -> None:
+        """The cluster that the strategy spans: None, for one process."""
+        return None
+
+    def scope(self) -> Scope:
+        """Return a with-block that is in cross-replica context of this strategy, and gives the strategy.
+
+        Raises (when entered):
+            ReplicaContextError: inside a replica, or under another strategy.
+        """
+        return Scope(self)
+
+    async def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Run a function on every replica, each in a task of its own, and wait for all of them.
+
+        Args:
+            fn: a coroutine function; a plain function is accepted, and runs in one go.
+            args: a tuple or list of its positional arguments. Per-replica values in them, at any depth, give each
+                replica its component; everything else is passed as it is.
+            kwargs: its keyword arguments, likewise.
+            options: the options of this run's collectives, over the strategy's.
+
+        Returns:
+            What the replicas returned, regrouped leaf by leaf: arrays and NumPy scalars as `PerReplica`, other objects
+            too where they differ, and bare where all replicas returned the identical one. With one replica, its own
+            value.
+
+        Raises:
+            CollectiveError: the replicas did not meet in a collective.
+            ExceptionGroup: several replicas raised exceptions of several types.
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: ``args`` is no tuple or list, ``kwargs`` no mapping, ``fn`` no function.
+            ValueError: a per-replica value has another number of components; the replicas returned nests of
+                different structure.
+            Exception: what a replica raised, with a note that names it.
+        """
+        require_cross_replica(self, "strategy.run")
+        if not callable(fn):
+            raise TypeError(f"strategy.run expects a function, got {fn!r}")
+        args, kwargs = arguments.call_arguments(args, kwargs)
+        size = self.num_replicas_in_sync
+        calls = [(fn, *self._select(replica_id, args, kwargs)) for replica_id in range(size)]
+        group = self._extended.new_group(arguments.options(options, None))
+        return regroup(await run_replicas(self, group, calls))
+
+    def _select(
+        self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        size = self.num_replicas_in_sync
+        return (
+            tuple(select_replica(replica_id, value, size) for value in args),
+            {name: select_replica(replica_id, value, size) for name, value in kwargs.items()},
+        )
+
+    async def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Reduce a per-replica value to one, over the replicas and along an axis.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
+            value: a nest of per-replica values, as `run` returns them. A plain value reduces with MEAN to itself.
+            axis: None, or an axis or a tuple of axes to reduce too. Sizes along it may differ between replicas;
+                a MEAN divides by the true number of elements.
+
+        Returns:
+            A nest of reduced values; arrays are read-only.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: the op does not take a dtype.
+            ValueError: an unknown op; shapes that differ; an axis out of range; a plain value with SUM on several
+                replicas.
+        """
+        require_cross_replica(self, "strategy.reduce")
+        op = arguments.reduce_op(reduce_op)
+        await checkpoint()
+        return across.reduce_nest(op, value, axis, self.num_replicas_in_sync)
+
+    async def gather(self, value: Any, axis: int) -> Any:
+        """Put the components of a per-replica value together along an axis, in replica order.
+
+        Args:
+            value: a nest of per-replica arrays; their sizes along ``axis`` may differ.
+            axis: the axis; a negative one counts from the end.
+
+        Returns:
+            A nest of read-only arrays; what is no per-replica value stays as it is.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: a component is no array.
+            ValueError: the axis is out of range, or the components differ in more than their size along it.
+        """
+        require_cross_replica(self, "strategy.gather")
+        await checkpoint()
+        return across.gather_nest(value, axis, self.num_replicas_in_sync)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of a nest of per-replica values: a tuple with one nest a replica.
+
+        Raises:
+            ValueError: a per-replica value has another number of components than there are replicas.
+        """
+        if isinstance(value, DistributedValues) and len(value.values) == self.num_replicas_in_sync:
+            return value.values
+        size = self.num_replicas_in_sync
+        return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
+
+    def _standing_group(self) -> SyncGroup:
+        """Return a sync group for a context that is made by hand: a replica that is alone, or none that runs."""
+        group = self._extended.new_group()
+        if group.size > 1:
+            group.thread = NO_RUN
+        else:
+            group.attach(SoloEngine(functools.partial(merge, group, self)), ANY_THREAD)
+        return group
+
+
+class _DefaultStrategy(Strategy):
+    _is_default = True
+
+    def __init__(self) -> None:
+        super().__init__(StrategyExtended(("CPU:0",)))
+        self._replica_context = ReplicaContext(self, 0)
+
+
+@functools.cache
+def default_strategy() -> _DefaultStrategy:
+    """Return the strategy that is in force where no other is: one replica, on CPU:0."""
+    return _DefaultStrategy()
+
+
+Strategy.__module__ = "aiodist"

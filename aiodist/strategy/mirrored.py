@@ -1,0 +1,42 @@
+"""MirroredStrategy: replicas on the devices of one machine, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.strategy.base import Strategy
+from aiodist.strategy.extended import StrategyExtended
+from aiodist.vocabulary.options import CommunicationOptions
+
+
+class MirroredStrategy(Strategy):
+    """Synchronous data parallelism on the devices of one machine: one replica a device, all in one process.
+
+    Args:
+        devices: one device a replica, e.g. ``["CPU:0", "CPU:1"]``, spelled as in TensorFlow, in any case. ``CPU:k`` is
+            a logical device and exists for every k. None: all GPUs, else CPU:0.
+        cross_device_ops: how values are reduced across devices; None lets aiodist choose.
+        communication_options: the options of every collective.
+        order_check: what makes two calls the same collective beside what they ask for: "call_site", the place of the
+            call; "call_path", the places of all its callers up to the replica's function; "signature", nothing.
+
+    Raises:
+        DeviceNotFoundError: a device does not exist on this machine.
+        TypeError: an argument of the wrong type.
+        ValueError: a device is misspelled or given twice; an unknown ``order_check``.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: None = None,
+        *,
+        communication_options: CommunicationOptions | None = None,
+        order_check: str = "call_site",
+    ) -> None:
+        if cross_device_ops is not None:
+            raise TypeError(f"cross_device_ops must be None, got {cross_device_ops!r}")
+        super().__init__(StrategyExtended.on(devices, communication_options, order_check))
+
+
+MirroredStrategy.__module__ = "aiodist"

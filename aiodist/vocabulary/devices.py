@@ -1,0 +1,77 @@
+"""Device names: the spellings of TensorFlow and CUDA, and the one canonical form, ``CPU:0`` or ``GPU:0``.
+
+``CPU:k`` is a logical device and exists for every k; each has a worker thread of its own while it is used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from aiodist.vocabulary.errors import DeviceNotFoundError
+
+_SPELLING = re.compile(
+    r"""
+    (?: /? job:[a-z][a-z0-9_]* / replica:\d+ / task:\d+ (?= / ) )?   # the prefix of TensorFlow's full names
+    (?: / )? (?: device: )?
+    (?P<kind> [a-z]+ ) : (?P<index> \d+ )
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU"}
+
+
+def canonical(device: str) -> str:
+    """Return the canonical form of a device's name, e.g. ``"CPU:0"`` for ``"/cpu:0"``.
+
+    Args:
+        device: "CPU:0", "/cpu:1", "GPU:0", "cuda:0", "/job:localhost/replica:0/task:0/device:GPU:0"; in any case.
+
+    Raises:
+        TypeError: ``device`` is no string.
+        ValueError: it is not spelled as a device, or its kind is unknown.
+    """
+    if not isinstance(device, str):
+        raise TypeError(f"a device is named by a string such as 'CPU:0', got {device!r}")
+    match = _SPELLING.fullmatch(device)
+    if match is None:
+        raise ValueError(f"expected a device such as 'CPU:0' or 'GPU:1', got {device!r}")
+    kind = _KINDS.get(match["kind"].lower())
+    if kind is None:
+        raise ValueError(f"unknown kind of device {match['kind']!r} in {device!r}; the kinds are CPU and GPU")
+    return f"{kind}:{int(match['index'])}"
+
+
+def available() -> tuple[str, ...]:
+    """Return the devices of this machine, in canonical form; of the logical CPU devices, the first stands for all."""
+    return ("CPU:0",)
+
+
+def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the canonical names of ``devices``, which exist and differ; for None all GPUs, else CPU:0.
+
+    Raises:
+        TypeError: ``devices`` is a single string, no sequence, or holds something else than strings.
+        ValueError: none are given, one is misspelled, of an unknown kind, or given twice.
+        DeviceNotFoundError: one does not exist on this machine.
+    """
+    if devices is None:
+        existing = available()
+        return tuple(d for d in existing if d.startswith("GPU")) or existing
+    if isinstance(devices, str):
+        raise TypeError(f"devices must be a sequence of strings, got the string {devices!r}; write [{devices!r}]")
+    names = tuple(canonical(device) for device in devices)
+    if not names:
+        raise ValueError("devices must name at least one device, got none; write ['CPU:0']")
+    for i, name in enumerate(names):
+        if name in names[:i]:
+            raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(devices)}")
+        _require(name)
+    return names
+
+
+def _require(name: str) -> None:
+    if name.startswith("CPU:") or name in available():
+        return
+    exist = ", ".join(available())
+    raise DeviceNotFoundError(f"there is no device {name!r} here; these exist: {exist} (and CPU:k for every k)")

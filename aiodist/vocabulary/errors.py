@@ -1,0 +1,59 @@
+"""The errors of aiodist: few, each saying who raises it and what to do.
+
+Argument errors are the built-in `TypeError` and `ValueError`, raised at the call that made them.
+"""
+
+from __future__ import annotations
+
+from aiodist.vocabulary.reports import CollectiveReport
+
+
+class CollectiveError(RuntimeError):
+    """Replicas did not meet in a collective. Raised at the await of every replica that waits, and out of `run`.
+
+    Attributes:
+        report: who differs, in what, and where.
+    """
+
+    def __init__(self, report: CollectiveReport) -> None:
+        super().__init__(report)
+        self.report = report
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+
+class CollectiveMismatchError(CollectiveError):
+    """The replicas are at different collectives: another order, kind, reduce op, shape, dtype or call site.
+
+    Make every replica issue the same calls in the same order; where two branches are meant to meet in one
+    collective, give both calls the same ``name``.
+    """
+
+
+class IncompleteCollectiveError(CollectiveError):
+    """A replica ended without the collective, or was cancelled out of it, while others wait in it."""
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError):
+    """``timeout_seconds`` passed before every replica had arrived. The report says where each missing one is now."""
+
+
+class ReplicaContextError(RuntimeError):
+    """A call in the wrong context: outside a replica, in another's, after the run, or under another strategy."""
+
+
+class DeviceNotFoundError(ValueError):
+    """A device was asked for that this machine does not have. The text lists those that exist."""
+
+
+for _error in (
+    CollectiveError,
+    CollectiveMismatchError,
+    IncompleteCollectiveError,
+    CollectiveTimeoutError,
+    ReplicaContextError,
+    DeviceNotFoundError,
+):
+    _error.__module__ = "aiodist"  # a traceback shows the name that a user imports
+del _error

@@ -1,0 +1,51 @@
+"""Nests: tuples, lists, dicts and their kin, namedtuples, registered dataclasses, as optree knows them.
+
+optree orders dict keys by sorting, so two dicts that were filled in another order are the same nest, and it puts a
+result's keys back into the order of the nest that it came from. Types are registered with optree, globally or in the
+namespace ``"aiodist"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import optree
+
+NAMESPACE = "aiodist"
+Structure = optree.PyTreeSpec
+
+
+def flatten(value: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a nest in which None is empty, as it is in a collective."""
+    leaves, structure = optree.tree_flatten(value, namespace=NAMESPACE)
+    return leaves, structure
+
+
+def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a nest in which None is a leaf, as it is in arguments and results."""
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    return leaves, structure
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """Return the nest of that structure with these leaves."""
+    return structure.unflatten(leaves)
+
+
+def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
+    """Return the nest with ``fn`` applied to every leaf; None is a leaf."""
+    return optree.tree_map(fn, value, none_is_leaf=True, namespace=NAMESPACE)
+
+
+def leaf_paths(structure: Structure, root: str) -> list[str]:
+    """Return the code that reaches each leaf from a variable called ``root``, e.g. ``grads['w'][0]``."""
+    return [accessor.codify(root) for accessor in structure.accessors()]
+
+
+def difference(a: Any, b: Any, root: str) -> str:
+    """Say in one sentence where two structures first differ, e.g. ``value['w'] stands on one side only``."""
+    paths_a, paths_b = leaf_paths(a, root), leaf_paths(b, root)
+    for path in sorted(set(paths_a) ^ set(paths_b)):
+        return f"{path} stands on one side only"
+    return f"{root} is {a} on one side and {b} on the other"
