@@ -39,7 +39,7 @@ class Bar:
     def __init__(self, console: Console, steps: int, title: str) -> None:
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[text]}", style="cyan"),
             TimeElapsedColumn(),
@@ -101,7 +101,7 @@ class Watch:
     Args:
         console: where to show it.
         steps: how many steps there will be.
-        title: what is running.
+        title: what runs, such as ``4 replicas``.
         wording: what to say about a loss, in nats.
         lines: how many lines to print over the run where there is no place for a bar.
 
@@ -143,5 +143,5 @@ class Watch:
     ) -> None:
         self._display.stop()
         if isinstance(error, KeyboardInterrupt):
-            where = f"interrupted at step {self._done} of {self._steps}, {self._title}"
+            where = f"interrupted at step {self._done} of {self._steps} on {self._title}"
             raise InterruptedRun(f"{where}; nothing was saved") from None

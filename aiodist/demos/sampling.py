@@ -10,7 +10,7 @@ from aiodist.demos.perceptron import Weights
 
 
 def continue_text(
-    model: LanguageModel, weights: Weights, corpus: Corpus, prompt: str, length: int, *, seed: int, heat: float = 0.5
+    model: LanguageModel, weights: Weights, corpus: Corpus, prompt: str, length: int, *, seed: int, heat: float = 0.4
 ) -> str:
     """Return `length` characters that the model draws after the prompt; the cooler, the likelier each is."""
     rng = np.random.default_rng(seed)

@@ -15,7 +15,7 @@ SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
 
 def watched(console: Console, steps: int, *, upto: int | None = None, lines: int = 10) -> None:
-    with Watch(console, steps, "training", "loss {:.3f}".format, lines=lines) as watch:
+    with Watch(console, steps, "2 replicas", "loss {:.3f}".format, lines=lines) as watch:
         for _ in range(steps if upto is None else upto):
             watch.step(2.0)
         if upto is not None:
@@ -37,9 +37,9 @@ def test_pipe_gets_a_line_at_the_first_step_and_at_each_tenth_of_the_run() -> No
     watched(console, 50)
     lines = out.getvalue().splitlines()
     assert len(lines) == 11
-    assert lines[0] == "training, step  1 of 50: loss 2.000"
-    assert lines[1].startswith("training, step  5 of 50: loss 2.000, ")
-    assert lines[-1].startswith("training, step 50 of 50: loss 2.000, ")
+    assert lines[0] == "2 replicas, step  1 of 50: loss 2.000"
+    assert lines[1].startswith("2 replicas, step  5 of 50: loss 2.000, ")
+    assert lines[-1].startswith("2 replicas, step 50 of 50: loss 2.000, ")
     assert all(line.endswith(" steps/s") for line in lines[1:])
     assert "\x1b" not in out.getvalue()
 
@@ -71,20 +71,20 @@ def test_dumb_terminal_gets_lines() -> None:
 @pytest.mark.parametrize("make", [pipe, terminal])
 def test_interruption_says_where(make: Callable[[], tuple[Console, io.StringIO]]) -> None:
     console, out = make()
-    with pytest.raises(InterruptedRun, match=r"^interrupted at step 3 of 20, training; nothing was saved$"):
+    with pytest.raises(InterruptedRun, match=r"^interrupted at step 3 of 20 on 2 replicas; nothing was saved$"):
         watched(console, 20, upto=3)
     assert out.getvalue().count(HIDE_CURSOR) == out.getvalue().count(SHOW_CURSOR)
 
 
 def test_smoothed_loss_starts_at_the_first() -> None:
     console, out = pipe()
-    with Watch(console, 1, "training", "loss {:.3f}".format) as watch:
+    with Watch(console, 1, "2 replicas", "loss {:.3f}".format) as watch:
         watch.step(4.0)
     assert "loss 4.000" in out.getvalue()
 
 
 def test_other_errors_pass_through() -> None:
     console, out = terminal()
-    with pytest.raises(ZeroDivisionError), Watch(console, 2, "training", str):
+    with pytest.raises(ZeroDivisionError), Watch(console, 2, "2 replicas", str):
         raise ZeroDivisionError
     assert out.getvalue().endswith(SHOW_CURSOR)

@@ -1,0 +1,18 @@
+"""Where demos print."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from rich.console import Console
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        """Tell the caller, instead of ending the process from within a replica."""
+        raise BrokenPipeError
+
+
+def open_console() -> Console:
+    """Return a console on standard output, which obeys NO_COLOR and prints what it is given as it is."""
+    return _Console(highlight=False, markup=False, emoji=False)

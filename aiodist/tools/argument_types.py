@@ -1,0 +1,36 @@
+"""What command-line arguments may be; argparse turns the errors into one line and exit code 2."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1 on."""
+    number = natural(text)
+    if number < 1:
+        raise ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
+    return number
+
+
+def natural(text: str) -> int:
+    """Read a whole number from 0 on."""
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return int(text)
+
+
+def positives(text: str) -> tuple[int, ...]:
+    """Read different whole numbers from 1 on, separated by commas."""
+    numbers = tuple(positive(part.strip()) for part in text.split(","))
+    if len(set(numbers)) < len(numbers):
+        raise ArgumentTypeError(f"expected different numbers, got {text!r}")
+    return numbers
+
+
+def devices(text: str) -> tuple[str, ...]:
+    """Read device names, separated by commas; what they may be is the strategy's to say."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise ArgumentTypeError(f"expected device names separated by commas, such as CPU:0,CPU:1, got {text!r}")
+    return names

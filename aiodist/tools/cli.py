@@ -1,0 +1,63 @@
+"""The command line: `aiodist`, and `python -m aiodist`."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+
+import aiodist
+from aiodist.demos.endings import InterruptedRun, MissingExtraError
+from aiodist.tools.demo_commands import UsageError, add_demo
+from aiodist.tools.exits import Exit
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return the exit code: 0, 1 if what it checks does not hold, 2 for bad usage, 130 after Ctrl-C.
+
+    Args:
+        argv: the arguments; None: those of the process.
+
+    Raises:
+        SystemExit: from argparse: code 2 with a line on what is wrong, or 0 after `--help` and `--version`.
+    """
+    _print_anything()
+    arguments = build_parser().parse_args(argv)
+    try:
+        return int(arguments.command(arguments))
+    except (UsageError, MissingExtraError) as error:
+        return _end(f"aiodist: error: {error}", Exit.USAGE)
+    except InterruptedRun as interruption:
+        return _end(str(interruption), Exit.INTERRUPTED)
+    except KeyboardInterrupt:
+        return _end("interrupted", Exit.INTERRUPTED)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit has somewhere to go
+        return Exit.BROKEN_PIPE
+
+
+def build_parser() -> ArgumentParser:
+    """Return the parser of all commands."""
+    parser = ArgumentParser(
+        prog="aiodist",
+        description="Synchronous data-parallel replicas as coroutines on one event loop, with every collective's order "
+        "checked.",
+    )
+    parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_demo(commands)
+    return parser
+
+
+def _end(line: str, code: Exit) -> Exit:
+    print(line, file=sys.stderr)
+    return code
+
+
+def _print_anything() -> None:
+    """Let characters that the terminal's encoding lacks become question marks, not errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

@@ -1,0 +1,128 @@
+"""`aiodist demo ...`: the commands that show the library at work."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import aiodist
+from aiodist.tools.argument_types import devices, natural, positive, positives
+from aiodist.tools.exits import Exit
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+class UsageError(Exception):
+    """The arguments do not go together; the text is for a person."""
+
+
+def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the `demo` command with a command for each demo."""
+    demo = commands.add_parser("demo", help="training runs and an error report, to see the library at work")
+    demos = demo.add_subparsers(title="demos", metavar="DEMO", required=True)
+    _add_text(demos)
+    _add_digits(demos)
+    _add_mismatch(demos)
+
+
+def _add_text(demos: _SubParsersAction[ArgumentParser]) -> None:
+    text = demos.add_parser(
+        "text",
+        help="train a character language model on the Python manual",
+        description="Train a character language model in NumPy on the manual pages of the standard library "
+        "(pydoc_data.topics). Every replica computes on its part of each batch in the worker thread of its device; "
+        "gradients are averaged by all_reduce. Exit code 1 if the replicas end with different weights.",
+    )
+    text.add_argument("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
+    _add_common(text, steps=1500)
+    text.set_defaults(command=_run_text)
+
+
+def _add_digits(demos: _SubParsersAction[ArgumentParser]) -> None:
+    digits = demos.add_parser(
+        "digits",
+        help="read digits; the same loss curve on 1, 2, 4 and 8 replicas",
+        description="Train a classifier of scikit-learn's digits on several numbers of replicas with the same global "
+        "batches, and compare the loss curves. Exit code 1 if curves or weights differ. Needs the extra `examples`.",
+    )
+    digits.add_argument(
+        "--replicas", type=positives, metavar="N,N,...", default=(1, 2, 4, 8), help="how many (default: 1,2,4,8)"
+    )
+    _add_common(digits, steps=400)
+    digits.set_defaults(command=_run_digits)
+
+
+def _add_mismatch(demos: _SubParsersAction[ArgumentParser]) -> None:
+    mismatch = demos.add_parser(
+        "mismatch",
+        help="the report on a program in which one replica takes another branch",
+        description="Run a wrong program and print the report on it. Exit code 0: showing it is the purpose.",
+    )
+    mismatch.set_defaults(command=_run_mismatch)
+
+
+def _add_common(parser: ArgumentParser, *, steps: int) -> None:
+    parser.add_argument(
+        "--steps", type=positive, metavar="N", default=steps, help="how many steps (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        metavar="N",
+        default=0,
+        help="the same seed gives the same weights (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--devices", type=devices, metavar="NAME,NAME,...", help="one for each replica (default: CPU:0,CPU:1,...)"
+    )
+
+
+def _run_text(arguments: Namespace) -> Exit:
+    from aiodist.demos.text import run_text
+
+    names = arguments.devices
+    replicas = arguments.replicas or (len(names) if names else 4)
+    if names and len(names) != replicas:
+        raise UsageError(f"--replicas {replicas} with {len(names)} --devices: name one device for each replica")
+    strategy = strategy_on(names or cpus(replicas))
+    return _exit(run_text(strategy, steps=arguments.steps, seed=arguments.seed))
+
+
+def _run_digits(arguments: Namespace) -> Exit:
+    from aiodist.demos.digits import run_digits
+
+    most = max(arguments.replicas)
+    names = arguments.devices or cpus(most)
+    if len(names) < most:
+        raise UsageError(f"--replicas up to {most} with {len(names)} --devices: name one device for each replica")
+    strategies = [strategy_on(names[:replicas]) for replicas in arguments.replicas]
+    return _exit(run_digits(strategies, steps=arguments.steps, seed=arguments.seed))
+
+
+def _run_mismatch(_: Namespace) -> Exit:
+    from aiodist.demos.mismatch import run_mismatch
+
+    return _exit(run_mismatch())
+
+
+def strategy_on(devices: Sequence[str]) -> aiodist.MirroredStrategy:
+    """Return a strategy on the given devices.
+
+    Raises:
+        UsageError: there are no such devices, or one is named twice.
+    """
+    try:
+        return aiodist.MirroredStrategy(devices)
+    except ValueError as error:
+        raise UsageError(f"--devices: {error}") from error
+
+
+def cpus(count: int) -> tuple[str, ...]:
+    """Name the first `count` logical CPU devices."""
+    return tuple(f"CPU:{index}" for index in range(count))
+
+
+def _exit(as_expected: bool) -> Exit:
+    return Exit.DONE if as_expected else Exit.FAILED

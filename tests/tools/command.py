@@ -1,0 +1,88 @@
+"""The command line as a person starts it: in a process of its own, behind a pipe or in a terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from tests.project.paths import SOURCES
+
+ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
+
+Action: TypeAlias = Callable[[subprocess.Popen[bytes]], None]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended, and what it had printed, standard error too."""
+
+    code: int
+    output: str
+
+    @property
+    def last_line(self) -> str:
+        """The last line with anything on it, without what moves a cursor or colours."""
+        return ESCAPES.sub("", self.output).rstrip().splitlines()[-1]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return this process's variables with ours on the path, a plain terminal, and the given ones."""
+    inherited = {
+        name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}
+    }
+    return inherited | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), "TERM": "xterm-256color", **variables}
+
+
+def behind_pipe(arguments: Sequence[str], *, when: str = "", act: Action | None = None, **variables: str) -> Ended:
+    """Run `aiodist` with its output in a pipe; `act` on the process once `when` has been printed."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiodist", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(**variables),
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        output = _follow(process, process.stdout.fileno(), when, act)
+    return Ended(process.returncode, output)
+
+
+def in_terminal(arguments: Sequence[str], *, when: str = "", act: Action | None = None, **variables: str) -> Ended:
+    """Do the same in a terminal."""
+    import pty
+
+    ours, its = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiodist", *arguments],
+        stdin=its,
+        stdout=its,
+        stderr=its,
+        env=environment(**variables),
+        start_new_session=True,
+    ) as process:
+        os.close(its)
+        output = _follow(process, ours, when, act)
+    os.close(ours)
+    return Ended(process.returncode, output)
+
+
+def _follow(process: subprocess.Popen[bytes], source: int, when: str, act: Action | None) -> str:
+    output = b""
+    while chunk := _read(source):
+        output += chunk
+        if act and when.encode() in output:
+            act(process)
+            act = None
+    return output.decode()
+
+
+def _read(source: int) -> bytes:
+    try:
+        return os.read(source, 4096)
+    except OSError:  # so Linux says that the last process has closed its side of a terminal
+        return b""

@@ -1,0 +1,59 @@
+"""Ctrl-C in the middle of a run, as a person does it: a signal to a real process, in a terminal and behind a pipe."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from tests.tools.command import Ended, behind_pipe, environment, in_terminal
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
+LONG_RUN = ["demo", "text", "--steps", "1000000", "--replicas"]
+SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
+LINE = re.compile(r"interrupted at step (\d+) of 1000000 on (\d) replicas?; nothing was saved")
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("run", [behind_pipe, in_terminal])
+@pytest.mark.parametrize("replicas", ["1", "4"])
+def test_interruption_ends_in_one_line(run: Callable[..., Ended], replicas: str) -> None:
+    ended = run([*LONG_RUN, replicas], when="bits/char", act=interrupt)
+    assert ended.code == 130
+    assert (line := LINE.fullmatch(ended.last_line))
+    assert int(line[1]) >= 1
+    assert line[2] == replicas
+    assert "Traceback" not in ended.output
+    assert "Error" not in ended.output
+    assert ended.output.count("interrupted") == 1
+
+
+def test_terminal_gets_its_cursor_back() -> None:
+    ended = in_terminal([*LONG_RUN, "4"], when="bits/char", act=interrupt)
+    assert HIDE_CURSOR in ended.output
+    assert ended.output.rindex(SHOW_CURSOR) > ended.output.rindex(HIDE_CURSOR)
+
+
+def test_interruption_before_the_first_step_says_so() -> None:
+    ended = behind_pipe([*LONG_RUN, "4"], when="input", act=interrupt)
+    assert ended.code == 130
+    assert ended.last_line.startswith("interrupted")
+    assert "Traceback" not in ended.output
+
+
+def test_reader_that_goes_away_ends_the_run_without_a_word() -> None:
+    command = [sys.executable, "-m", "aiodist", *LONG_RUN, "2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()) as process:
+        assert process.stdout
+        assert process.stderr
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
