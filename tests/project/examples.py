@@ -1,8 +1,9 @@
 """Run the examples of a document as its reader would.
 
-Three kinds of fenced block are examples; every other block is prose:
+Four kinds of fenced block are examples; every other block is prose:
 
 - `python` whose first line is a comment with a file name, `# train.py`: the block is written to that file.
+- `diff`: a change to such a file, headed `--- train.py` and `+++ train.py`.
 - `console`: a command, `$ python train.py`, and all that it prints. Files of the same document lie beside it. A line
   `...` stands for any number of lines, and `...` in a line for any text.
 - `python` without a file name: run in place, in a namespace that the document's blocks share; `>>>` makes it a doctest.
@@ -53,6 +54,17 @@ def write_program(folder: Path, example: Example) -> None:
     (folder / match[1]).write_text(example.parsed, encoding="utf-8")
 
 
+def change_program(folder: Path, example: Example) -> None:
+    """Change the program that a diff names: replace the lines that it shows as old by those that it shows as new."""
+    before, after, *lines = example.parsed.splitlines()
+    assert before.removeprefix("--- ") == after.removeprefix("+++ ")
+    old, new = ("".join(f"{line[1:]}\n" for line in lines if line[:1] != sign) for sign in "+-")
+    program = folder / before.removeprefix("--- ")
+    text = program.read_text(encoding="utf-8")
+    assert text.count(old) == 1, f"{program.name} does not have these lines once:\n{old}"
+    program.write_text(text.replace(old, new), encoding="utf-8")
+
+
 def run_command(folder: Path, example: Example) -> str | None:
     """Run a command; return what is wrong with its output, None if nothing is."""
     command, _, expected = example.parsed.partition("\n")
@@ -73,5 +85,6 @@ def matches(expected: str, printed: str) -> bool:
 
 def examples_of(document: Path, folder: Path) -> list[Example]:
     """Find the examples of a Markdown file; those with files use `folder`."""
+    diff = CodeBlockParser("diff", partial(change_program, folder))
     console = CodeBlockParser("console", partial(run_command, folder))
-    return list(Sybil([PythonParser(folder), console]).parse(document))
+    return list(Sybil([PythonParser(folder), diff, console]).parse(document))

@@ -16,12 +16,17 @@ SOURCES = (ROOT, ROOT / "kernels")
 PACKAGES = (ROOT / "aiodist", ROOT / "kernels" / "aiodist_kernels")
 
 
+def environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
+    """Return the environment of a process that imports our packages from `sources`, and leaves no files behind."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
 def run_python(arguments: Sequence[str], folder: Path, sources: Sequence[Path] = SOURCES) -> str:
     """Run Python in `folder` with our packages importable from `sources`; return all that it prints, errors too."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "PYTHONDONTWRITEBYTECODE": "1"},
+        env=environment(sources),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -35,6 +35,17 @@ def test_wrong_output_is_found(tmp_path: Path) -> None:
         command.evaluate()
 
 
+def test_diff_changes_the_program(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "```python\n# add.py\na = 1\nb = 2\nprint(a + b)\n```\n"
+        "\n```diff\n--- add.py\n+++ add.py\n-b = 2\n+b = 3\n print(a + b)\n```\n"
+        "\n```console\n$ python add.py\n4\n```\n"
+    )
+    for example in examples_of(page, tmp_path):
+        example.evaluate()
+
+
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [

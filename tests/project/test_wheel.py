@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+import aiodist
 from tests.project.paths import PACKAGES, ROOT, run_python
 
 if TYPE_CHECKING:
     from email.message import Message
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-INFO = f"aiodist-{PROJECT['version']}.dist-info"
+INFO = f"aiodist-{aiodist.__version__}.dist-info"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def sources() -> set[str]:
 
 
 def test_wheel_is_for_every_platform(wheel: Path) -> None:
-    assert wheel.name == f"aiodist-{PROJECT['version']}-py3-none-any.whl"
+    assert wheel.name == f"aiodist-{aiodist.__version__}-py3-none-any.whl"
 
 
 def test_wheel_holds_both_packages_and_nothing_else(names: set[str]) -> None:
