@@ -20,15 +20,17 @@ class Parked:
     Attributes:
         task: the task.
         gone: it was cancelled, and waits no more.
-        linked: the chain has woken it, so it must wake the next.
+        linked: its turn has come, so it must wake the next.
+        suspended: it waits; until then, it cannot be rescheduled.
     """
 
-    __slots__ = ("gone", "linked", "task")
+    __slots__ = ("gone", "linked", "suspended", "task")
 
     def __init__(self, task: trio.lowlevel.Task) -> None:
         self.task = task
         self.gone = False
         self.linked = False
+        self.suspended = False
 
 
 class Chain:
@@ -58,13 +60,20 @@ class Chain:
                 self._lowlevel.reschedule(one.task)
 
     async def park(self, parked: Parked) -> None:
-        """Suspend the current task until its turn comes."""
+        """Suspend the current task until its turn comes. Where that has come already, it only gives way."""
+        if parked.linked:
+            try:
+                await self._lowlevel.checkpoint()
+            finally:
+                self._wake_next()
+            return
         succeeded: trio.lowlevel.Abort = self._lowlevel.Abort.SUCCEEDED
 
         def abort(_: object) -> trio.lowlevel.Abort:
             parked.gone = True
             return succeeded
 
+        parked.suspended = True
         await self._lowlevel.wait_task_rescheduled(abort)
         if parked.linked:
             self._wake_next()
@@ -75,5 +84,6 @@ class Chain:
             one = self._parked.popleft()
             if not one.gone:
                 self._linked = one.linked = True
-                self._lowlevel.reschedule(one.task)
+                if one.suspended:
+                    self._lowlevel.reschedule(one.task)
                 return

@@ -142,7 +142,7 @@ class TrioHandle(CollectiveHandle[T]):
             parked = chain.new_parked()
             chain.extend([parked])
             await chain.park(parked)
-        else:
+        elif meeting.error is None:
             await checkpoint_if_cancelled()
         return cast("T", self._outcome())
 

@@ -19,9 +19,11 @@ from threading import get_ident
 from typing import Any
 
 from anyio import create_task_group, get_cancelled_exc_class
+from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
+from aiodist.collective.verdict import judge
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
 from aiodist.replica.engine import new_engine
@@ -72,10 +74,18 @@ class _Run:
                 engine = new_engine(self._group, tasks, partial(merge, self._group, self._strategy))
                 self._group.attach(engine, get_ident())
                 engine.start([partial(self._drive, member) for member in self._group.members])
+            verdict = self._group.conclude()
+            if verdict is not None or self._cancellations:
+                await checkpoint_if_cancelled()  # the caller's: on trio, a task group does not raise it
+        except get_cancelled_exc_class():
+            error = error_of(None, self._failures)
+            if error is not None:
+                raise error from None
+            raise
         finally:
             for worker in self._workers:
                 worker.close()
-        error = error_of(self._group.conclude(), self._failures)
+        error = error_of(verdict, self._failures)
         if error is None and self._cancellations:
             error = self._cancellations[min(self._cancellations)]
         if error is not None:
@@ -94,6 +104,8 @@ class _Run:
             if not self._running:
                 self._group.engine.close()
         self._group.end(member, state)
+        if state is ReplicaState.FAILED:
+            self._tell_shielded()
 
     async def _call(self, member: Member, context: ReplicaContext) -> ReplicaState:
         if self._group.closed:
@@ -127,6 +139,14 @@ class _Run:
         self._failures[member.replica_id] = error
         if not group.closed:
             group.close()
+
+    def _tell_shielded(self) -> None:
+        """Raise in replicas that wait where no cancellation reaches them: nobody will come."""
+        group = self._group
+        for number in sorted(group.open):
+            meeting = group.open[number]
+            if meeting.waiters and not meeting.agreed:
+                group._fail(meeting, judge(group))
 
     def _context(self, member: Member) -> ReplicaContext:
         worker = DeviceWorker(member.device, self._group.engine.call_soon_threadsafe)
