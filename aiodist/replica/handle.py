@@ -106,7 +106,6 @@ class AsyncioHandle(CollectiveHandle[T]):
             meeting.add_waiter(self._member.replica_id, future)
             if self.last:
                 self.last = False
-                self._member.group.release(meeting)
             try:
                 yield from future
             except CancelledError:
