@@ -4,14 +4,14 @@ from aiodist.replica.context import ReplicaContext
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.extended import StrategyExtended
-from aiodist.strategy.mirrored import MirroredStrategy
-from aiodist.strategy.scope import (
+from aiodist.strategy.in_force import (
     experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
+from aiodist.strategy.mirrored import MirroredStrategy
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,

@@ -6,13 +6,14 @@ Up to eight replicas have a line each; more are told by camps, so that the accou
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 
 from aiodist.collective import hints
 from aiodist.collective import signature as sig
-from aiodist.collective.describe import leaf_text
+from aiodist.collective.describe import FunctionKey, leaf_text
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.reports import CallRecord, Location, Reason, ReplicaReport, ReplicaState
@@ -83,8 +84,6 @@ def shown_file(file: str) -> str:
 
 def _headline(findings: Findings) -> str:
     number = f"collective #{findings.sequence_number}"
-    waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
-    wait = f"{ids(waiting)} wait{'s' if len(waiting) == 1 else ''} in" if waiting else "nobody waits in"
     if findings.reason is Reason.EXITED:
         gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
         return f"{ids(gone)} ended without {number}, which {_others(findings, gone)}"
@@ -92,26 +91,33 @@ def _headline(findings: Findings) -> str:
         was = "was" if len(findings.abandoned) == 1 else "were"
         return f"{ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
     if findings.reason is Reason.TIMEOUT:
-        missing = [r.replica_id for r in findings.replicas if r.state is not ReplicaState.WAITING]
-        if not missing:
-            return f"{number} timed out after {findings.timeout_seconds:.3g} s: its merge function has not returned"
-        have = "has" if len(missing) == 1 else "have"
-        return (
-            f"{number} timed out after {findings.timeout_seconds:.3g} s: {ids(missing)} {have} not arrived, {wait} it"
-        )
+        return f"{number} timed out after {findings.timeout_seconds:.3g} s: {_what_is_late(findings)}"
     return f"replicas disagree at {number}"
 
 
 def _left_before(findings: Findings, replica: ReplicaReport) -> bool:
-    arrived = {replica_id for members, _ in findings.camps for replica_id in members}
-    return replica.state.ended and replica.replica_id not in arrived
+    return replica.state.ended and len_of_program(replica) <= findings.sequence_number
 
 
 def _others(findings: Findings, gone: Sequence[int]) -> str:
     waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
     if waiting:
-        return f"{ids(waiting)} wait{'s' if len(waiting) == 1 else ''} in"
+        return f"{_wait(waiting)} in"
     return f"{ids(set(range(len(findings.replicas))) - set(gone))} called"
+
+
+def _what_is_late(findings: Findings) -> str:
+    arrived = {replica_id for members, _ in findings.camps for replica_id in members}
+    missing = set(range(len(findings.replicas))) - arrived
+    if not missing:
+        return "its merge function has not returned"
+    return f"{ids(missing)} {'has' if len(missing) == 1 else 'have'} not arrived, {_wait(arrived)} in it"
+
+
+def _wait(replicas: Collection[int]) -> str:
+    if not replicas:
+        return "nobody waits"
+    return f"{ids(replicas)} wait{'s' if len(replicas) == 1 else ''}"
 
 
 # Who asked for what, and where.
@@ -192,17 +198,41 @@ def _what_differs(findings: Findings) -> list[str]:
         if a is None or b is None:
             return ["The structures differ: one side passes a single value, the other a nest."]
         return [f"The structures differ: {nests.difference(a, b, 'value')}."]
+    if findings.reason is Reason.MERGE_FN:
+        return _merge_functions_differ(majority, members, *_other_side(findings, majority, odd))
     if findings.reason in (Reason.SHAPE, Reason.DTYPE, Reason.DEVICE):
         return _leaf_differs(findings, majority, members, *_other_side(findings, majority, odd))
     return []
+
+
+_FIELDS = {
+    Reason.MERGE_FN: sig.DETAIL,
+    Reason.SHAPE: sig.SHAPES,
+    Reason.DTYPE: sig.DTYPES,
+    Reason.DEVICE: sig.TYPES,
+}
 
 
 def _other_side(
     findings: Findings, majority: Signature, odd: Sequence[tuple[Sequence[int], Signature]]
 ) -> tuple[Signature, Sequence[int]]:
     """Return the first camp that differs from the majority in the reason given."""
-    field = {Reason.SHAPE: sig.SHAPES, Reason.DTYPE: sig.DTYPES, Reason.DEVICE: sig.TYPES}[findings.reason]
+    field = _FIELDS[findings.reason]
     return next(((s, m) for m, s in odd if s[field] != majority[field]), (odd[0][1], odd[0][0]))
+
+
+def _merge_functions_differ(
+    a: Signature, a_members: Sequence[int], b: Signature, b_members: Sequence[int]
+) -> list[str]:
+    left, right = _function(a[sig.DETAIL]), _function(b[sig.DETAIL])
+    return [f"The merge functions differ: {left} on {_who_briefly(a_members)}, {right} on {_who_briefly(b_members)}."]
+
+
+def _function(key: FunctionKey) -> str:
+    """Return a merge function as text, with the place where it is defined if it has one."""
+    if isinstance(key.code, CodeType):
+        return f"{key.name} at {shown_file(key.file)}:{key.code.co_firstlineno}"
+    return key.name
 
 
 def _leaf_differs(

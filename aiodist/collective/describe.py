@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from types import CodeType
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from aiodist.collective import signature as sig
-from aiodist.collective.callsite import location
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.reports import Reason
@@ -22,12 +21,6 @@ class FunctionKey(NamedTuple):
     file: str
     code: Any
     name: str
-
-    def __str__(self) -> str:
-        if isinstance(self.code, CodeType):
-            place = location(self.code, 0)
-            return f"{self.name} at {place.file}:{self.code.co_firstlineno}"
-        return self.name
 
 
 class _Text:
@@ -68,8 +61,20 @@ def _nest_text(signature: Signature) -> str:
     structure = signature[sig.STRUCTURE]
     if structure is None:
         return leaves[0].text
-    text = repr(nests.unflatten(structure, leaves))
+    text = repr(_in_order_of_keys(structure, iter(leaves)))
     return text if len(text) <= _MAX_NEST else f"{text[: _MAX_NEST - 2]} … ({len(leaves)} leaves)"
+
+
+def _in_order_of_keys(structure: nests.Structure, leaves: Iterator[Any]) -> Any:
+    """Return a nest, its dicts in the order of their leaves: as a text it does not tell which replica came first."""
+    if structure.is_leaf():
+        return next(leaves)
+    children = [_in_order_of_keys(child, leaves) for child in structure.children()]
+    if structure.type is dict:
+        return dict(zip(structure.entries(), children, strict=True))
+    level = structure.one_level()
+    assert level is not None, "only a leaf has none"
+    return level.unflatten(children)
 
 
 def _detail_text(detail: Reason, signature: Signature) -> str:

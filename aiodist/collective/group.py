@@ -59,10 +59,10 @@ class Engine(Protocol):
         """Call ``fn`` in the loop, after what is ready now."""
 
     def wake(self, waiters: Sequence[Any]) -> None:
-        """Resume these, in this order, each after the one before it has run."""
+        """Resume these, in this order, each after the one before it has run; None stands for nobody."""
 
     def wake_failed(self, waiters: Sequence[Any]) -> None:
-        """Resume these with the error of their meeting, before anything else can happen to them."""
+        """Resume these with the error of their meeting, before they can be cancelled; None stands for nobody."""
 
     def alarm(self, at: float) -> None:
         """Call the group's `ring` at that time of ``clock``."""
@@ -153,15 +153,15 @@ class SyncGroup:
         meeting.missing -= 1
         handle = self._handle(meeting, member)
         if self.trouble is not None:
-            handle.last = self._arrive_in_trouble(member, meeting)
+            self._arrive_in_trouble(member, meeting)
         elif not meeting.missing:
-            handle.last = self._agree(meeting, member.replica_id)
+            self._agree(meeting, member.replica_id)
         return handle
 
     def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
-        meeting = self.open[number] = Rendezvous(number, signature, code, offset, self.size)
-        meeting.started = self._clock()
-        meeting.accumulate = self.options.accumulate
+        meeting = self.open[number] = Rendezvous(number, signature, code, offset, self.size, self._clock())
+        if self.options.accumulate != "native":
+            meeting.accumulate = self.options.accumulate
         if self.options.timeout_seconds is not None:
             self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
@@ -180,41 +180,52 @@ class SyncGroup:
             meeting.deadline = deadline
             self._set_alarm(deadline)
 
-    def _agree(self, meeting: Rendezvous, last: int) -> bool:
-        """Complete a meeting whose last replica has arrived, for all of them mean the same; return whether it is."""
+    def _agree(self, meeting: Rendezvous, last: int) -> None:
+        """Complete a meeting whose last replica has arrived: all of them mean the same."""
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
         combine = signature[KIND].combine
         if combine is None:
             self.engine.start_merge(meeting)
-            return False
+            return
         try:
             meeting.result = combine(signature, meeting.values, meeting.accumulate)
-            meeting.fill_outs()
+            if meeting.outs is None:
+                meeting.set_reading()
+            else:
+                meeting.fill_outs()
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
-        self._complete(meeting)
+        meeting.last = last
+        meeting.complete = True
+        del meeting.values
+        del self.open[meeting.number]
         if last == self.size - 1:
-            self.release(meeting)
+            meeting.released = True
+            self.engine.wake(meeting.take_waiters())
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
             self.engine.call_soon(partial(self.release, meeting))
-        return True
 
     def _complete(self, meeting: Rendezvous) -> None:
         meeting.complete = True
-        meeting.values = []
+        del meeting.values
         del self.open[meeting.number]
 
     def release(self, meeting: Rendezvous) -> None:
         """Wake those who wait in a complete meeting, in replica order; from now on nobody need wait in it."""
         if not meeting.released:
             meeting.released = True
-            if meeting.waiters:
-                self.engine.wake(meeting.take_waiters())
+            self.engine.wake(meeting.take_waiters())
 
     def finish_merge(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
-        """Complete a merge_call with what its merge function gave for each replica, or raised."""
+        """Complete a merge_call with what its merge function gave for each replica, or raised.
+
+        One that a replica has abandoned stays open until the verdict, unless there is an error and someone to raise it.
+        """
+        abandoned = self.trouble is not None and meeting.number >= self.trouble and not self.closed
+        if abandoned and (error is None or not meeting.has_waiters()):
+            return
         if not meeting.complete:
             meeting.result = result
             if error is not None:
@@ -253,17 +264,15 @@ class SyncGroup:
             self.trouble = number
             self._unsettled = None
 
-    def _arrive_in_trouble(self, member: Member, meeting: Rendezvous) -> bool:
-        """Let a replica arrive where others are at odds; return whether it has completed the meeting."""
+    def _arrive_in_trouble(self, member: Member, meeting: Rendezvous) -> None:
+        """Let a replica arrive where others are at odds."""
         assert self.trouble is not None
         if self.closed:
             self._fail(meeting, self.verdict or verdict.judge(self))
-            return False
-        complete = False
+            return
         if not meeting.missing and meeting.number < self.trouble:
-            complete = self._agree(meeting, member.replica_id)
+            self._agree(meeting, member.replica_id)
         self._consider(member)
-        return complete
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""

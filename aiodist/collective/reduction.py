@@ -31,7 +31,9 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
     op = signature[OP]
     if signature[STRUCTURE] is None:
         return reduce_leaf(op, values, signature[TYPES], accumulate)
-    types = signature[TYPES] or [LeafType.NUMPY_ARRAY] * len(values[0])
+    types = signature[TYPES]
+    if types is None:
+        return [reduce_leaf(op, leaves, None, accumulate) for leaves in zip(*values, strict=True)]
     return [
         reduce_leaf(op, leaves, leaf_type, accumulate)
         for leaves, leaf_type in zip(zip(*values, strict=True), types, strict=True)
@@ -41,8 +43,8 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
 def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: str | None, accumulate: Accumulate = "native") -> Any:
     """Return one leaf, reduced, of the type that the leaves have; arrays are read-only."""
     if leaf_type is LeafType.NUMPY_ARRAY:
-        result = kernels.reduce(op, leaves, accumulate=accumulate)
-        result.flags.writeable = False
+        result = kernels.reduce_alike(op, leaves, accumulate)
+        result.setflags(write=False)
         return result
     if leaf_type is LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, leaves)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
@@ -30,54 +31,41 @@ class Rendezvous:
         signature, code, offset: what the first arrival asked, and from where.
         others: by replica id, signature, code and offset of arrivals that are not literally the first one's.
         values: by replica id, what each brought: a leaf, or a list of leaves for a nest; emptied on completion.
+        started: when the first arrived, on the event loop's clock.
         missing: how many replicas have not arrived.
+        last: the id of the replica whose arrival completed it.
+        plain: the result is what every replica gets, as it is.
+        unflatten: makes what every replica gets of the result; None where it is not as simple as that.
         agreed: every replica has arrived, and all mean the same.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
         outs: by replica id, the buffers that it wants the result in.
-        waiters, more_waiters: who waits: by replica id, and the second and further tasks of a replica.
+        waiters: who waits, by replica id, and behind them the second and further tasks of replicas.
     """
 
-    __slots__ = (
-        "accumulate",
-        "agreed",
-        "code",
-        "complete",
-        "deadline",
-        "error",
-        "missing",
-        "more_waiters",
-        "number",
-        "offset",
-        "others",
-        "outs",
-        "released",
-        "result",
-        "signature",
-        "started",
-        "traceback",
-        "values",
-        "waiters",
-    )
+    # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
+    agreed = complete = released = plain = False
+    last = -1
+    accumulate: Accumulate = "native"
+    result: Any = None
+    unflatten: Callable[[Any], Any] | None = None
+    error: BaseException | None = None
+    traceback: TracebackType | None = None
+    deadline: float | None = None
+    others: dict[int, tuple[Signature, CodeType, int]] | None = None
+    outs: dict[int, OutBuffers] | None = None
 
-    def __init__(self, number: int, signature: Signature, code: CodeType, offset: int, size: int) -> None:
+    def __init__(
+        self, number: int, signature: Signature, code: CodeType, offset: int, size: int, started: float
+    ) -> None:
         self.number = number
         self.signature = signature
         self.code = code
         self.offset = offset
         self.missing = size
+        self.started = started
         self.values: list[Any] = [None] * size
-        self.waiters: dict[int, Any] = {}
-        self.agreed = self.complete = self.released = False
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.traceback: TracebackType | None = None
-        self.others: dict[int, tuple[Signature, CodeType, int]] | None = None
-        self.more_waiters: list[Any] | None = None
-        self.outs: dict[int, OutBuffers] | None = None
-        self.started = 0.0
-        self.deadline: float | None = None
-        self.accumulate: Accumulate = "native"
+        self.waiters: list[Any] = [None] * size
 
     def call_of(self, replica_id: int) -> tuple[Signature, CodeType, int]:
         """Return what that replica asked and from where; it has arrived."""
@@ -98,21 +86,19 @@ class Rendezvous:
 
     def add_waiter(self, replica_id: int, waiter: Any) -> None:
         """Keep a task of that replica to be woken: its first in replica order, further ones behind all of those."""
-        if replica_id not in self.waiters:
+        if self.waiters[replica_id] is None:
             self.waiters[replica_id] = waiter
-        elif self.more_waiters is None:
-            self.more_waiters = [waiter]
         else:
-            self.more_waiters.append(waiter)
+            self.waiters.append(waiter)
+
+    def has_waiters(self) -> bool:
+        """Whether anybody waits."""
+        return any(waiter is not None for waiter in self.waiters)
 
     def take_waiters(self) -> list[Any]:
-        """Return those who wait, in replica order, and forget them."""
-        waiters = self.waiters
-        ordered = [waiters[replica_id] for replica_id in sorted(waiters)]
-        if self.more_waiters is not None:
-            ordered += self.more_waiters
-        self.waiters, self.more_waiters = {}, None
-        return ordered
+        """Return those who wait, in replica order, and forget them; None stands for a replica that does not."""
+        waiters, self.waiters = self.waiters, []
+        return waiters
 
     def read(self, replica_id: int) -> Any:
         """Return the result for that replica: its own containers, around leaves that may be shared."""
@@ -125,10 +111,18 @@ class Rendezvous:
             return result
         return nests.unflatten(structure, result)
 
+    def set_reading(self) -> None:
+        """Note how the result is read where that takes one step, as it does for most."""
+        if self.signature[KIND].shared:
+            structure = self.signature[STRUCTURE]
+            if structure is None:
+                self.plain = True
+            else:
+                self.unflatten = structure.unflatten
+
     def fill_outs(self) -> None:
         """Write the shared result into the buffers that replicas brought."""
-        if self.outs is None:
-            return
+        assert self.outs is not None
         leaves = self.result if self.signature[STRUCTURE] is not None else [self.result]
         for buffers in self.outs.values():
             for buffer, leaf in zip(buffers.leaves, leaves, strict=True):

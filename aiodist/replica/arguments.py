@@ -1,4 +1,4 @@
-"""The arguments of collectives: checked, normalised and described at the call, before any other replica is disturbed."""
+"""The arguments of collectives: checked, normalised and described at the call, before any replica is disturbed."""
 
 from __future__ import annotations
 
@@ -100,15 +100,17 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     Raises:
         TypeError: a leaf is no NumPy array, NumPy scalar or Python number.
     """
-    if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
+    ndarray = np.ndarray
+    if type(value) is dict:
+        for leaf in value.values():
+            if type(leaf) is not ndarray:
+                break
+        else:  # a flat dict of arrays, the commonest nest
+            leaves, structure = nests.flatten_flat_dict(value)
+            return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
+    elif isinstance(value, (np.ndarray, np.generic, int, float, complex)):
         return (None, *describe_leaf(value), value)
     leaves, structure = nests.flatten(value)
-    ndarray = np.ndarray
-    for leaf in leaves:
-        if type(leaf) is not ndarray:
-            break
-    else:  # arrays throughout, the commonest nest
-        return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
     if len(leaves) == 1 and leaves[0] is value:
         return (None, *describe_leaf(value), value)
     shapes, dtypes, types = zip(*_described(structure, leaves), strict=True)

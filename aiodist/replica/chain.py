@@ -75,7 +75,8 @@ class Chain:
 
         parked.suspended = True
         await self._lowlevel.wait_task_rescheduled(abort)
-        if parked.linked:
+        linked: bool = parked.linked  # which the chain may have changed meanwhile
+        if linked:
             self._wake_next()
 
     def _wake_next(self) -> None:

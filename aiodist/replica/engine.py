@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from asyncio import AbstractEventLoop, Future, TimerHandle, get_running_loop
+from asyncio import AbstractEventLoop, BaseEventLoop, Future, InvalidStateError, TimerHandle, get_running_loop
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -53,29 +53,33 @@ class AsyncioEngine(_TaskEngine):
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         super().__init__(group, tasks, merge)
-        self._loop: AbstractEventLoop = get_running_loop()
+        self.loop: AbstractEventLoop = get_running_loop()
         self._alarm: TimerHandle | None = None
-        self.clock = self._loop.time
-        self.call_soon = self._loop.call_soon
-        self.call_soon_threadsafe = self._loop.call_soon_threadsafe
+        plain = type(self.loop).time is BaseEventLoop.time
+        self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time  # the same, a call shorter
+        self.call_soon = self.loop.call_soon
+        self.call_soon_threadsafe = self.loop.call_soon_threadsafe
 
     def start(self, replicas: Sequence[Start]) -> None:
         """Start the replicas, in this order."""
         for replica in replicas:
             self._tasks.start_soon(replica)
 
-    def wake(self, waiters: Sequence[Future[None]]) -> None:
+    def wake(self, waiters: Sequence[Future[None] | None]) -> None:
         """Resume these, in this order."""
         for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+            if waiter is not None:
+                try:
+                    waiter.set_result(None)
+                except InvalidStateError:  # cancelled in this very turn of the loop
+                    continue
 
     wake_failed = wake
 
     def alarm(self, at: float) -> None:
         """Call the group's `ring` at that time, and not at the time that was set before."""
         self.close()
-        self._alarm = self._loop.call_at(at, self._group.ring)
+        self._alarm = self.loop.call_at(at, self._group.ring)
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -109,13 +113,13 @@ class TrioEngine(_TaskEngine):
             self._tasks.start_soon(self._start_one, replicas, index + 1)
         await replicas[index]()
 
-    def wake(self, waiters: Sequence[Parked]) -> None:
+    def wake(self, waiters: Sequence[Parked | None]) -> None:
         """Resume these, in this order."""
-        self.chain.extend(waiters)
+        self.chain.extend(parked for parked in waiters if parked is not None)
 
-    def wake_failed(self, waiters: Sequence[Parked]) -> None:
+    def wake_failed(self, waiters: Sequence[Parked | None]) -> None:
         """Resume these before they can be cancelled."""
-        self.chain.wake_now(waiters)
+        self.chain.wake_now(parked for parked in waiters if parked is not None)
 
     def alarm(self, at: float) -> None:
         """Call the group's `ring` at that time, and not at the time that was set before."""

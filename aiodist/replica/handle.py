@@ -7,8 +7,9 @@ completed the meeting, gives way once so that it takes its own place in that ord
 
 from __future__ import annotations
 
+import sys
 import warnings
-from asyncio import AbstractEventLoop, CancelledError, get_running_loop
+from asyncio import CancelledError, Future
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
@@ -37,13 +38,12 @@ class CollectiveHandle(Generic[T]):
         CollectiveError: the replicas did not meet in it.
     """
 
-    __slots__ = ("__weakref__", "_awaited", "_meeting", "_member", "last")
+    __slots__ = ("__weakref__", "_awaited", "_meeting", "_member")
 
     def __init__(self, meeting: Rendezvous, member: Member) -> None:
         self._meeting = meeting
         self._member = member
         self._awaited = False
-        self.last = False
 
     def done(self) -> bool:
         """Return whether the collective is complete, so that an await would not wait for another replica."""
@@ -62,19 +62,21 @@ class CollectiveHandle(Generic[T]):
             raise type(error)(error.report)  # one of its own for each replica, which gets its own traceback
         raise error.with_traceback(self._meeting.traceback)
 
-    def _must_yield(self) -> bool:
+    def _gives_way(self, awaited: bool) -> bool:
         """Whether to give way once although there is nothing to wait for.
 
-        The last arrival does, to take its place in the order. So does a replica that has been told of the error that
-        ended the group, and asks again: it must be possible to cancel it.
+        The last arrival does, at its first await, to take its place in the order. So does a replica that has been told
+        of the error that ended the group, and asks again: it must be possible to cancel it.
+
+        Args:
+            awaited: this is not the handle's first await.
         """
-        if self.last:
-            self.last = False
-            return True
-        return self._member.told and self._meeting.error is not None
+        if self._meeting.error is not None:
+            return self._member.told
+        return not awaited and self._meeting.last == self._member.replica_id
 
     def __del__(self) -> None:
-        if not self._awaited:
+        if not self._awaited and not sys.is_finalizing():
             self._warn()
 
     def _warn(self) -> None:
@@ -95,22 +97,29 @@ class AsyncioHandle(CollectiveHandle[T]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        self._awaited = True
-        meeting = self._meeting
+        awaited, self._awaited = self._awaited, True
+        meeting, member = self._meeting, self._member
         if meeting.released:
-            if (self.last or meeting.error is not None) and self._must_yield():
+            # `_gives_way`, written out: this is the last arrival's path in every meeting
+            if member.told if meeting.error is not None else meeting.last == member.replica_id and not awaited:
                 yield
         else:
-            loop: AbstractEventLoop = get_running_loop()
-            future = loop.create_future()
-            meeting.add_waiter(self._member.replica_id, future)
-            if self.last:
-                self.last = False
+            future: Future[None] = Future(loop=member.group.engine.loop)
+            if meeting.waiters[member.replica_id] is None:
+                meeting.waiters[member.replica_id] = future
+            else:
+                meeting.waiters.append(future)
             try:
                 yield from future
             except CancelledError:
-                self._member.group.abandon(self._member, meeting)
+                member.group.abandon(member, meeting)
                 raise
+        if meeting.plain:
+            result: T = meeting.result
+            return result
+        if meeting.unflatten is not None:
+            result = meeting.unflatten(meeting.result)
+            return result
         return cast("T", self._outcome())
 
 
@@ -120,24 +129,23 @@ class TrioHandle(CollectiveHandle[T]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        self._awaited = True
-        return self._wait().__await__()
+        awaited, self._awaited = self._awaited, True
+        return self._wait(awaited).__await__()
 
-    async def _wait(self) -> T:
+    async def _wait(self, awaited: bool) -> T:
         meeting, group = self._meeting, self._member.group
         chain: Chain = group.engine.chain
         if not meeting.released:
             parked = chain.new_parked()
             meeting.add_waiter(self._member.replica_id, parked)
-            if self.last:
-                self.last = False
+            if meeting.last == self._member.replica_id:
                 group.release(meeting)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
                 group.abandon(self._member, meeting)
                 raise
-        elif self._must_yield():
+        elif self._gives_way(awaited):
             parked = chain.new_parked()
             chain.extend([parked])
             await chain.park(parked)

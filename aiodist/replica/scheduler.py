@@ -95,8 +95,19 @@ class _Run:
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
         context = self._context(member)
+        state = ReplicaState.CANCELLED
         try:
-            state = await self._call(member, context)
+            if not self._group.closed:
+                result = self._call(member, context)
+                if inspect.isawaitable(result):
+                    member.stack = partial(await_chain, result)
+                    result = await result
+                self._results[member.replica_id] = result
+                state = ReplicaState.EXITED
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001  (whatever it is, `outcome` says what comes of it)
+            state = self._fail(member, error)
         finally:
             context._retire()
             member.stack = tuple
@@ -107,45 +118,36 @@ class _Run:
         if state is ReplicaState.FAILED:
             self._tell_shielded()
 
-    async def _call(self, member: Member, context: ReplicaContext) -> ReplicaState:
-        if self._group.closed:
-            return ReplicaState.CANCELLED
+    def _call(self, member: Member, context: ReplicaContext) -> Any:
         current.set(context)
         fn, args, kwargs = self._calls[member.replica_id]
-        try:
-            result = fn(*args, **kwargs)
-            if inspect.isawaitable(result):
-                member.stack = partial(await_chain, result)
-                result = await result
-        except get_cancelled_exc_class() as error:
-            if not self._group.closed:
+        return fn(*args, **kwargs)
+
+    def _fail(self, member: Member, error: BaseException) -> ReplicaState:
+        """Note what came out of a replica's function, and return how that has ended.
+
+        A replica's own failure, the first, closes the group; what others then run into is an echo.
+        """
+        group = self._group
+        if isinstance(error, get_cancelled_exc_class()):
+            if not group.closed:
                 self._cancellations[member.replica_id] = error
             return ReplicaState.CANCELLED
-        except GeneratorExit:
-            raise
-        except BaseException as error:  # noqa: BLE001  (whatever it is, `outcome` says what comes of it)
-            self._fail(member, error)
-            return ReplicaState.FAILED
-        self._results[member.replica_id] = result
-        return ReplicaState.EXITED
-
-    def _fail(self, member: Member, error: BaseException) -> None:
-        """Note a failure. A replica's own, the first, closes the group; what others then run into is an echo."""
-        group = self._group
         if group.closed and isinstance(error, CollectiveError):
-            return
+            return ReplicaState.FAILED
         if all(error is not known for known in self._failures.values()):
             error.add_note(note_of_failure(group, member))
         self._failures[member.replica_id] = error
         if not group.closed:
             group.close()
+        return ReplicaState.FAILED
 
     def _tell_shielded(self) -> None:
         """Raise in replicas that wait where no cancellation reaches them: nobody will come."""
         group = self._group
         for number in sorted(group.open):
             meeting = group.open[number]
-            if meeting.waiters and not meeting.agreed:
+            if meeting.has_waiters() and not meeting.agreed:
                 group._fail(meeting, judge(group))
 
     def _context(self, member: Member) -> ReplicaContext:

@@ -30,11 +30,14 @@ def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int) -> Any:
 
 
 def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
+    if leaf is None:  # an empty nest, as in a collective
+        return None
     components = _components(op, leaf, num_replicas)
     described = [describe_leaf(component) for component in components]
     if axis is not None:
         return _reduce_along(op, [np.asarray(component) for component in components], axis)
     shapes, dtypes, types = ([*column] for column in zip(*described, strict=True))
+    dtypes = [_native(dtype) for dtype in dtypes]
     for what, column in (("shape", shapes), ("dtype", dtypes), ("type", types)):
         for replica_id, found in enumerate(column):
             if found != column[0]:
@@ -50,8 +53,7 @@ def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
 def _components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
     """Return what there is to reduce: a component a replica, or one value that stands for all of them."""
     if isinstance(leaf, DistributedValues):
-        if len(leaf.values) != num_replicas:
-            raise ValueError(f"expected {num_replicas} components, one for each replica, got {len(leaf.values)}")
+        _check_count(leaf, num_replicas)
         same = isinstance(leaf, Mirrored) and op is not ReduceOp.SUM and op is not ReduceOp.PRODUCT
         return leaf.values[:1] if same else leaf.values
     if num_replicas > 1 and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
@@ -62,16 +64,26 @@ def _components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
     return [leaf]
 
 
+def _check_count(leaf: DistributedValues[Any], num_replicas: int) -> None:
+    if len(leaf.values) != num_replicas:
+        raise ValueError(f"expected {num_replicas} components, one for each replica, got {len(leaf.values)}")
+
+
+def _native(dtype: Any) -> Any:
+    return dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype
+
+
+def _same_but_along(axes: Sequence[int], a: Array, b: Array) -> bool:
+    """Whether two arrays differ at most in their values, their byte order and their sizes along these axes."""
+    return a.ndim == b.ndim and bool(_native(a.dtype) == _native(b.dtype)) and _rest(a, axes) == _rest(b, axes)
+
+
 def _reduce_along(op: ReduceOp, arrays: Sequence[Array], axis: Any) -> Any:
     """Reduce each array along the axes, then over the replicas; a MEAN divides once, by the true count."""
     kernels.result_dtype(op, arrays[0].dtype)
     axes = _axes(axis, arrays[0].ndim)
     for replica_id, array in enumerate(arrays):
-        if (
-            array.ndim != arrays[0].ndim
-            or array.dtype != arrays[0].dtype
-            or _rest(array, axes) != _rest(arrays[0], axes)
-        ):
+        if not _same_but_along(axes, array, arrays[0]):
             raise ValueError(
                 f"the components may differ along axis {axis} only; replica 0's is {arrays[0].dtype}"
                 f"{list(arrays[0].shape)}, replica {replica_id}'s is {array.dtype}{list(array.shape)}"
@@ -118,7 +130,7 @@ def _nothing(op: ReduceOp, axes: tuple[int, ...]) -> list[Array]:
 
 def _mean(arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
     dtype = kernels.result_dtype(ReduceOp.MEAN, arrays[0].dtype)
-    wide = np.dtype(np.complex128) if dtype.kind == "c" else np.dtype(np.float64)
+    wide = np.promote_types(dtype, np.float64)
     parts = [np.asarray(np.add.reduce(array, axis=axes, dtype=wide), wide) for array in arrays]
     count = sum(_count(array, axes) for array in arrays)
     with np.errstate(all="ignore"):  # the mean of nothing is NaN, as in TensorFlow
@@ -149,15 +161,17 @@ def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
         if num_replicas == 1 and leaf is not None:
             normalized_axis(axis, len(describe_leaf(leaf)[0]))
         return leaf
+    _check_count(leaf, num_replicas)
     for component in leaf.values:
         describe_leaf(component)
     first = np.asarray(leaf.values[0])
     along = normalized_axis(axis, first.ndim)
     for replica_id, component in enumerate(leaf.values):
         array = np.asarray(component)
-        if array.ndim != first.ndim or array.dtype != first.dtype or _rest(array, [along]) != _rest(first, [along]):
+        if not _same_but_along([along], array, first):
             raise ValueError(
                 f"the components may differ along axis {along} only; replica 0's is {first.dtype}{list(first.shape)}, "
                 f"replica {replica_id}'s is {array.dtype}{list(array.shape)}"
             )
-    return _frozen(np.concatenate([np.asarray(component) for component in leaf.values], axis=along))
+    whole = np.concatenate([np.asarray(component) for component in leaf.values], axis=along)
+    return _frozen(whole.astype(_native(whole.dtype), copy=False))

@@ -22,6 +22,34 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
     return leaves, structure
 
 
+class _FlatDict:
+    """A plain dict of leaves, by its keys: its structure, and its keys in the order of the leaves."""
+
+    __slots__ = ("keys", "structure")
+
+    def __init__(self, keys: tuple[Any, ...]) -> None:
+        order, self.structure = flatten({key: index for index, key in enumerate(keys)})
+        self.keys = tuple(keys[index] for index in order)
+
+
+_flat_dicts: dict[tuple[Any, ...], _FlatDict] = {}
+_MOST_FLAT_DICTS = 1024
+
+
+def flatten_flat_dict(value: dict[Any, Any]) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a plain dict whose values are all leaves, as the caller has to know.
+
+    A training step reduces the same few dicts again and again, and this takes a third of the time of `flatten`.
+    """
+    keys = tuple(value)
+    known = _flat_dicts.get(keys)
+    if known is None:
+        if len(_flat_dicts) >= _MOST_FLAT_DICTS:
+            _flat_dicts.clear()
+        known = _flat_dicts[keys] = _FlatDict(keys)
+    return [value[key] for key in known.keys], known.structure
+
+
 def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves and the structure of a nest in which None is a leaf, as it is in arguments and results."""
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)

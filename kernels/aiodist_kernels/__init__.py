@@ -9,7 +9,7 @@ from aiodist_kernels.pieces import Pieces
 from aiodist_kernels.plans import KernelSpec, is_ready, pays, warm
 from aiodist_kernels.python_numbers import Number, check_number, reduce_numbers
 from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.reductions import bytes_moved, cut, reduce, result_dtype
+from aiodist_kernels.reductions import bytes_moved, cut, reduce, reduce_alike, result_dtype
 from aiodist_kernels.rules import Accumulate
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "is_ready",
     "pays",
     "reduce",
+    "reduce_alike",
     "reduce_numbers",
     "result_dtype",
     "warm",

@@ -50,8 +50,32 @@ def reduce(
         ValueError: no buffers; shapes differ; `out` has the wrong shape or is read-only; unknown
             `op` or `accumulate`.
     """
-    plan = _checked(op, buffers, out, accumulate)
-    if buffers[0].nbytes >= plan.compiled_from:
+    return _reduce(_checked(op, buffers, out, accumulate), buffers, out)
+
+
+def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native") -> Array:
+    """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
+
+    Args:
+        op: the reduce op, defined for the dtype.
+        buffers: as in `reduce`.
+        accumulate: as in `reduce`.
+
+    Returns:
+        An array in fresh memory, as `reduce`.
+    """
+    first = buffers[0]
+    try:
+        plan = plans[op, first.dtype, accumulate]
+    except KeyError:
+        plan = find_plan(op, first.dtype, accumulate)
+    if plan.compiled_from <= first.nbytes:
+        return _reduce(plan, buffers, None)
+    return quiet.copy().run(plan.fold, plan.rule, buffers, None)
+
+
+def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:
+    if plan.compiled_from <= buffers[0].nbytes:
         result = _compiled(plan, buffers, out)
         if result is not None:
             return result

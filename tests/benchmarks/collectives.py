@@ -1,0 +1,311 @@
+"""What a checked collective costs, beside a bare rendezvous of as many tasks and, where installed, torch and jax.
+
+Run from a checkout: ``python -m tests.benchmarks.collectives``. It prints the tables of docs/benchmarks/collectives.md.
+Every ratio is of two loops timed in turn in one process, the median of several turns. It takes about two minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import numpy as np
+
+import aiodist
+from aiodist import CollectiveMismatchError, MirroredStrategy, ReduceOp, get_replica_context
+
+Round = Callable[[int, int], Awaitable[float]]
+SIZES = (2, 8, 64, 512)
+TURNS = 7
+GATES = {"array": 3.5, "dict": 7.0, "barrier": 2.5}
+
+
+class BareRendezvous:
+    """The least that n tasks can do to meet: the last one sets the future that the others await."""
+
+    def __init__(self, size: int) -> None:
+        self._size = self._missing = size
+        self._loop = asyncio.get_running_loop()
+        self._future = self._loop.create_future()
+
+    async def wait(self) -> None:
+        self._missing -= 1
+        if self._missing:
+            await self._future
+        else:
+            future, self._future, self._missing = self._future, self._loop.create_future(), self._size
+            future.set_result(None)
+
+
+async def bare(size: int, rounds: int) -> float:
+    """Return the seconds of one meeting on a shared future."""
+    return await _time_tasks(BareRendezvous(size).wait, size, rounds)
+
+
+async def asyncio_barrier(size: int, rounds: int) -> float:
+    """Return the seconds of one meeting at an `asyncio.Barrier`."""
+    return await _time_tasks(asyncio.Barrier(size).wait, size, rounds)
+
+
+async def _time_tasks(wait: Callable[[], Awaitable[object]], size: int, rounds: int) -> float:
+    took: list[float] = []
+
+    async def one() -> None:
+        await wait()
+        begin = time.perf_counter()
+        for _ in range(rounds):
+            await wait()
+        took.append(time.perf_counter() - begin)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(size):
+            tasks.create_task(one())
+    return statistics.median(took) / rounds
+
+
+Program = Callable[[int], Awaitable[float]]
+
+
+def ours(program: Program) -> Round:
+    """Return a loop that gives the seconds of one collective of a program, once all its replicas run."""
+
+    async def run(size: int, rounds: int) -> float:
+        strategy = MirroredStrategy([f"CPU:{i}" for i in range(size)])
+        took = await strategy.run(program, (rounds,))
+        seconds: float = statistics.median(strategy.experimental_local_results(took))
+        return seconds / rounds
+
+    return run
+
+
+async def array(rounds: int) -> float:
+    ctx = get_replica_context()
+    value = np.ones(1, np.float32)
+    await ctx.barrier()
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        await ctx.all_reduce(ReduceOp.SUM, value)
+    return time.perf_counter() - begin
+
+
+async def small_dict(rounds: int) -> float:
+    ctx = get_replica_context()
+    value = {"w": np.ones(4, np.float32), "b": np.ones(2, np.float32), "loss": np.ones((), np.float32)}
+    await ctx.barrier()
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        await ctx.all_reduce(ReduceOp.SUM, value)
+    return time.perf_counter() - begin
+
+
+async def barrier(rounds: int) -> float:
+    ctx = get_replica_context()
+    await ctx.barrier()
+    begin = time.perf_counter()
+    for _ in range(rounds):
+        await ctx.barrier()
+    return time.perf_counter() - begin
+
+
+PROGRAMS: dict[str, Round] = {"array": ours(array), "dict": ours(small_dict), "barrier": ours(barrier)}
+
+
+def collectives_table() -> None:
+    """Print the cost of a collective per replica, and its ratio to the bare rendezvous."""
+    print("| n | bare future | array | dict, 3 leaves | barrier | asyncio.Barrier |")
+    print("|---|---|---|---|---|---|")
+    for size in SIZES:
+        rounds = max(40, 24_000 // size)
+        loops: dict[str, Round] = {"bare": bare, **PROGRAMS, "asyncio.Barrier": asyncio_barrier}
+        seconds: dict[str, list[float]] = {name: [] for name in loops}
+        for _ in range(TURNS):
+            for name, loop in loops.items():
+                few = max(5, rounds // 20) if name == "asyncio.Barrier" and size > 64 else rounds
+                seconds[name].append(asyncio.run(_timed(loop, size, few)) / size * 1e6)
+        base = seconds.pop("bare")
+        cells = [f"{statistics.median(base):.2f} µs"]
+        for values in seconds.values():
+            ratio = statistics.median(v / b for v, b in zip(values, base, strict=True))
+            cells.append(f"{statistics.median(values):.2f} µs, {ratio:.2f}×")
+        print(f"| {size} | {' | '.join(cells)} |", flush=True)
+    print("\nTo reach: " + ", ".join(f"{name} {gate}×" for name, gate in GATES.items()) + ".\n")
+
+
+async def _timed(loop: Round, size: int, rounds: int) -> float:
+    return await loop(size, rounds)
+
+
+def many_replicas() -> None:
+    """Print cost and memory per replica for 10,000 replicas, beside the cost for 64."""
+    few, many = [], []
+    for _ in range(3):
+        few.append(asyncio.run(_timed(PROGRAMS["array"], 64, 1500)) / 64 * 1e6)
+        many.append(asyncio.run(_timed(ours(array), 10_000, 20)) / 10_000 * 1e6)
+    ratio = statistics.median(m / f for m, f in zip(many, few, strict=True))
+    script = "from tests.benchmarks.collectives import memory; memory()"
+    kib = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    print("| 10,000 replicas | measured | to reach |")
+    print("|---|---|---|")
+    print(f"| array all_reduce, per replica | {statistics.median(many):.2f} µs | |")
+    print(f"| beside that at n = 64 | {ratio:.2f}× | 1.5× |")
+    print(f"| memory per replica | {kib} KiB | 10 KiB |\n", flush=True)
+
+
+def memory() -> None:
+    """Print the KiB that a replica of 10,000 takes while all of them wait."""
+
+    async def main() -> None:
+        await MirroredStrategy(["CPU:0", "CPU:1"]).run(array, (1,))
+        strategy = MirroredStrategy([f"CPU:{i}" for i in range(10_000)])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        await strategy.run(array, (3,))
+        print(f"{(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 10_000:.1f}")
+
+    asyncio.run(main())
+
+
+def mismatch() -> None:
+    """Print the time from a call that differs to the exception out of `run`, at 512 replicas."""
+    called = 0.0
+
+    async def program() -> None:
+        nonlocal called
+        ctx = get_replica_context()
+        await ctx.all_reduce(ReduceOp.SUM, 1.0)
+        if ctx.replica_id_in_sync_group == 511:
+            called = time.perf_counter()
+            await ctx.barrier()
+        await ctx.all_reduce(ReduceOp.SUM, 2.0)
+
+    async def main() -> list[float]:
+        strategy = MirroredStrategy([f"CPU:{i}" for i in range(512)])
+        took = []
+        for _ in range(9):
+            with suppress(CollectiveMismatchError):
+                await strategy.run(program)
+            took.append((time.perf_counter() - called) * 1e3)
+        return took
+
+    took = asyncio.run(main())
+    print("| 512 replicas, one differs | measured | to reach |")
+    print("|---|---|---|")
+    print(f"| mismatching call to exception out of `run`, first | {took[0]:.1f} ms | 50 ms |")
+    print(f"| the same, median | {statistics.median(took):.1f} ms | 50 ms |\n", flush=True)
+
+
+IMPORT = "import time; b = time.perf_counter(); import {}; print(time.perf_counter() - b)"
+FIRST = """
+import asyncio, sys, time
+import numpy as np, aiodist
+async def step():
+    return await aiodist.get_replica_context().all_reduce("SUM", np.ones(3, np.float32))
+async def main():
+    begin = time.perf_counter()
+    await aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step)
+    print(time.perf_counter() - begin, "numba" in sys.modules)
+asyncio.run(main())
+"""
+
+
+def cold_start() -> None:
+    """Print the time of the import and of the first tiny all_reduce, each in fresh processes."""
+    rows = {"import numpy, anyio": [], "import aiodist": [], "first": []}  # type: ignore[var-annotated]
+    numba = "False"
+    for _ in range(7):
+        rows["import numpy, anyio"].append(float(_python(IMPORT.format("numpy, anyio"))))
+        rows["import aiodist"].append(float(_python(IMPORT.format("aiodist"))))
+        seconds, numba = _python(FIRST).split()
+        rows["first"].append(float(seconds))
+    median = {name: statistics.median(values) * 1e3 for name, values in rows.items()}
+    print("| fresh process | measured | to reach |")
+    print("|---|---|---|")
+    print(f"| `import numpy, anyio` | {median['import numpy, anyio']:.0f} ms | |")
+    print(f"| `import aiodist` | {median['import aiodist']:.0f} ms | |")
+    print(f"| first run with a tiny all_reduce | {median['first']:.1f} ms | 5 ms |")
+    print(f"| numba imported by then | {numba} | False |\n", flush=True)
+
+
+def _python(script: str) -> str:
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def peers() -> None:
+    """Print what torch's threaded process group and jax's psum take for one tiny all-reduce, where installed."""
+    print("| one tiny all-reduce, per call | " + " | ".join(f"n = {n}" for n in (2, 8)) + " |")
+    print("|---|---|---|")
+    mine = [asyncio.run(_timed(ours(array), n, 4000)) * 1e6 for n in (2, 8)]
+    print("| aiodist | " + " | ".join(f"{value:.1f} µs" for value in mine) + " |")
+    for name, timer in (("torch", _torch_threaded), ("jax", _jax_psum)):
+        if importlib.util.find_spec(name) is None:
+            print(f"| {name} | not installed | not installed |")
+            continue
+        print(f"| {timer.__doc__} | " + " | ".join(f"{timer(n) * 1e6:.0f} µs" for n in (2, 8)) + " |", flush=True)
+
+
+def _torch_threaded(size: int) -> float:
+    """torch threaded process group"""
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed import multi_threaded_pg
+
+    multi_threaded_pg._install_threaded_pg()
+    store, took = dist.HashStore(), []
+
+    def rank(index: int) -> None:
+        dist.init_process_group("threaded", rank=index, world_size=size, store=store)
+        value = torch.ones(1)
+        for _ in range(20):
+            dist.all_reduce(value)
+        begin = time.perf_counter()
+        for _ in range(300):
+            dist.all_reduce(value)
+        took.append((time.perf_counter() - begin) / 300)
+
+    threads = [threading.Thread(target=rank, args=(index,)) for index in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    multi_threaded_pg._uninstall_threaded_pg()
+    return min(took)
+
+
+def _jax_psum(size: int) -> float:
+    """jax psum in a jitted shard_map on CPU devices"""
+    script = f"""
+import os, time
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count={size}"
+import jax, jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec as P
+mesh = Mesh(jax.devices(), "i")
+f = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))
+x = jax.device_put(jnp.ones({size}), jax.sharding.NamedSharding(mesh, P("i")))
+for _ in range(50): f(x).block_until_ready()
+b = time.perf_counter()
+for _ in range(1000): f(x).block_until_ready()
+print((time.perf_counter() - b) / 1000)
+"""
+    return float(_python(script))
+
+
+def main() -> None:
+    """Print every table."""
+    print(f"Python {platform.python_version()}, NumPy {np.__version__}, aiodist {aiodist.__version__}\n")
+    collectives_table()
+    many_replicas()
+    mismatch()
+    cold_start()
+    peers()
+
+
+if __name__ == "__main__":
+    main()
