@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from asyncio import AbstractEventLoop, BaseEventLoop, Future, InvalidStateError, TimerHandle, get_running_loop
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from anyio import CancelScope, sleep_until
@@ -15,6 +17,11 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.replica.chain import Chain, Parked
 from aiodist.replica.handle import AsyncioHandle, SoloHandle, TrioHandle
 from aiodist.vocabulary.errors import ReplicaContextError
+
+with suppress(
+    ImportError
+):  # anyio loads its backend at the first use, and 10 ms belong to an import, not to a first run
+    importlib.import_module("anyio._backends._asyncio")
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
