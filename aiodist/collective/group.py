@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from aiodist.collective import verdict
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.member import Member
+from aiodist.collective.reduction import in_native_order
 from aiodist.collective.rendezvous import OutBuffers, Rendezvous
 from aiodist.collective.signature import KIND, NAME, PATH, Signature, first_difference, meaning
 from aiodist.vocabulary.errors import CollectiveError
@@ -189,6 +190,8 @@ class SyncGroup:
         if combine is None:
             self.engine.start_merge(meeting)
             return
+        if meeting.others is not None:  # which may differ from the first arrival in byte order
+            meeting.values = list(map(in_native_order, meeting.values))
         try:
             meeting.result = combine(signature, meeting.values, meeting.accumulate)
             if meeting.outs is None:
