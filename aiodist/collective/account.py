@@ -245,7 +245,8 @@ def _leaf_differs(
         if mine != theirs:
             left, right = leaf_text(*mine), leaf_text(*theirs)
             sides = f"{left} on {_who_briefly(a_members)}, {right} on {_who_briefly(b_members)}"
-            return [f"The {findings.reason} differs at {path}: {sides}."]
+            what = "array type" if findings.reason is Reason.DEVICE else findings.reason
+            return [f"The {what} differs at {path}: {sides}."]
     return []
 
 
