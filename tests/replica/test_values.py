@@ -176,7 +176,7 @@ async def test_all_gather_of_ragged_arrays() -> None:
 async def test_broadcast(name: str) -> None:
     others: dict[str, Any] = {
         "strings": lambda r: np.array([f"of {r}", "x"]),
-        "dates": lambda r: np.array(["2026-11-21"], "M8[D]") + r,
+        "dates": lambda r: np.array(["2026-11-21"], "M8[D]") + np.timedelta64(r, "D"),
         "records": lambda r: np.array([(r, r / 2)], [("a", "i4"), ("b", "f8")]),
     }
     make = {**NUMBERS, **BOOLS, **others}[name]
