@@ -212,7 +212,7 @@ class SyncGroup:
 
     def _complete(self, meeting: Rendezvous) -> None:
         meeting.complete = True
-        del meeting.values
+        meeting.values = []  # a merge function whose task has not begun finds nothing to merge, and does not run
         del self.open[meeting.number]
 
     def release(self, meeting: Rendezvous) -> None:

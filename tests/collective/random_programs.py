@@ -120,9 +120,9 @@ def add_up(strategy: Any, value: Any) -> Any:
 
 def folded(op: str, leaves: list[np.ndarray]) -> np.ndarray:
     if op == "MEAN":
-        exact: np.ndarray = np.sum(np.stack(leaves).astype("c16"), axis=0) / len(leaves)
         kind = leaves[0].dtype
-        return exact.astype(kind) if kind.kind == "c" else exact.real.astype("f8" if kind.kind in "iu" else kind)
+        exact: np.ndarray = np.sum(np.stack(leaves).astype("c16" if kind.kind == "c" else "f8"), axis=0) / len(leaves)
+        return exact.astype("f8" if kind.kind in "iu" else kind)
     step = {"SUM": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum}[op]
     total = leaves[0]
     for leaf in leaves[1:]:

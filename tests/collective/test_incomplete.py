@@ -454,3 +454,16 @@ async def test_overlapped_collectives_left_out_by_one_replica() -> None:
 
     error = await error_of(program)
     assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.EXITED, 3, (0,))
+
+
+async def test_a_merge_function_that_a_verdict_overtakes_does_not_run() -> None:
+    ran: list[Any] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        merged = ctx.merge_call(ran.append)
+        await ctx.all_reduce(ReduceOp.MAX if ctx.replica_id_in_sync_group == 2 else ReduceOp.SUM, 1)
+        await merged
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.REDUCE_OP, 1, (2,))
+    assert ran == []
