@@ -26,7 +26,6 @@ class DistributedValues(Generic[T]):
     """
 
     __slots__ = ("_values",)
-    __array_ufunc__ = None  # NumPy's operators leave the refusal to this class
     __hash__ = object.__hash__
 
     def __init__(self, values: Sequence[T]) -> None:
@@ -56,9 +55,13 @@ class DistributedValues(Generic[T]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         self._refuse()
 
-    __len__ = __getitem__ = __bool__ = __float__ = __int__ = __index__ = __neg__ = __abs__ = _refuse
+    __array_ufunc__ = _refuse
+    __len__ = __getitem__ = __contains__ = __bool__ = __float__ = __int__ = __index__ = _refuse
+    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _refuse
     __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _refuse
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _refuse
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __divmod__ = _refuse
+    __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __rdivmod__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
