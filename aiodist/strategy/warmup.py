@@ -34,7 +34,8 @@ def _dtype(leaf: Any) -> np.dtype[Any]:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         raise TypeError(f"warmup expects nests of arrays, or of anything with a dtype, got {leaf!r}")
-    return np.dtype(dtype).newbyteorder("=")
+    native: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+    return native
 
 
 def _ordered(dtypes: Iterable[np.dtype[Any]]) -> list[np.dtype[Any]]:
