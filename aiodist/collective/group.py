@@ -259,8 +259,8 @@ class SyncGroup:
         signature, code, offset = call
         if signature[NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
             return meaning(signature)
-        sites: Path = signature[PATH] if self.paths else ((code, offset),)
-        return (*meaning(signature), *(place(*site) for site in sites))
+        sites: Path = signature[PATH] if self.paths else ((code, offset, code.co_filename),)
+        return (*meaning(signature), *(place(*site[:2]) for site in sites))
 
     def _set_trouble(self, number: int) -> None:
         if self.trouble is None or number < self.trouble:

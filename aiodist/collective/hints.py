@@ -14,9 +14,13 @@ _BRANCHES = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.Try, ast.Match, ast.I
 
 def hints(reason: Reason, replicas: Sequence[ReplicaReport], suspects: Sequence[int]) -> list[str]:
     """Return the last lines of an account: the branch where replicas parted, and what to do."""
+    if reason is Reason.TIMEOUT and all(replica.call is not None for replica in replicas):
+        return ["The merge function runs in a task of its own: look at what it awaits."]
     if reason in _NOT_A_BRANCH:
         return _ADVICE[reason]
     parted = _branch(replicas, suspects)
+    if parted is not None and reason is Reason.CALL_SITE:
+        return [parted, *_ADVICE[reason]]
     if parted is not None:
         return [
             f"{parted} A condition on a replica's own data is the usual cause:",

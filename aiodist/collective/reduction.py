@@ -53,7 +53,7 @@ def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: str | None, accu
     """Return one leaf, reduced, of the type that the leaves have; arrays are read-only."""
     if leaf_type is LeafType.NUMPY_ARRAY:
         result = kernels.reduce_alike(op, leaves, accumulate)
-        result.setflags(write=False)
+        result.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
         return result
     if leaf_type is LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, leaves)

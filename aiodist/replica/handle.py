@@ -76,7 +76,7 @@ class CollectiveHandle(Generic[T]):
         return not awaited and self._meeting.last == self._member.replica_id
 
     def __del__(self) -> None:
-        if not self._awaited and not sys.is_finalizing():
+        if not (self._awaited or self._member.group.closed or sys.is_finalizing()):
             self._warn()
 
     def _warn(self) -> None:

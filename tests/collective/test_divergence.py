@@ -119,6 +119,7 @@ async def test_equal_calls_on_one_line_are_told_apart_by_column() -> None:
 
     report = (await error_of(program)).report
     assert (report.reason, report.suspects) == (Reason.CALL_SITE, (0,))
+    assert "They are different calls on one line: column 72 on replicas 1 and 2, column 16 on replica 0." in str(report)
 
 
 async def test_an_extra_call_is_found_where_it_stands() -> None:

@@ -23,10 +23,7 @@ from aiodist import (
 )
 from tests.collective.runs import Turns, check_that_it_works, error_of, mirrored, run
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning"),  # handles that a verdict has overtaken
-]
+pytestmark = pytest.mark.anyio
 BRIEF = 0.01
 
 

@@ -17,7 +17,6 @@ from aiodist.collective import group
 from tests.collective.random_programs import MUTATIONS, Steps, carry_out, mutated, programs
 from tests.collective.runs import check_that_it_works, mirrored, run
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*never awaited:RuntimeWarning")  # handles that a verdict has overtaken
 on_every_loop = pytest.mark.parametrize(
     "loop", [("asyncio", {}), ("asyncio", {"use_uvloop": True}), ("trio", {})], ids=["asyncio", "uvloop", "trio"]
 )
