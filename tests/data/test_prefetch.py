@@ -245,20 +245,19 @@ async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
 
 
 def test_wait_that_outlived_its_loop_disturbs_nobody() -> None:
-    source = Source(2, stop_at=1)
-    elements = Prefetched(iter(source), 2)
-
-    async def give_up() -> None:
+    async def give_up(elements: Prefetched) -> None:
         await anext(elements)
-        with anyio.move_on_after(0.01):
-            await anext(elements)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, elements)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
 
     for backend in ("asyncio", "trio"):
+        source = Source(2, stop_at=1)
         elements = Prefetched(iter(source), 2)
-        anyio.run(give_up, backend=backend)
+        anyio.run(give_up, elements, backend=backend)
         source.leave.set()
         assert list(elements) == [1]
-        source = Source(2, stop_at=1)
 
 
 def test_prefetch_before_batch_counts_in_batches() -> None:
