@@ -9,6 +9,7 @@ from typing import Any
 from anyio.lowlevel import checkpoint
 
 from aiodist.collective.group import SyncGroup
+from aiodist.data.methods import DataMethods
 from aiodist.replica import arguments
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.engine import SoloEngine
@@ -23,7 +24,7 @@ from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.values import DistributedValues, regroup, select_replica
 
 
-class Strategy:
+class Strategy(DataMethods):
     """A set of replicas that work in step. `MirroredStrategy` is the one to use; this is its base.
 
     The default strategy, which is in force where no other is, has one replica, on CPU:0.

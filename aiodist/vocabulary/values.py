@@ -109,7 +109,7 @@ def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
     return leaf.values[replica_id]
 
 
-def regroup(values: Sequence[Any], what: str = "results") -> Any:
+def regroup(values: Sequence[Any], what: str = "results", *, always_wrap: bool = False) -> Any:
     """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
 
     Arrays and NumPy scalars become `PerReplica`. Other leaves do when they differ; where every replica has the
@@ -118,6 +118,7 @@ def regroup(values: Sequence[Any], what: str = "results") -> Any:
     Args:
         values: one nest a replica, of equal structure.
         what: what they are, for the error's text.
+        always_wrap: wrap every leaf but a None that all have, also where all replicas have the identical object.
 
     Raises:
         ValueError: the structures differ.
@@ -133,7 +134,7 @@ def regroup(values: Sequence[Any], what: str = "results") -> Any:
                 f"the replicas' {what} must have the same structure; replica 0's is {structures[0]}, replica "
                 f"{replica_id}'s is {structure}: {nests.difference(structures[0], structure, 'value')}"
             )
-    return nests.unflatten(structures[0], (_regroup_leaf(leaf) for leaf in zip(*columns, strict=True)))
+    return nests.unflatten(structures[0], (_regroup_leaf(leaf, always_wrap) for leaf in zip(*columns, strict=True)))
 
 
 def _same_bare_object(values: Sequence[Any]) -> bool:
@@ -141,8 +142,9 @@ def _same_bare_object(values: Sequence[Any]) -> bool:
     return first is None and all(value is None for value in values)
 
 
-def _regroup_leaf(components: tuple[Any, ...]) -> Any:
+def _regroup_leaf(components: tuple[Any, ...], always_wrap: bool) -> Any:
     first = components[0]
-    if not isinstance(first, (np.ndarray, np.generic)) and all(component is first for component in components):
+    wrapped = isinstance(first, (np.ndarray, np.generic)) or (always_wrap and first is not None)
+    if not wrapped and all(component is first for component in components):
         return first
     return PerReplica(components)
