@@ -90,6 +90,7 @@ class SyncGroup:
         self.members = [Member(replica_id, device, self) for replica_id, device in enumerate(devices)]
         self.order_check = order_check
         self.options = options
+        self._has_options = options != CommunicationOptions()
         self.paths = order_check is OrderCheck.CALL_PATH
         self.thread = 0
         self.open: dict[int, Rendezvous] = {}
@@ -163,10 +164,10 @@ class SyncGroup:
 
     def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
         meeting = self.open[number] = Rendezvous(number, signature, code, offset, self.size, self._clock())
-        if self.options.accumulate != "native":
+        if self._has_options:
             meeting.accumulate = self.options.accumulate
-        if self.options.timeout_seconds is not None:
-            self._limit(meeting, self.options.timeout_seconds)
+            if self.options.timeout_seconds is not None:
+                self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
             self._set_trouble(number)
         return meeting
@@ -196,10 +197,11 @@ class SyncGroup:
             meeting.values = list(map(in_native_order, meeting.values))
         try:
             meeting.result = combine(signature, meeting.values, meeting.accumulate)
-            if meeting.outs is None:
-                meeting.set_reading()
-            else:
+            if meeting.outs is not None:
                 meeting.fill_outs()
+            elif signature[KIND].shared:
+                meeting.plain = signature[STRUCTURE] is None
+                meeting.shared_nest = not meeting.plain
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
         meeting.last = last
@@ -208,7 +210,7 @@ class SyncGroup:
         del self.open[meeting.number]
         if last == self.size - 1:
             meeting.released = True
-            self.engine.wake(meeting.take_waiters())
+            self.engine.wake(meeting.waiters)
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
             self.engine.call_soon(partial(self.release, meeting))
 
@@ -221,7 +223,7 @@ class SyncGroup:
         """Wake those who wait in a complete meeting, in replica order; from now on nobody need wait in it."""
         if not meeting.released:
             meeting.released = True
-            self.engine.wake(meeting.take_waiters())
+            self.engine.wake(meeting.waiters)
 
     def finish_merge(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a merge_call with what its merge function gave for each replica, or raised.
@@ -340,7 +342,7 @@ class SyncGroup:
         meeting.fail(error)
         self._complete(meeting)
         meeting.released = True
-        self.engine.wake_failed(meeting.take_waiters())
+        self.engine.wake_failed(meeting.waiters)
 
     # Time.
 

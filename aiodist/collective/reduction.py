@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafType, Signature, leaf_fields
+from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, LeafType, Signature, leaf_fields
 from aiodist_kernels import Accumulate, ReduceOp
 
 
@@ -18,7 +18,11 @@ def check(signature: Signature, size: int) -> None:
     Raises:
         TypeError: it does not take a leaf's dtype.
     """
-    op = signature[OP]
+    op, dtypes = signature[OP], signature[DTYPES]
+    if signature[TYPES] is None:  # arrays throughout
+        for dtype in (dtypes,) if signature[STRUCTURE] is None else dtypes:
+            kernels.result_dtype(op, dtype)
+        return
     for _, dtype, leaf_type in leaf_fields(signature):
         if leaf_type is LeafType.PYTHON_NUMBER:
             kernels.check_number(op, dtype)

@@ -93,11 +93,6 @@ class Rendezvous:
         """Whether anybody waits."""
         return any(waiter is not None for waiter in self.waiters)
 
-    def take_waiters(self) -> list[Any]:
-        """Return those who wait, in replica order, and forget them; None stands for a replica that does not."""
-        waiters, self.waiters = self.waiters, []
-        return waiters
-
     def read(self, replica_id: int, structure: nests.Structure | None) -> Any:
         """Return the result for that replica: containers of its own, around leaves that may be shared.
 
@@ -112,12 +107,6 @@ class Rendezvous:
         if structure is None or signature[SHAPES] is None:  # a single leaf, or no value at all
             return result
         return nests.unflatten(structure, result)
-
-    def set_reading(self) -> None:
-        """Note how the result is read where that takes one step, as it does for most."""
-        if self.signature[KIND].shared:
-            self.plain = self.signature[STRUCTURE] is None
-            self.shared_nest = not self.plain
 
     def fill_outs(self) -> None:
         """Write the shared result into the buffers that replicas brought."""
