@@ -12,6 +12,8 @@ from aiodist.strategy.in_force import (
     in_cross_replica_context,
 )
 from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist.strategy.variable import Variable
+from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -53,6 +55,10 @@ __all__ = [
     "DistributedValues",
     "PerReplica",
     "Mirrored",
+    # State, with one component for each replica.
+    "Variable",
+    "VariableSynchronization",
+    "VariableAggregation",
     # When replicas disagree: errors and their reports.
     "CollectiveError",
     "CollectiveMismatchError",

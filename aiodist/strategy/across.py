@@ -12,6 +12,7 @@ import aiodist_kernels as kernels
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import LeafType, describe_leaf
+from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import ReduceOp
@@ -26,7 +27,7 @@ def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int) -> Any:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several replicas; shapes differ; an axis out of range.
     """
-    return nests.map_leaves(lambda leaf: _reduce(op, leaf, axis, num_replicas), value)
+    return nests.map_leaves(lambda leaf: _reduce(op, as_distributed(leaf), axis, num_replicas), value)
 
 
 def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
@@ -153,7 +154,7 @@ def gather_nest(value: Any, axis: Any, num_replicas: int) -> Any:
         TypeError: a component is no array.
         ValueError: the axis is out of range, or the components differ in more than the size along it.
     """
-    return nests.map_leaves(lambda leaf: _gather(leaf, axis, num_replicas), value)
+    return nests.map_leaves(lambda leaf: _gather(as_distributed(leaf), axis, num_replicas), value)
 
 
 def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:

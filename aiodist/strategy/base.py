@@ -15,9 +15,10 @@ from aiodist.replica.engine import SoloEngine
 from aiodist.replica.merge import merge
 from aiodist.replica.refusal import ANY_THREAD, NO_RUN
 from aiodist.replica.scheduler import run_replicas
-from aiodist.strategy import across
+from aiodist.strategy import across, creation
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.scope import Scope, require_cross_replica
+from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.values import DistributedValues, regroup, select_replica
 
@@ -93,7 +94,7 @@ class Strategy:
             ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: ``args`` is no tuple or list, ``kwargs`` no mapping, ``fn`` no function.
             ValueError: a per-replica value has another number of components; the replicas returned nests of
-                different structure.
+                different structure, or created different numbers of variables.
             Exception: what a replica raised, with a note that names it.
         """
         require_cross_replica(self, "strategy.run")
@@ -103,7 +104,9 @@ class Strategy:
         size = self.num_replicas_in_sync
         calls = [(fn, *self._select(replica_id, args, kwargs)) for replica_id in range(size)]
         group = self._extended.new_group(arguments.options(options, None))
-        return regroup(await run_replicas(self, group, calls))
+        results = await run_replicas(self, group, calls)
+        creation.check_complete(group)
+        return regroup(results)
 
     def _select(
         self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -162,6 +165,7 @@ class Strategy:
         Raises:
             ValueError: a per-replica value has another number of components than there are replicas.
         """
+        value = as_distributed(value)
         if isinstance(value, DistributedValues) and len(value.values) == self.num_replicas_in_sync:
             return value.values
         size = self.num_replicas_in_sync
