@@ -3,6 +3,12 @@
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.strategy.base import Strategy
+from aiodist.strategy.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.in_force import (
     experimental_set_strategy,
@@ -12,6 +18,7 @@ from aiodist.strategy.in_force import (
     in_cross_replica_context,
 )
 from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist.vocabulary.errors import (
@@ -51,6 +58,11 @@ __all__ = [
     "CollectiveHandle",
     "ReduceOp",
     "CommunicationOptions",
+    "CollectiveHints",
+    "CrossDeviceOps",
+    "ReductionToOneDevice",
+    "HierarchicalCopyAllReduce",
+    "NcclAllReduce",
     # Values with one component for each replica.
     "DistributedValues",
     "PerReplica",

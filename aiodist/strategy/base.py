@@ -18,18 +18,23 @@ from aiodist.replica.scheduler import run_replicas
 from aiodist.strategy import across, creation
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.scope import Scope, require_cross_replica
+from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.values import DistributedValues, regroup, select_replica
 
 
-class Strategy:
+class Strategy(V1Strategy):
     """A set of replicas that work in step. `MirroredStrategy` is the one to use; this is its base.
 
     The default strategy, which is in force where no other is, has one replica, on CPU:0.
 
     Args:
-        extended: its devices and settings.
+        extended: its devices and settings; each strategy has its own.
+
+    Raises:
+        TypeError: ``extended`` is none.
+        ValueError: it is another strategy's.
     """
 
     _is_default = False
@@ -37,6 +42,7 @@ class Strategy:
     def __init__(self, extended: StrategyExtended) -> None:
         if not isinstance(extended, StrategyExtended):
             raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
+        extended._bind(self)
         self._extended = extended
 
     def __repr__(self) -> str:
