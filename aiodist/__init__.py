@@ -1,5 +1,8 @@
 """Cooperative replicas on one event loop, after ``tf.distribute``, with collectives whose order is always checked."""
 
+from aiodist.data.contexts import InputContext, ValueContext
+from aiodist.data.dataset import NumpyDataset
+from aiodist.data.distributed import DistributedDataset, DistributedIterator
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.strategy.base import Strategy
@@ -71,6 +74,12 @@ __all__ = [
     "Variable",
     "VariableSynchronization",
     "VariableAggregation",
+    # Data: batches, and each replica's part of them.
+    "DistributedDataset",
+    "DistributedIterator",
+    "NumpyDataset",
+    "InputContext",
+    "ValueContext",
     # When replicas disagree: errors and their reports.
     "CollectiveError",
     "CollectiveMismatchError",

@@ -29,6 +29,7 @@ class Findings:
     Attributes:
         reason, sequence_number, replicas, suspects: as in `CollectiveReport`.
         camps: who arrived, by equal calls, the largest camp first.
+        columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
@@ -38,6 +39,7 @@ class Findings:
     replicas: tuple[ReplicaReport, ...]
     suspects: tuple[int, ...]
     camps: Sequence[tuple[Sequence[int], Signature]]
+    columns: Sequence[int | None]
     abandoned: tuple[int, ...]
     timeout_seconds: float
 
@@ -194,15 +196,32 @@ def _what_differs(findings: Findings) -> list[str]:
         return []
     (members, majority), *odd = findings.camps
     if findings.reason is Reason.STRUCTURE:
-        a, b = majority[sig.STRUCTURE], odd[0][1][sig.STRUCTURE]
-        if a is None or b is None:
-            return ["The structures differ: one side passes a single value, the other a nest."]
-        return [f"The structures differ: {nests.difference(a, b, 'value')}."]
+        return _structures_differ(majority[sig.STRUCTURE], odd[0][1][sig.STRUCTURE])
     if findings.reason is Reason.MERGE_FN:
         return _merge_functions_differ(majority, members, *_other_side(findings, majority, odd))
     if findings.reason in (Reason.SHAPE, Reason.DTYPE, Reason.DEVICE):
         return _leaf_differs(findings, majority, members, *_other_side(findings, majority, odd))
+    if findings.reason is Reason.CALL_SITE:
+        return _columns_differ(findings)
     return []
+
+
+def _structures_differ(a: nests.Structure | None, b: nests.Structure | None) -> list[str]:
+    if a is None or b is None:
+        return ["The structures differ: one side passes a single value, the other a nest."]
+    return [f"The structures differ: {nests.difference(a, b, 'value')}."]
+
+
+def _columns_differ(findings: Findings) -> list[str]:
+    """Tell calls apart that stand on one line."""
+    places = {findings.replicas[members[0]].location for members, _ in findings.camps}
+    if len(places) > 1 or None in findings.columns:
+        return []
+    columns = [
+        f"column {(column or 0) + 1} on {_who_briefly(members)}"
+        for (members, _), column in zip(findings.camps, findings.columns, strict=True)
+    ]
+    return [f"They are different calls on one line: {', '.join(columns[:_MOST_CAMPS])}."]
 
 
 _FIELDS = {
@@ -245,7 +264,8 @@ def _leaf_differs(
         if mine != theirs:
             left, right = leaf_text(*mine), leaf_text(*theirs)
             sides = f"{left} on {_who_briefly(a_members)}, {right} on {_who_briefly(b_members)}"
-            return [f"The {findings.reason} differs at {path}: {sides}."]
+            what = "array type" if findings.reason is Reason.DEVICE else findings.reason
+            return [f"The {what} differs at {path}: {sides}."]
     return []
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple, TypeAlias
 
 from aiodist.vocabulary.reports import Location
 
-Path: TypeAlias = tuple[tuple[CodeType, int], ...]
+Path: TypeAlias = tuple[tuple[CodeType, int, str], ...]
+"""A chain of calls, innermost first: code, offset, and the file, for code objects of two files can be equal."""
 
 
 class Place(NamedTuple):
@@ -52,7 +53,7 @@ def same_place(code: CodeType, offset: int, other_code: CodeType, other_offset: 
 def same_path(path: Path, other: Path) -> bool:
     """Whether two chains of callers stand at the same places."""
     return len(path) == len(other) and all(
-        same_place(*site, *other_site) for site, other_site in zip(path, other, strict=True)
+        same_place(*site[:2], *other_site[:2]) for site, other_site in zip(path, other, strict=True)
     )
 
 
@@ -66,14 +67,14 @@ def call_path(frame: FrameType) -> Path:
 
     In a child task the chain ends where the task begins. Frames of event loops' own helpers are left out.
     """
-    path: list[tuple[CodeType, int]] = []
+    path: list[tuple[CodeType, int, str]] = []
     caller: FrameType | None = frame
     while caller is not None:
         module = caller.f_globals.get("__name__", "")
         if module in _ENDS:
             break
         if module.partition(".")[0] not in _PLUMBING:
-            path.append((caller.f_code, caller.f_lasti))
+            path.append((caller.f_code, caller.f_lasti, caller.f_code.co_filename))
         caller = caller.f_back
     return tuple(path)
 

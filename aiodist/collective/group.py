@@ -7,8 +7,8 @@ is taken for the truth.
 **Trouble.** An arrival that differs, a replica that ended without a collective that others wait in, and one that was
 cancelled out of one, put the group in trouble at that number. From then on no meeting at or behind that number
 completes. The replicas that have not yet shown what they do (`Member.has_settled`) are let run until each has, or until
-a grace of a tenth of a second is over; then `verdict.judge` looks at what all of them did, so that the verdict does not
-depend on who came first. It is set as the error of every open meeting, and the group is closed.
+a tenth of a second goes by in which none of them does; then `verdict.judge` looks at what all of them did, so that the
+verdict does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
 
 **Failure.** A replica's own exception closes the group at once: it is the cause, and what the others then run into is
 an echo.
@@ -29,9 +29,11 @@ from typing import Any, Protocol
 from aiodist.collective import verdict
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.member import Member
+from aiodist.collective.reduction import in_native_order
 from aiodist.collective.rendezvous import OutBuffers, Rendezvous
-from aiodist.collective.signature import KIND, NAME, PATH, Signature, first_difference, meaning
+from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
 from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.nests import Structure
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason, ReplicaState
 
@@ -46,7 +48,7 @@ class Engine(Protocol):
     """What a sync group needs of the event loop that its replicas run on."""
 
     @property
-    def handle(self) -> Callable[[Rendezvous, Member], Any]:
+    def handle(self) -> Callable[[Rendezvous, Member, Structure | None], Any]:
         """Makes what a collective call returns."""
         ...
 
@@ -97,6 +99,7 @@ class SyncGroup:
         self.closed = False
         self._ended_at = _NEVER
         self._unsettled: set[int] | None = None
+        self._fewest_unsettled = self.size + 1
         self._grace_ends: float | None = None
         self._alarm: float | None = None
         self.engine: Any = None
@@ -151,7 +154,7 @@ class SyncGroup:
         member.sequence = number + 1
         meeting.values[member.replica_id] = value
         meeting.missing -= 1
-        handle = self._handle(meeting, member)
+        handle = self._handle(meeting, member, signature[STRUCTURE])
         if self.trouble is not None:
             self._arrive_in_trouble(member, meeting)
         elif not meeting.missing:
@@ -189,6 +192,8 @@ class SyncGroup:
         if combine is None:
             self.engine.start_merge(meeting)
             return
+        if meeting.others is not None:  # which may differ from the first arrival in byte order
+            meeting.values = list(map(in_native_order, meeting.values))
         try:
             meeting.result = combine(signature, meeting.values, meeting.accumulate)
             if meeting.outs is None:
@@ -209,7 +214,7 @@ class SyncGroup:
 
     def _complete(self, meeting: Rendezvous) -> None:
         meeting.complete = True
-        del meeting.values
+        meeting.values = []  # a merge function whose task has not begun finds nothing to merge, and does not run
         del self.open[meeting.number]
 
     def release(self, meeting: Rendezvous) -> None:
@@ -256,8 +261,8 @@ class SyncGroup:
         signature, code, offset = call
         if signature[NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
             return meaning(signature)
-        sites: Path = signature[PATH] if self.paths else ((code, offset),)
-        return (*meaning(signature), *(place(*site) for site in sites))
+        sites: Path = signature[PATH] if self.paths else ((code, offset, code.co_filename),)
+        return (*meaning(signature), *(place(*site[:2]) for site in sites))
 
     def _set_trouble(self, number: int) -> None:
         if self.trouble is None or number < self.trouble:
@@ -305,7 +310,8 @@ class SyncGroup:
             self._unsettled.add(member.replica_id)
         if not self._unsettled:
             self._decide()
-        elif self._grace_ends is None:
+        elif len(self._unsettled) < self._fewest_unsettled:
+            self._fewest_unsettled = len(self._unsettled)
             self._grace_ends = self._clock() + GRACE_SECONDS
             self._set_alarm(self._grace_ends)
 

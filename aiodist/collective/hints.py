@@ -14,7 +14,13 @@ _BRANCHES = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.Try, ast.Match, ast.I
 
 def hints(reason: Reason, replicas: Sequence[ReplicaReport], suspects: Sequence[int]) -> list[str]:
     """Return the last lines of an account: the branch where replicas parted, and what to do."""
+    if reason is Reason.TIMEOUT and all(replica.call is not None for replica in replicas):
+        return ["The merge function runs in a task of its own: look at what it awaits."]
+    if reason in _NOT_A_BRANCH:
+        return _ADVICE[reason]
     parted = _branch(replicas, suspects)
+    if parted is not None and reason is Reason.CALL_SITE:
+        return [parted, *_ADVICE[reason]]
     if parted is not None:
         return [
             f"{parted} A condition on a replica's own data is the usual cause:",
@@ -50,10 +56,11 @@ _ADVICE = {
     ],
     Reason.TIMEOUT: ["The places where the missing replicas are now are in report.replicas[i].stack."],
 }
+_NOT_A_BRANCH = (Reason.EXITED, Reason.ABANDONED, Reason.TIMEOUT)
 
 
 def _branch(replicas: Sequence[ReplicaReport], suspects: Sequence[int]) -> str | None:
-    """Say where the first suspect left the others: the innermost branch around its call that is not around theirs."""
+    """Say where the first suspect left the others: the branch around its call that is not around theirs."""
     odd = next((replicas[i] for i in suspects if replicas[i].location is not None), None)
     others = [r.location for r in replicas if r.replica_id not in suspects and r.location is not None]
     if odd is None or odd.location is None or not others or odd.state is not ReplicaState.WAITING:
@@ -67,7 +74,10 @@ def _branch(replicas: Sequence[ReplicaReport], suspects: Sequence[int]) -> str |
 
 
 def branch(odd: Location, other: Location) -> tuple[int, bool] | None:
-    """Return the innermost branch that parts two calls of a function: its line, and whether the odd one is in it."""
+    """Return the branch that parts two calls of a function: its line, and whether the odd one is in it.
+
+    It is the first that does, and of those inside it that part them in the same way the innermost.
+    """
     if odd.file != other.file or odd.function != other.function or odd.line == other.line:
         return None
     try:
@@ -75,11 +85,20 @@ def branch(odd: Location, other: Location) -> tuple[int, bool] | None:
     except (SyntaxError, ValueError):
         return None
     parting = [
-        (node.lineno, _arm(node, odd.line) is not None)
+        node
         for node in ast.walk(tree)
         if isinstance(node, _BRANCHES) and _arm(node, odd.line) != _arm(node, other.line)
     ]
-    return max(parting, default=None)
+    if not parting:
+        return None
+    first = min(parting, key=lambda node: node.lineno)
+    taken = _arm(first, odd.line) is not None
+    inside = [n.lineno for n in parting if n.lineno <= _end(first) and (_arm(n, odd.line) is not None) is taken]
+    return max(inside), taken
+
+
+def _end(node: ast.stmt | ast.expr) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _arm(node: ast.AST, line: int) -> str | None:

@@ -26,6 +26,15 @@ def check(signature: Signature, size: int) -> None:
             kernels.result_dtype(op, dtype)
 
 
+def in_native_order(value: Any) -> Any:
+    """Return what a replica brought, a leaf or a list of leaves, with its arrays in this machine's byte order."""
+    if isinstance(value, list):
+        return [in_native_order(leaf) for leaf in value]
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        return value.astype(value.dtype.newbyteorder("="))
+    return value
+
+
 def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
     """Return the reduction of the replicas' values: a read-only leaf, or a list of them for a nest."""
     op = signature[OP]
@@ -44,7 +53,7 @@ def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: str | None, accu
     """Return one leaf, reduced, of the type that the leaves have; arrays are read-only."""
     if leaf_type is LeafType.NUMPY_ARRAY:
         result = kernels.reduce_alike(op, leaves, accumulate)
-        result.setflags(write=False)
+        result.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
         return result
     if leaf_type is LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, leaves)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ class Rendezvous:
         missing: how many replicas have not arrived.
         last: the id of the replica whose arrival completed it.
         plain: the result is what every replica gets, as it is.
-        unflatten: makes what every replica gets of the result; None where it is not as simple as that.
+        shared_nest: the result is a list of leaves, which every replica gets in containers of its own.
         agreed: every replica has arrived, and all mean the same.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
@@ -44,11 +43,10 @@ class Rendezvous:
     """
 
     # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
-    agreed = complete = released = plain = False
+    agreed = complete = released = plain = shared_nest = False
     last = -1
     accumulate: Accumulate = "native"
     result: Any = None
-    unflatten: Callable[[Any], Any] | None = None
     error: BaseException | None = None
     traceback: TracebackType | None = None
     deadline: float | None = None
@@ -100,13 +98,17 @@ class Rendezvous:
         waiters, self.waiters = self.waiters, []
         return waiters
 
-    def read(self, replica_id: int) -> Any:
-        """Return the result for that replica: its own containers, around leaves that may be shared."""
+    def read(self, replica_id: int, structure: nests.Structure | None) -> Any:
+        """Return the result for that replica: containers of its own, around leaves that may be shared.
+
+        Args:
+            replica_id: the replica's id.
+            structure: the structure of what it brought.
+        """
         signature = self.signature
         if self.outs is not None and replica_id in self.outs:
             return self.outs[replica_id].nest
         result = self.result if signature[KIND].shared else self.result[replica_id]
-        structure = signature[STRUCTURE]
         if structure is None or signature[SHAPES] is None:  # a single leaf, or no value at all
             return result
         return nests.unflatten(structure, result)
@@ -114,11 +116,8 @@ class Rendezvous:
     def set_reading(self) -> None:
         """Note how the result is read where that takes one step, as it does for most."""
         if self.signature[KIND].shared:
-            structure = self.signature[STRUCTURE]
-            if structure is None:
-                self.plain = True
-            else:
-                self.unflatten = structure.unflatten
+            self.plain = self.signature[STRUCTURE] is None
+            self.shared_nest = not self.plain
 
     def fill_outs(self) -> None:
         """Write the shared result into the buffers that replicas brought."""

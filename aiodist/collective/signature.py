@@ -48,7 +48,7 @@ def describe_leaf(leaf: Any) -> tuple[tuple[int, ...], Any, str | None]:
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY
-    if isinstance(leaf, np.generic):
+    if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is not immutable, as scalars are
         return (), leaf.dtype, LeafType.NUMPY_SCALAR
     if kind in _NUMBERS:
         return (), kind, LeafType.PYTHON_NUMBER

@@ -13,7 +13,7 @@ from types import CodeType
 from typing import TYPE_CHECKING
 
 from aiodist.collective import account
-from aiodist.collective.callsite import location
+from aiodist.collective.callsite import location, place
 from aiodist.collective.describe import call_text
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
@@ -65,6 +65,7 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         replicas=_replicas(group, meeting),
         suspects=_suspects(group, camps, missing, reason, meeting),
         camps=[(camp.members, camp.call[0]) for camp in camps],
+        columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
         timeout_seconds=0.0 if meeting.deadline is None else meeting.deadline - meeting.started,
     )

@@ -113,6 +113,8 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     leaves, structure = nests.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
         return (None, *describe_leaf(value), value)
+    if not leaves:
+        return structure, (), (), None, leaves
     shapes, dtypes, types = zip(*_described(structure, leaves), strict=True)
     return structure, shapes, dtypes, types if any(types) else None, leaves
 

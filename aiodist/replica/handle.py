@@ -20,6 +20,7 @@ from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.replica.chain import Chain
 from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.nests import Structure
 
 if TYPE_CHECKING:
     from aiodist.collective.member import Member
@@ -38,11 +39,12 @@ class CollectiveHandle(Generic[T]):
         CollectiveError: the replicas did not meet in it.
     """
 
-    __slots__ = ("__weakref__", "_awaited", "_meeting", "_member")
+    __slots__ = ("__weakref__", "_awaited", "_meeting", "_member", "_structure")
 
-    def __init__(self, meeting: Rendezvous, member: Member) -> None:
+    def __init__(self, meeting: Rendezvous, member: Member, structure: Structure | None) -> None:
         self._meeting = meeting
         self._member = member
+        self._structure = structure  # this replica's own: a dict's keys may be in another order than the others'
         self._awaited = False
 
     def done(self) -> bool:
@@ -56,7 +58,7 @@ class CollectiveHandle(Generic[T]):
         """Return the result for this replica, or raise what went wrong."""
         error = self._meeting.error
         if error is None:
-            return self._meeting.read(self._member.replica_id)
+            return self._meeting.read(self._member.replica_id, self._structure)
         self._member.told = True
         if isinstance(error, CollectiveError):
             raise type(error)(error.report)  # one of its own for each replica, which gets its own traceback
@@ -76,7 +78,7 @@ class CollectiveHandle(Generic[T]):
         return not awaited and self._meeting.last == self._member.replica_id
 
     def __del__(self) -> None:
-        if not self._awaited and not sys.is_finalizing():
+        if not (self._awaited or self._member.group.closed or sys.is_finalizing()):
             self._warn()
 
     def _warn(self) -> None:
@@ -117,8 +119,8 @@ class AsyncioHandle(CollectiveHandle[T]):
         if meeting.plain:
             result: T = meeting.result
             return result
-        if meeting.unflatten is not None:
-            result = meeting.unflatten(meeting.result)
+        if meeting.shared_nest:
+            result = self._structure.unflatten(meeting.result)  # type: ignore[union-attr,assignment]
             return result
         return cast("T", self._outcome())
 
@@ -158,6 +160,10 @@ class SoloHandle(CollectiveHandle[T]):
     """A handle outside any run: there is nobody else to wait for."""
 
     __slots__ = ()
+
+    def _warn(self) -> None:
+        self._member.group.open.pop(self._meeting.number, None)  # a merge_call, whose function only the await runs
+        super()._warn()
 
     def __await__(self) -> Generator[Any, Any, T]:
         self._awaited = True

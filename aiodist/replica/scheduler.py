@@ -133,7 +133,7 @@ class _Run:
             if not group.closed:
                 self._cancellations[member.replica_id] = error
             return ReplicaState.CANCELLED
-        if group.closed and isinstance(error, CollectiveError):
+        if group.closed and _is_echo(error):
             return ReplicaState.FAILED
         if all(error is not known for known in self._failures.values()):
             error.add_note(note_of_failure(group, member))
@@ -154,3 +154,10 @@ class _Run:
         worker = DeviceWorker(member.device, self._group.engine.call_soon_threadsafe)
         self._workers.append(worker)
         return ReplicaContext._of(self._strategy, member, worker)
+
+
+def _is_echo(error: BaseException) -> bool:
+    """Whether an error only tells of the group's own, be it out of a replica's task group."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_echo(inner) for inner in error.exceptions)
+    return isinstance(error, CollectiveError)

@@ -33,7 +33,7 @@ class Scope:
         current.set(self._before.pop())
 
 
-def require_cross_replica(strategy: Strategy, what: str) -> None:
+def require_cross_replica(strategy: object, what: str) -> None:
     """Check that this is not inside a replica, nor under another strategy.
 
     Raises:

@@ -16,7 +16,7 @@ _SPELLING = re.compile(
     (?: / )? (?: device: )?
     (?P<kind> [a-z]+ ) : (?P<index> \d+ )
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
 )
 _KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU"}
 

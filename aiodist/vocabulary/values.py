@@ -26,7 +26,6 @@ class DistributedValues(Generic[T]):
     """
 
     __slots__ = ("_values",)
-    __array_ufunc__ = None  # NumPy's operators leave the refusal to this class
     __hash__ = object.__hash__
 
     def __init__(self, values: Sequence[T]) -> None:
@@ -56,9 +55,13 @@ class DistributedValues(Generic[T]):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         self._refuse()
 
-    __len__ = __getitem__ = __bool__ = __float__ = __int__ = __index__ = __neg__ = __abs__ = _refuse
+    __array_ufunc__ = _refuse
+    __len__ = __getitem__ = __contains__ = __bool__ = __float__ = __int__ = __index__ = _refuse
+    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _refuse
     __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _refuse
     __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _refuse
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __divmod__ = _refuse
+    __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __rdivmod__ = _refuse
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
@@ -106,7 +109,7 @@ def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
     return leaf.values[replica_id]
 
 
-def regroup(values: Sequence[Any], what: str = "results") -> Any:
+def regroup(values: Sequence[Any], what: str = "results", *, always_wrap: bool = False) -> Any:
     """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
 
     Arrays and NumPy scalars become `PerReplica`. Other leaves do when they differ; where every replica has the
@@ -115,6 +118,7 @@ def regroup(values: Sequence[Any], what: str = "results") -> Any:
     Args:
         values: one nest a replica, of equal structure.
         what: what they are, for the error's text.
+        always_wrap: wrap every leaf but a None that all have, also where all replicas have the identical object.
 
     Raises:
         ValueError: the structures differ.
@@ -130,7 +134,7 @@ def regroup(values: Sequence[Any], what: str = "results") -> Any:
                 f"the replicas' {what} must have the same structure; replica 0's is {structures[0]}, replica "
                 f"{replica_id}'s is {structure}: {nests.difference(structures[0], structure, 'value')}"
             )
-    return nests.unflatten(structures[0], (_regroup_leaf(leaf) for leaf in zip(*columns, strict=True)))
+    return nests.unflatten(structures[0], (_regroup_leaf(leaf, always_wrap) for leaf in zip(*columns, strict=True)))
 
 
 def _same_bare_object(values: Sequence[Any]) -> bool:
@@ -138,8 +142,9 @@ def _same_bare_object(values: Sequence[Any]) -> bool:
     return first is None and all(value is None for value in values)
 
 
-def _regroup_leaf(components: tuple[Any, ...]) -> Any:
+def _regroup_leaf(components: tuple[Any, ...], always_wrap: bool) -> Any:
     first = components[0]
-    if not isinstance(first, (np.ndarray, np.generic)) and all(component is first for component in components):
+    wrapped = isinstance(first, (np.ndarray, np.generic)) or (always_wrap and first is not None)
+    if not wrapped and all(component is first for component in components):
         return first
     return PerReplica(components)

@@ -264,6 +264,7 @@ def _torch_threaded(size: int) -> float:
     from torch.testing._internal.distributed import multi_threaded_pg
 
     multi_threaded_pg._install_threaded_pg()
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)
     store, took = dist.HashStore(), []
 
     def rank(index: int) -> None:
@@ -281,6 +282,7 @@ def _torch_threaded(size: int) -> float:
         thread.start()
     for thread in threads:
         thread.join()
+    torch._C._distributed_c10d._set_thread_isolation_mode(False)
     multi_threaded_pg._uninstall_threaded_pg()
     return min(took)
 

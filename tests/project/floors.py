@@ -25,6 +25,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist.collective": 2,
     "aiodist.replica": 3,
     "aiodist.strategy": 4,
+    "aiodist.data": 4,
     "aiodist.tools": 5,
     "aiodist.demos": 5,
     "aiodist.testing": 5,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiodist import CollectiveHandle
+from aiodist import CollectiveHandle, MirroredStrategy, get_replica_context
 from tests.replica.programs import Relay, here, mirrored, on_each, replica
 
 pytestmark = pytest.mark.anyio
@@ -200,3 +200,26 @@ async def test_asyncio_wait_for_a_handle(anyio_backend: str) -> None:
         return total
 
     assert await on_each(2, program) == (2, 2)
+
+
+async def test_every_replica_gets_its_own_order_of_keys() -> None:
+    async def program() -> list[tuple[str, float]]:
+        keys = "ba" if get_replica_context().replica_id_in_sync_group == 0 else "ab"
+        mine = {key: np.full(1, ord(key), float) for key in keys}
+        result = await get_replica_context().all_reduce("mean", mine)
+        return [
+            (key, float(result[key][0]) - float(value[0])) for key, value in zip(result, mine.values(), strict=True)
+        ]
+
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    first, second = strategy.experimental_local_results(await strategy.run(program))
+    assert first == [("b", 0.0), ("a", 0.0)]
+    assert second == [("a", 0.0), ("b", 0.0)]
+
+
+async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> None:
+    ctx = get_replica_context()
+    before = dict(ctx._member.group.open)
+    with pytest.warns(RuntimeWarning, match="never awaited merge_call"):
+        ctx.merge_call(len)
+    assert ctx._member.group.open == before

@@ -64,7 +64,7 @@ async def test_schedule_with_nothing_outside_to_wait_for(count: int) -> None:
 
 
 async def test_schedule_of_collectives_of_every_kind() -> None:
-    log = []
+    log: list[object] = []
 
     def merge(strategy: Any) -> None:
         log.append("merge")
@@ -79,7 +79,7 @@ async def test_schedule_of_collectives_of_every_kind() -> None:
             lambda: context.broadcast(x),
             lambda: context.reduce_scatter("SUM", x),
             lambda: context.all_to_all(x),
-            lambda: context.barrier(),
+            context.barrier,
             lambda: context.merge_call(merge),
         ):
             await call()

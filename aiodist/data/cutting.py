@@ -1,0 +1,107 @@
+"""The rule by which a global batch becomes per-replica ones, and the checks of what can be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.values import PerReplica, regroup
+
+
+def cut(batch: Any, num_replicas: int) -> Any:
+    """Cut a global batch of m into n consecutive parts of ceil(m/n), the last ones short or empty.
+
+    Args:
+        batch: a nest of arrays (anything with a shape that can be sliced), all of m rows; None stays as it is.
+        num_replicas: n.
+
+    Returns:
+        The nest with a `PerReplica` for every array; with one replica, the batch itself.
+
+    Raises:
+        TypeError: a leaf is no array.
+        ValueError: a leaf has no first axis; their sizes along it differ; there is no array at all.
+    """
+    leaves, structure = nests.flatten_with_none(batch)
+    length = -(-common_size(leaves, structure, "batch") // num_replicas)
+    if num_replicas == 1:
+        return batch
+    return nests.unflatten(structure, (_parts(leaf, length, num_replicas) for leaf in leaves))
+
+
+def _parts(leaf: Any, length: int, count: int) -> PerReplica[Any] | None:
+    if leaf is None:
+        return None
+    return PerReplica([leaf[k * length : (k + 1) * length] for k in range(count)])
+
+
+def group(batches: Sequence[Any], num_replicas: int) -> Any:
+    """Group the batches of one step: the k-th is replica k's; replicas that are left without one get no rows.
+
+    Args:
+        batches: at least one and at most n per-replica batches.
+        num_replicas: n.
+
+    Returns:
+        One nest with per-replica values, as `run` regroups results; replicas without a batch have arrays of no rows,
+        otherwise like replica 0's.
+
+    Raises:
+        TypeError, ValueError: a batch is missing, and replica 0's cannot be cut; see `cut`.
+        ValueError: the structures differ.
+    """
+    missing = num_replicas - len(batches)
+    if missing:
+        batches = [*batches, *[_without_rows(batches[0])] * missing]
+    return regroup(batches, "batches", always_wrap=True)
+
+
+def _without_rows(batch: Any) -> Any:
+    leaves, structure = nests.flatten_with_none(batch)
+    common_size(leaves, structure, "batch")
+    return nests.unflatten(structure, (None if leaf is None else leaf[:0] for leaf in leaves))
+
+
+def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) -> int:
+    """Return the size along the first axis that all arrays of a nest have in common.
+
+    Args:
+        leaves: its leaves; None does not count.
+        structure: its structure.
+        root: what the nest is called in an error.
+
+    Raises:
+        TypeError: a leaf is no array.
+        ValueError: a leaf has no first axis; the sizes differ; there is no array at all.
+    """
+    sizes = [(index, _size(leaf, structure, index, root)) for index, leaf in enumerate(leaves) if leaf is not None]
+    if not sizes:
+        raise ValueError(f"{root} must hold at least one array, got {structure}")
+    first, size = sizes[0]
+    for index, other in sizes:
+        if other != size:
+            paths = nests.leaf_paths(structure, root)
+            raise ValueError(
+                f"the arrays of {root} must have the same size along their first axis; "
+                f"{paths[first]} has {size}, {paths[index]} has {other}"
+            )
+    return size
+
+
+def _size(leaf: Any, structure: nests.Structure, index: int, root: str) -> int:
+    shape = getattr(leaf, "shape", None)
+    if not isinstance(shape, tuple):
+        path = nests.leaf_paths(structure, root)[index]
+        kind = type(leaf)
+        raise TypeError(
+            f"{path} must be an array, whose rows are examples, got an object of type "
+            f"{kind.__module__}.{kind.__qualname__}; a list of numbers becomes one with np.asarray"
+        )
+    if not shape:
+        path = nests.leaf_paths(structure, root)[index]
+        raise ValueError(
+            f"{path} must have a first axis, along which the examples lie, got a 0-dimensional array; "
+            "is the dataset batched, e.g. with .batch(32)?"
+        )
+    return int(shape[0])

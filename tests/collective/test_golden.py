@@ -1,0 +1,64 @@
+"""The errors' texts, whole: golden/<program>.txt is what a person reads when that program's replicas part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.collective import golden_programs as programs
+from tests.collective.runs import Program, error_of
+
+pytestmark = pytest.mark.anyio
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SCREEN = 24
+
+THREE = [
+    programs.other_kind,
+    programs.other_reduce_op,
+    programs.other_axis,
+    programs.other_source,
+    programs.other_key,
+    programs.other_shape,
+    programs.other_dtype,
+    programs.other_array_type,
+    programs.other_name,
+    programs.other_merge_function,
+    programs.other_call_site,
+    programs.other_order,
+    programs.early_return,
+    programs.uneven_loops,
+    programs.abandoned,
+    programs.stuck_elsewhere,
+    programs.merge_hangs,
+    programs.parted_in_sequence,
+]
+TIMED = {programs.stuck_elsewhere, programs.merge_hangs}
+CASES: list[tuple[Program, int]] = [
+    *((program, 3) for program in THREE),
+    (programs.tie, 2),
+    (programs.outlier_among_many, 512),
+    (programs.all_different, 512),
+    (programs.many_left, 12),
+]
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize(("program", "replicas"), CASES, ids=[program.__name__ for program, _ in CASES])
+async def test_an_error_reads_as_it_should(program: Program, replicas: int, update_golden: bool) -> None:
+    error = await error_of(program, replicas, timeout=0.05 if program in TIMED else None)
+    text = f"{type(error).__name__}: {error}\n"
+    golden = HERE / "golden" / f"{program.__name__}.txt"
+    if update_golden:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= SCREEN
+
+
+def test_every_golden_text_belongs_to_a_program() -> None:
+    assert {path.stem for path in HERE.glob("golden/*.txt")} == {program.__name__ for program, _ in CASES}

@@ -1,0 +1,365 @@
+"""Distributed datasets: plain and asynchronous sources, cut or grouped, and where they may be iterated."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import DistributedDataset, InputContext, PerReplica, ReplicaContextError, ValueContext
+from tests.data.batches import Asynchronous, Plain, collected, lists
+from tests.replica.programs import here, mirrored
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+pytestmark = pytest.mark.anyio
+
+BATCHES = [np.arange(4), np.arange(4, 7)]
+PARTS = [[[0, 1], [2, 3]], [[4, 5], [6]]]
+
+
+class Tensor:
+    """As much of a tensor of another library as a dataset needs: a shape, and slices along the first axis."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+        self.shape = (len(values),)
+
+    def __getitem__(self, rows: slice) -> Tensor:
+        return Tensor(self.values[rows])
+
+
+class Loader:
+    """Iterates like a PyTorch DataLoader: anew at each `iter`, lists of tensors, the last batch short."""
+
+    def __init__(self, xs: list[Any], ys: list[Any], batch_size: int) -> None:
+        self.data = (xs, ys)
+        self.batch_size = batch_size
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.data[0]) / self.batch_size)
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        for k in range(len(self)):
+            yield [Tensor(column[k * self.batch_size : (k + 1) * self.batch_size]) for column in self.data]
+
+
+@pytest.mark.parametrize("source", [Plain, Asynchronous, list, tuple])
+async def test_batches_are_cut_at_each_iteration(source: Callable[[Any], Any]) -> None:
+    dataset = mirrored(2).experimental_distribute_dataset(source(BATCHES))
+    for _ in range(2):
+        assert [lists(batch) for batch in await collected(dataset)] == PARTS
+
+
+async def test_plain_source_is_iterated_plainly_too() -> None:
+    dataset = mirrored(2).experimental_distribute_dataset(Plain(BATCHES))
+    assert [lists(batch) for batch in dataset] == PARTS
+    iterator = iter(dataset)
+    assert lists(await anext(iterator)) == PARTS[0]
+    assert lists(next(iterator)) == PARTS[1]
+    assert next(iterator, None) is None
+
+
+async def test_asynchronous_source_is_not_iterated_plainly() -> None:
+    dataset = mirrored(2).experimental_distribute_dataset(Asynchronous(BATCHES))
+    with pytest.raises(TypeError, match="async for batch in dataset"):
+        iter(dataset)
+    with pytest.raises(TypeError, match=r"await anext\(iterator\)"):
+        next(aiter(dataset))
+
+
+async def test_generators_are_sources() -> None:
+    async def asynchronous() -> AsyncIterator[Any]:
+        for batch in BATCHES:
+            await anyio.lowlevel.checkpoint()
+            yield batch
+
+    for source in (iter(Plain(BATCHES)), asynchronous()):
+        dataset = mirrored(2).experimental_distribute_dataset(source)
+        assert [lists(batch) for batch in await collected(dataset)] == PARTS
+
+
+async def test_loader_of_another_library_is_a_source() -> None:
+    loader = Loader([0, 1, 2, 3, 4], ["a", "b", "c", "d", "e"], batch_size=3)
+    strategy = mirrored(2)
+    steps = await collected(strategy.experimental_distribute_dataset(loader))
+    shown = [[[part.values for part in column.values] for column in step] for step in steps]
+    assert shown == [[[[0, 1], [2]], [["a", "b"], ["c"]]], [[[3], [4]], [["d"], ["e"]]]]
+
+    async def replica(batch: list[Tensor]) -> int:
+        assert all(isinstance(column, Tensor) for column in batch)
+        return len(batch[0].values)
+
+    results = [await strategy.run(replica, args=(step,)) for step in steps]
+    assert [strategy.experimental_local_results(result) for result in results] == [(2, 1), (1, 1)]
+
+
+async def test_one_replica_gets_batches_bare() -> None:
+    assert await collected(mirrored(1).experimental_distribute_dataset(BATCHES)) == BATCHES
+    assert await collected(aiodist.get_strategy().experimental_distribute_dataset(BATCHES)) == BATCHES
+
+
+async def test_epoch_of_uneven_batches_has_the_mean_of_all_examples() -> None:
+    strategy = mirrored(4)
+    data = np.random.default_rng(0).normal(size=(37, 3))
+    dataset = strategy.experimental_make_numpy_dataset(data).shuffle(1).batch(10).prefetch(2)
+    total = np.zeros(3)
+    async for batch in strategy.experimental_distribute_dataset(dataset):
+        rows = sum(len(part) for part in batch.values)
+        total += rows * await strategy.reduce("MEAN", batch, axis=0)
+    np.testing.assert_allclose(total / 37, data.mean(axis=0), rtol=1e-12)
+
+
+async def test_bad_batch_is_named_by_its_step() -> None:
+    dataset = mirrored(2).experimental_distribute_dataset([np.zeros(2), {"x": np.zeros(2), "y": np.zeros(1)}])
+    with pytest.raises(ValueError, match="same size along their first axis") as caught:
+        await collected(dataset)
+    assert caught.value.__notes__ == ["at step 1 of a distributed dataset, counted from 0"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_error_of_the_source_arrives_with_its_traceback(asynchronous: bool) -> None:
+    def where_it_broke() -> None:
+        raise OSError("disk")
+
+    def plain() -> Iterator[Any]:
+        yield BATCHES[0]
+        where_it_broke()
+
+    async def waiting() -> AsyncIterator[Any]:
+        yield BATCHES[0]
+        where_it_broke()
+
+    dataset = mirrored(2).experimental_distribute_dataset(waiting() if asynchronous else plain())
+    iterator = aiter(dataset)
+    await anext(iterator)
+    with pytest.raises(OSError, match="disk") as caught:
+        await anext(iterator)
+    assert "where_it_broke" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    with pytest.raises(StopAsyncIteration):
+        await anext(iterator)
+
+
+@pytest.mark.parametrize("source", [None, 3, anyio.sleep])
+async def test_source_that_is_not_iterable_is_refused(source: Any) -> None:
+    with pytest.raises(TypeError, match="expected an iterable or async iterable of batches"):
+        mirrored(2).experimental_distribute_dataset(source)
+
+
+async def test_options_must_be_none() -> None:
+    with pytest.raises(TypeError, match="options must be None"):
+        mirrored(2).experimental_distribute_dataset([], options="fast")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="options must be None"):
+        mirrored(2).distribute_datasets_from_function(lambda _: [], options="fast")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("step", [iter, aiter, next, anext])
+async def test_iterating_inside_a_replica_is_refused_with_the_reason(step: Callable[[Any], Any]) -> None:
+    strategy = mirrored(2)
+    dataset = strategy.experimental_distribute_dataset(BATCHES)
+    subject = dataset if step in (iter, aiter) else iter(dataset)
+
+    async def replica() -> Any:
+        made = step(subject)
+        return await made if step is anext else made
+
+    with pytest.raises(ReplicaContextError, match=r"inside replica 0; each of its batches .*iterate outside"):
+        await strategy.run(replica)
+
+
+async def test_merge_function_may_iterate() -> None:
+    strategy = mirrored(2)
+    iterator = aiter(strategy.experimental_distribute_dataset(BATCHES))
+
+    async def next_batch(_: Any) -> Any:
+        return await anext(iterator)
+
+    async def replica() -> Any:
+        return await here().merge_call(next_batch)
+
+    assert lists(await strategy.run(replica)) == PARTS[0]
+
+
+async def test_datasets_are_made_outside_replicas() -> None:
+    strategy = mirrored(2)
+
+    async def replica(make: Callable[..., Any], argument: Any) -> None:
+        make(argument)
+
+    for name, argument in [
+        ("experimental_distribute_dataset", BATCHES),
+        ("distribute_datasets_from_function", lambda _: BATCHES),
+        ("experimental_distribute_datasets_from_function", lambda _: BATCHES),
+        ("experimental_distribute_values_from_function", lambda _: 1),
+        ("experimental_make_numpy_dataset", np.zeros(2)),
+    ]:
+        with pytest.raises(ReplicaContextError, match=r"was called inside replica 0; it belongs outside"):
+            await strategy.run(replica, args=(getattr(strategy, name), argument))
+        with strategy.scope():
+            getattr(strategy, name)(argument)
+
+
+async def test_dataset_function_is_called_once_and_n_batches_make_a_step() -> None:
+    contexts: list[InputContext] = []
+
+    def dataset_fn(context: InputContext) -> Plain:
+        contexts.append(context)
+        size = context.get_per_replica_batch_size(6)
+        return Plain([np.full(size, k) for k in range(6)])
+
+    for name in ("distribute_datasets_from_function", "experimental_distribute_datasets_from_function"):
+        contexts.clear()
+        dataset = getattr(mirrored(3), name)(dataset_fn)
+        expected = [[[0, 0], [1, 1], [2, 2]], [[3, 3], [4, 4], [5, 5]]]
+        assert [lists(step) for step in dataset] == expected
+        assert [lists(step) for step in await collected(dataset)] == expected
+        assert contexts == [InputContext(1, 0, 3)]
+
+
+@pytest.mark.parametrize("source", [Plain, Asynchronous])
+async def test_incomplete_last_step_is_filled_with_batches_without_rows(source: Callable[[Any], Any]) -> None:
+    strategy = mirrored(3)
+    dataset = strategy.distribute_datasets_from_function(lambda _: source([np.full(2, k) for k in range(4)]))
+    steps = await collected(dataset)
+    assert [lists(step) for step in steps] == [[[0, 0], [1, 1], [2, 2]], [[3, 3], [], []]]
+    assert await strategy.reduce("MEAN", steps[-1], axis=0) == 3
+
+
+async def test_dataset_function_on_one_replica_gives_batches_bare() -> None:
+    dataset = mirrored(1).distribute_datasets_from_function(lambda _: BATCHES)
+    assert await collected(dataset) == BATCHES
+
+
+async def test_batches_of_a_step_must_have_one_structure() -> None:
+    dataset = mirrored(2).distribute_datasets_from_function(lambda _: [(np.zeros(1),), [np.zeros(1)]])
+    with pytest.raises(ValueError, match="batches must have the same structure"):
+        await collected(dataset)
+
+
+async def test_dataset_function_must_give_a_dataset_at_once() -> None:
+    async def later(_: InputContext) -> Any:
+        return BATCHES
+
+    with pytest.raises(TypeError, match="dataset_fn must be a plain function, got the coroutine function"):
+        mirrored(2).distribute_datasets_from_function(later)
+    with pytest.raises(TypeError, match="dataset_fn must be a function of one InputContext"):
+        mirrored(2).distribute_datasets_from_function(BATCHES)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="expected an iterable or async iterable"):
+        mirrored(2).distribute_datasets_from_function(lambda _: None)
+
+
+async def test_error_within_a_step_leaves_no_half_step_behind() -> None:
+    def source() -> Iterator[Any]:
+        yield np.zeros(1)
+        raise OSError("disk")
+
+    for iterator in [iter(mirrored(2).distribute_datasets_from_function(lambda _: source())) for _ in range(2)]:
+        with pytest.raises(OSError, match="disk"):
+            await anext(iterator)
+        assert await anext(iterator, None) is None
+
+
+async def test_cancellation_within_a_step_loses_no_batch() -> None:
+    gate = anyio.Event()
+
+    class Gate:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def __aiter__(self) -> Gate:
+            return self
+
+        async def __anext__(self) -> Any:
+            if self.count == 1:
+                await gate.wait()
+            self.count += 1
+            return np.full(1, self.count)
+
+    iterator = aiter(mirrored(2).distribute_datasets_from_function(lambda _: Gate()))
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, iterator)
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
+    gate.set()
+    assert lists(await anext(iterator)) == [[1], [2]]
+
+
+async def test_closing_ends_the_source() -> None:
+    ended = []
+
+    def plain() -> Iterator[Any]:
+        try:
+            yield from BATCHES
+        finally:
+            ended.append("plain")
+
+    async def asynchronous() -> AsyncIterator[Any]:
+        try:
+            for batch in BATCHES:
+                yield batch
+        finally:
+            ended.append("asynchronous")
+
+    for source in (plain(), asynchronous(), plain()):
+        iterator = aiter(mirrored(2).experimental_distribute_dataset(source))
+        await anext(iterator)
+        await iterator.aclose()
+        assert await anext(iterator, None) is None
+    assert ended == ["plain", "asynchronous", "plain"]
+    aiter(mirrored(2).experimental_distribute_dataset(BATCHES)).close()
+
+
+async def test_values_from_a_function_are_per_replica() -> None:
+    contexts: list[ValueContext] = []
+
+    def value_fn(context: ValueContext) -> Any:
+        contexts.append(context)
+        return {"id": context.replica_id_in_sync_group, "same": "x", "none": None}
+
+    strategy = mirrored(3)
+    made = strategy.experimental_distribute_values_from_function(value_fn)
+    assert contexts == [ValueContext(k, 3) for k in range(3)]
+    assert isinstance(made["same"], PerReplica)
+    assert (made["id"].values, made["same"].values, made["none"]) == ((0, 1, 2), ("x",) * 3, None)
+    ones = strategy.experimental_distribute_values_from_function(lambda _: 1.0)
+    assert await strategy.reduce("SUM", ones, axis=None) == 3
+
+
+async def test_value_of_one_replica_is_bare() -> None:
+    assert mirrored(1).experimental_distribute_values_from_function(lambda context: context) == ValueContext(0, 1)
+
+
+async def test_value_function_is_a_plain_one() -> None:
+    async def later(_: ValueContext) -> int:
+        return 1
+
+    with pytest.raises(TypeError, match="value_fn must be a plain function"):
+        mirrored(2).experimental_distribute_values_from_function(later)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: InputContext(0), "num_input_pipelines must be at least 1, got 0"),
+        (lambda: InputContext(2, 2), "input_pipeline_id must be from 0 to 1, got 2"),
+        (lambda: InputContext(num_replicas_in_sync=0), "num_replicas_in_sync must be at least 1"),
+        (lambda: InputContext(1, 0, 4).get_per_replica_batch_size(6), "divisible by the number of replicas, 4, got 6"),
+        (lambda: ValueContext(1, 1), "replica_id_in_sync_group must be from 0 to 0, got 1"),
+        (lambda: ValueContext(0, 0), "num_replicas_in_sync must be at least 1"),
+    ],
+)
+async def test_contexts_are_checked(make: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+async def test_a_strategys_dataset_is_a_distributed_dataset() -> None:
+    assert isinstance(mirrored(2).experimental_distribute_dataset([]), DistributedDataset)
+    assert await collected(mirrored(2).experimental_distribute_dataset([])) == []

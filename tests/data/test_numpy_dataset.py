@@ -1,0 +1,179 @@
+"""Datasets over arrays: what each method makes of the elements, in the order in which they are written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist import NumpyDataset
+from tests.data.batches import collected
+from tests.replica.programs import mirrored
+
+
+def dataset(size: int = 10) -> NumpyDataset:
+    return mirrored(2).experimental_make_numpy_dataset(np.arange(size))
+
+
+def values(of: NumpyDataset) -> list[Any]:
+    return [element.tolist() for element in of]
+
+
+def test_elements_are_examples() -> None:
+    rows = list(NumpyDataset({"x": np.arange(6).reshape(3, 2), "y": np.arange(3)}))
+    assert [(row["x"].tolist(), row["y"]) for row in rows] == [([0, 1], 0), ([2, 3], 1), ([4, 5], 2)]
+
+
+def test_elements_are_copies() -> None:
+    source = np.zeros((4, 2))
+    for of in (NumpyDataset(source), NumpyDataset(source).batch(2)):
+        next(iter(of))[...] = 1
+    assert source.tolist() == np.zeros((4, 2)).tolist()
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.booleans())
+def test_batch_stacks_consecutive_elements(size: int, n: int, drop: bool) -> None:
+    everything = list(range(size))
+    expected = [everything[k : k + n] for k in range(0, size, n)]
+    assert values(dataset(size).batch(n, drop)) == [batch for batch in expected if len(batch) == n or not drop]
+
+
+@given(st.integers(1, 12), st.integers(0, 4), st.integers(1, 30))
+def test_batch_after_repeat_crosses_the_repetitions(size: int, k: int, n: int) -> None:
+    everything = list(range(size)) * k
+    assert values(dataset(size).repeat(k).batch(n)) == [everything[i : i + n] for i in range(0, len(everything), n)]
+
+
+def test_repeat_after_batch_keeps_each_short_batch() -> None:
+    assert values(dataset(3).batch(2).repeat(2)) == [[0, 1], [2], [0, 1], [2]]
+
+
+def test_batches_of_batches_are_stacked() -> None:
+    assert values(dataset(8).batch(2).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+def test_batches_of_unequal_size_are_not_stacked() -> None:
+    with pytest.raises(ValueError, match=r"batches of 4 and 2 elements cannot be stacked.*drop_remainder=True"):
+        values(dataset(6).batch(4).batch(2))
+    assert values(dataset(6).batch(4, drop_remainder=True).batch(2)) == [[[0, 1, 2, 3]]]
+
+
+@given(st.integers(0, 30), st.integers(0, 2**70))
+def test_shuffle_keeps_every_element(size: int, seed: int) -> None:
+    assert sorted(values(dataset(size).shuffle(seed))) == list(range(size))
+
+
+def test_shuffle_is_anew_at_each_iteration_and_the_same_from_the_same_seed() -> None:
+    one, other = dataset(50).shuffle(7), dataset(50).shuffle(7)
+    first, second = values(one), values(one)
+    assert first != second
+    assert [values(other), values(other)] == [first, second]
+    assert values(dataset(50).shuffle(8)) != first
+
+
+def test_shuffle_is_anew_in_each_repetition() -> None:
+    twice = values(dataset(50).shuffle(7).repeat(2))
+    assert sorted(twice[:50]) == sorted(twice[50:])
+    assert twice[:50] != twice[50:]
+
+
+def test_order_of_an_iteration_does_not_depend_on_how_far_another_came() -> None:
+    endless = dataset(20).shuffle(1).repeat()
+    other = dataset(20).shuffle(1).repeat()
+    early, late = iter(endless), iter(other)
+    for _ in range(70):
+        next(late)
+    next(early)
+    assert [next(a) for a in [iter(endless)] * 45] == [next(b) for b in [iter(other)] * 45]
+
+
+def test_datasets_made_of_one_do_not_share_its_iterations() -> None:
+    shuffled = dataset(50).shuffle(7)
+    expected = values(dataset(50).shuffle(7).batch(5))
+    values(shuffled)
+    assert values(shuffled.batch(5)) == expected
+
+
+def test_shuffle_after_batch_moves_whole_batches() -> None:
+    batches = values(dataset(50).batch(4).shuffle(0))
+    assert batches != sorted(batches)
+    assert sorted(batches) == values(dataset(50).batch(4))
+
+
+def test_shuffle_after_repeat_mixes_the_repetitions() -> None:
+    mixed = values(dataset(50).repeat(2).shuffle(0))
+    assert sorted(mixed) == sorted([*range(50)] * 2)
+    assert len(set(mixed[:50])) < 50
+
+
+def test_methods_leave_the_dataset_as_it_is() -> None:
+    plain = dataset(4)
+    made = [plain.shuffle(0), plain.batch(2), plain.repeat(2), plain.prefetch(1)]
+    assert plain not in made
+    assert values(plain) == [0, 1, 2, 3]
+    assert "shuffle" not in repr(plain).lower()
+
+
+def test_endless_repeat_goes_on_unless_there_is_nothing() -> None:
+    elements = iter(dataset(3).repeat())
+    assert [next(elements) for _ in range(8)] == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert values(dataset(0).repeat()) == []
+    assert values(dataset(3).batch(4, drop_remainder=True).repeat()) == []
+
+
+@pytest.mark.anyio
+async def test_asynchronous_iteration_gives_the_same() -> None:
+    expected = values(dataset(9).shuffle(3).batch(2))
+    assert [batch.tolist() for batch in await collected(dataset(9).shuffle(3).batch(2))] == expected
+
+
+def test_repr_tells_the_stages() -> None:
+    shown = repr(dataset(4).shuffle(1).batch(2).repeat(3).prefetch(2))
+    assert shown == (
+        "<NumpyDataset: 4 examples, Shuffle(seed=1), Batch(size=2, drop_remainder=False), Repeat(count=3), 2 ahead>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrays", "error", "text"),
+    [
+        ((np.zeros(2), np.zeros(3)), ValueError, r"numpy_input\[0\] has 2, numpy_input\[1\] has 3"),
+        (np.zeros(()), ValueError, "numpy_input must have a first axis"),
+        ({"x": [1, 2]}, TypeError, r"numpy_input\['x'\]\[0\] must be an array"),
+        ({}, ValueError, "at least one array"),
+        (memoryview(b"ab"), TypeError, "numpy_input must be a NumPy array"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(arrays: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        mirrored(2).experimental_make_numpy_dataset(arrays)
+
+
+def test_session_must_be_none() -> None:
+    with pytest.raises(TypeError, match="session must be None"):
+        mirrored(1).experimental_make_numpy_dataset(np.zeros(2), session="s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("method", "argument", "error", "text"),
+    [
+        ("shuffle", -1, ValueError, "seed must be at least 0, got -1"),
+        ("shuffle", None, TypeError, "seed must be an int, got None"),
+        ("batch", 0, ValueError, "n must be at least 1, got 0"),
+        ("batch", 2.0, TypeError, "n must be an int"),
+        ("batch", True, TypeError, "n must be an int"),
+        ("repeat", -1, ValueError, "k must be at least 0, got -1"),
+        ("prefetch", 0, ValueError, "k must be at least 1, got 0"),
+    ],
+)
+def test_arguments_are_checked_at_the_call(method: str, argument: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        getattr(dataset(), method)(argument)
+
+
+def test_endless_dataset_cannot_be_shuffled() -> None:
+    with pytest.raises(ValueError, match=r"shuffle\(seed\) before \.repeat"):
+        dataset().repeat().batch(2).shuffle(0)

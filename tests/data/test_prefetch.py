@@ -1,0 +1,265 @@
+"""Prefetching: ahead but bounded, the same elements, and nothing left when the consumer is gone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist import NumpyDataset
+from aiodist.data.prefetch import Prefetched
+from tests.data.batches import collected, lists
+from tests.replica.programs import mirrored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = 20.0
+
+
+class Source:
+    """A source that tells how far it has come, and stops before an element until the test lets it through.
+
+    Args:
+        size: how many elements it has.
+        stop_at: the element that needs leave.
+        error: what it raises after the last element.
+    """
+
+    def __init__(self, size: int, stop_at: int | None = None, error: BaseException | None = None) -> None:
+        self.size = size
+        self.stop_at = stop_at
+        self.error = error
+        self.made: list[int] = []
+        self.progress = threading.Condition()
+        self.leave = threading.Event()
+        self.ended = threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        try:
+            for k in range(self.size):
+                if k == self.stop_at:
+                    assert self.leave.wait(LONG)
+                with self.progress:
+                    self.made.append(k)
+                    self.progress.notify_all()
+                yield k
+            if self.error:
+                raise self.error
+        finally:
+            self.ended.set()
+
+    def has_made(self, count: int) -> bool:
+        with self.progress:
+            return self.progress.wait_for(lambda: len(self.made) >= count, LONG)
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "aiodist prefetch"]
+
+
+@given(st.integers(0, 20), st.integers(1, 8), st.integers(1, 8))
+def test_elements_are_the_same_as_without(size: int, n: int, ahead: int) -> None:
+    def made() -> NumpyDataset:
+        return NumpyDataset(np.arange(size)).shuffle(3).batch(n).repeat(2)
+
+    expected = [batch.tolist() for batch in made()]
+    assert [batch.tolist() for batch in made().prefetch(ahead)] == expected
+
+
+@pytest.mark.anyio
+async def test_elements_are_the_same_asynchronously() -> None:
+    expected = list(range(100))
+    assert await collected(Prefetched(iter(range(100)), 3)) == expected
+    assert await collected(NumpyDataset(np.arange(100)).prefetch(3)) == expected
+
+
+def test_thread_is_ahead_but_not_farther_than_allowed() -> None:
+    source = Source(20)
+    elements = Prefetched(iter(source), 3)
+    assert source.has_made(3)
+    for k in range(5):
+        assert next(elements) == k
+        assert source.has_made(k + 4)
+        assert len(source.made) <= k + 4
+    elements.close()
+
+
+def test_dropped_iterator_ends_its_thread_and_the_source() -> None:
+    source = Source(1000)
+    for element in Prefetched(iter(source), 2):
+        if element == 3:
+            break
+    gc.collect()
+    assert source.ended.wait(LONG)
+    assert len(source.made) <= 6
+
+
+def test_close_waits_for_the_thread_and_gives_nothing_more() -> None:
+    source = Source(1000)
+    elements = Prefetched(iter(source), 2)
+    next(elements)
+    elements.close()
+    elements.close()
+    assert source.ended.is_set()
+    assert prefetch_threads() == []
+    assert list(elements) == []
+
+
+def test_exhausted_iterator_has_no_thread_and_stays_exhausted() -> None:
+    elements = Prefetched(iter(range(3)), 2)
+    assert list(elements) == [0, 1, 2]
+    assert next(elements, None) is None
+    elements._thread.join(LONG)
+    assert prefetch_threads() == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt])
+async def test_error_arrives_once_and_in_its_place(asynchronous: bool, kind: type[BaseException]) -> None:
+    elements = Prefetched(iter(Source(2, error=kind("disk"))), 5)
+
+    async def take() -> Any:
+        return await anext(elements, "end") if asynchronous else next(elements, "end")
+
+    assert [await take(), await take()] == [0, 1]
+    with pytest.raises(kind, match="disk") as caught:
+        await take()
+    assert "__iter__" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+    assert await take() == "end"
+
+
+class Broken(np.ndarray):
+    """An array of which one row cannot be read."""
+
+    def __getitem__(self, index: Any) -> Any:
+        if 2 in np.atleast_1d(index):
+            raise OSError("row 2 cannot be read")
+        return np.asarray(super().__getitem__(index))
+
+
+@pytest.mark.anyio
+async def test_error_of_the_data_arrives_through_a_distributed_dataset() -> None:
+    strategy = mirrored(2)
+    data = strategy.experimental_make_numpy_dataset(np.arange(6).view(Broken)).batch(2).prefetch(4)
+    iterator = aiter(strategy.experimental_distribute_dataset(data))
+    assert lists(await anext(iterator)) == [[0], [1]]
+    with pytest.raises(OSError, match="row 2 cannot be read") as caught:
+        await anext(iterator)
+    assert "_rows" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
+
+
+@pytest.mark.anyio
+async def test_waiting_for_an_element_leaves_the_loop_free() -> None:
+    source = Source(2, stop_at=1)
+    elements = Prefetched(iter(source), 1)
+    assert await anext(elements) == 0
+    taken = []
+
+    async def take() -> None:
+        taken.append(await anext(elements))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        assert taken == []
+        source.leave.set()
+    assert taken == [1]
+
+
+@pytest.mark.anyio
+async def test_several_tasks_may_wait_for_elements() -> None:
+    source = Source(4, stop_at=0)
+    elements = Prefetched(iter(source), 1)
+    taken = []
+
+    async def take() -> None:
+        taken.append(await anext(elements, "end"))
+
+    async with anyio.create_task_group() as tasks:
+        for _ in range(6):
+            tasks.start_soon(take)
+        await anyio.wait_all_tasks_blocked()
+        source.leave.set()
+    assert sorted(taken, key=str) == [0, 1, 2, 3, "end", "end"]
+
+
+@pytest.mark.anyio
+async def test_cancelled_wait_loses_no_element() -> None:
+    source = Source(3, stop_at=1)
+    elements = Prefetched(iter(source), 2)
+    assert await anext(elements) == 0
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anext, elements)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+    source.leave.set()
+    assert await collected(elements) == [1, 2]
+
+
+@pytest.mark.anyio
+async def test_cancelled_consumer_leaves_no_thread() -> None:
+    source = Source(1000)
+    started = anyio.Event()
+
+    async def consume() -> None:
+        async for _ in mirrored(2).experimental_distribute_dataset(Once(Prefetched(map(np.atleast_1d, source), 2))):
+            started.set()
+            await anyio.sleep_forever()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consume)
+        await started.wait()
+        tasks.cancel_scope.cancel()
+    gc.collect()
+    assert source.ended.wait(LONG)
+
+
+class Once:
+    """Gives an iterator away, once."""
+
+    def __init__(self, elements: Any) -> None:
+        self.elements = [elements]
+
+    def __aiter__(self) -> Any:
+        return self.elements.pop()
+
+
+@pytest.mark.anyio
+async def test_closing_a_distributed_iterator_ends_the_thread() -> None:
+    strategy = mirrored(2)
+    data = strategy.experimental_make_numpy_dataset(np.arange(100)).batch(2).repeat().prefetch(2)
+    iterator = aiter(strategy.experimental_distribute_dataset(data))
+    assert lists(await anext(iterator)) == [[0], [1]]
+    await iterator.aclose()
+    assert prefetch_threads() == []
+    assert await anext(iterator, None) is None
+
+
+def test_wait_that_outlived_its_loop_disturbs_nobody() -> None:
+    async def give_up(elements: Prefetched) -> None:
+        await anext(elements)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anext, elements)
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+
+    for backend in ("asyncio", "trio"):
+        source = Source(2, stop_at=1)
+        elements = Prefetched(iter(source), 2)
+        anyio.run(give_up, elements, backend=backend)
+        source.leave.set()
+        assert list(elements) == [1]
+
+
+def test_prefetch_before_batch_counts_in_batches() -> None:
+    data = NumpyDataset(np.arange(100))
+    assert [data.prefetch(10).batch(4)._ahead, data.batch(4).prefetch(10)._ahead, data.batch(4)._ahead] == [3, 10, 0]

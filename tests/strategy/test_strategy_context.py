@@ -1,0 +1,337 @@
+"""Which strategy is in force: scopes, the default strategy, and the functions that ask."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from anyio.lowlevel import checkpoint
+
+import aiodist
+from aiodist import (
+    MirroredStrategy,
+    PerReplica,
+    ReplicaContextError,
+    Strategy,
+    StrategyExtended,
+    experimental_set_strategy,
+    get_replica_context,
+    get_strategy,
+    has_strategy,
+    in_cross_replica_context,
+)
+from tests.replica.programs import mirrored
+
+pytestmark = pytest.mark.anyio
+
+
+def situation() -> tuple[Any, bool, bool, bool]:
+    """Return what the four functions say: the strategy, and three answers."""
+    return get_strategy(), has_strategy(), in_cross_replica_context(), get_replica_context() is None
+
+
+async def test_outside_any_strategy_the_default_one_is_in_force() -> None:
+    default, *answers = situation()
+    assert answers == [False, False, False]
+    assert type(default).__mro__[1] is Strategy
+    assert default.num_replicas_in_sync == 1
+    assert default.extended.devices == ("CPU:0",)
+    assert default.cluster_resolver is None
+    assert get_strategy() is default
+
+
+async def test_scope_is_cross_replica_context_and_gives_the_strategy() -> None:
+    strategy = mirrored(2)
+    with strategy.scope() as given:
+        assert given is strategy
+        assert situation() == (strategy, True, True, True)
+    assert situation()[1:] == (False, False, False)
+
+
+async def test_scope_may_be_entered_again() -> None:
+    strategy = mirrored(2)
+    scope = strategy.scope()
+    with scope, scope, strategy.scope():
+        assert situation() == (strategy, True, True, True)
+    assert not has_strategy()
+    with scope:
+        assert get_strategy() is strategy
+    assert not has_strategy()
+
+
+async def test_scope_is_left_by_an_exception() -> None:
+    with pytest.raises(KeyError), mirrored(2).scope():
+        raise KeyError
+    assert not has_strategy()
+
+
+async def test_scope_of_another_strategy_is_refused() -> None:
+    strategy, other = mirrored(2), mirrored(3)
+    inner = other.scope()
+    with strategy.scope():
+        with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called under another strategy"), inner:
+            pass
+        assert get_strategy() is strategy
+    with inner:
+        assert get_strategy() is other
+    assert not has_strategy()
+
+
+async def test_scope_inside_a_replica_is_refused() -> None:
+    strategy = mirrored(2)
+
+    def program() -> None:
+        with (
+            pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called inside replica"),
+            strategy.scope(),
+        ):
+            pass
+
+    await strategy.run(program)
+
+
+async def test_scope_of_the_default_strategy_changes_nothing() -> None:
+    default = get_strategy()
+    with default.scope() as given:
+        assert given is default
+        assert situation() == (default, False, False, False)
+    strategy = mirrored(2)
+    with strategy.scope(), default.scope():
+        assert get_strategy() is strategy
+
+
+async def test_run_in_a_scope() -> None:
+    strategy = mirrored(2)
+
+    def program() -> tuple[Any, ...]:
+        return situation()
+
+    with strategy.scope():
+        assert await strategy.run(program) == (strategy, True, False, False)
+        assert situation() == (strategy, True, True, True)
+
+
+async def test_scope_holds_in_its_task_and_those_it_starts() -> None:
+    strategy, entered, leave = mirrored(2), anyio.Event(), anyio.Event()
+    seen = []
+
+    async def child() -> None:
+        seen.append(get_strategy() is strategy)
+
+    async def in_scope() -> None:
+        with strategy.scope():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(child)
+            entered.set()
+            await leave.wait()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(in_scope)
+        await entered.wait()
+        assert not has_strategy()
+        leave.set()
+    assert seen == [True]
+
+
+async def test_scope_does_not_reach_other_threads() -> None:
+    seen = []
+    with mirrored(2).scope():
+        thread = threading.Thread(target=lambda: seen.append(has_strategy()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+async def test_experimental_set_strategy() -> None:
+    def program() -> None:
+        strategy, other = mirrored(2), mirrored(3)
+        experimental_set_strategy(strategy)
+        assert situation() == (strategy, True, True, True)
+        experimental_set_strategy(other)
+        assert get_strategy() is other
+        with other.scope():
+            pass
+        assert get_strategy() is other
+        experimental_set_strategy(None)
+        assert situation()[1:] == (False, False, False)
+
+    contextvars.copy_context().run(program)
+
+
+async def test_experimental_set_strategy_inside_a_replica() -> None:
+    def program() -> None:
+        with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
+            experimental_set_strategy(None)
+
+    await mirrored(2).run(program)
+
+
+@pytest.mark.parametrize("strategy", [3, "mirrored", MirroredStrategy])
+async def test_experimental_set_strategy_of_no_strategy(strategy: Any) -> None:
+    with pytest.raises(TypeError, match="expected a strategy or None"):
+        experimental_set_strategy(strategy)
+
+
+async def test_strategies_that_are_set_in_tasks_keep_apart() -> None:
+    seen = {}
+
+    async def task(count: int) -> None:
+        experimental_set_strategy(mirrored(count))
+        await checkpoint()
+        seen[count] = get_strategy().num_replicas_in_sync
+
+    async with anyio.create_task_group() as tasks:
+        for count in (1, 2, 3):
+            tasks.start_soon(task, count)
+    assert seen == {1: 1, 2: 2, 3: 3}
+    assert not has_strategy()
+
+
+# The default context.
+
+
+async def test_default_context() -> None:
+    context = get_replica_context()
+    assert context is get_replica_context()
+    assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (0, 1)
+    assert context.devices == ("CPU:0",)
+    assert context.strategy is get_strategy()
+    assert repr(context) == "<ReplicaContext: replica 0 of 1 on CPU:0>"
+
+
+async def test_every_collective_works_in_the_default_context() -> None:
+    context, x = get_replica_context(), np.arange(6).reshape(2, 3)
+    assert await context.barrier() is None
+    assert await context.all_reduce("SUM", 3) == 3
+    for op in ("SUM", "MAX", "MEAN"):
+        np.testing.assert_array_equal(await context.all_reduce(op, x), x)
+    result = await context.all_reduce("SUM", {"x": x, "none": None})
+    assert result["none"] is None
+    assert not np.shares_memory(result["x"], x)
+    assert not result["x"].flags.writeable
+    for handle in (
+        context.all_gather(x, 1),
+        context.broadcast(x),
+        context.reduce_scatter("SUM", x),
+        context.all_to_all(x, 0, 1),
+    ):
+        assert handle.done()
+        np.testing.assert_array_equal(await handle, x)
+        np.testing.assert_array_equal(await handle, x)
+    assert await context.run_sync(divmod, 7, 2) == (3, 1)
+    out = np.zeros((2, 3), int)
+    assert await context.all_reduce("SUM", x, out=out) is out
+    np.testing.assert_array_equal(out, x)
+
+
+async def test_merge_call_in_the_default_context() -> None:
+    seen = []
+
+    async def merge(strategy: Any, x: Any, *, y: int) -> Any:
+        await checkpoint()
+        seen.append((strategy is get_strategy(), in_cross_replica_context(), get_replica_context(), x, y))
+        return x + y
+
+    assert await get_replica_context().merge_call(merge, args=(1,), kwargs={"y": 2}) == 3
+    assert seen == [(True, True, None, 1, 2)]
+    assert not in_cross_replica_context()
+
+    def fail(strategy: Any) -> None:
+        raise KeyError("merge")
+
+    with pytest.raises(KeyError):
+        await get_replica_context().merge_call(fail)
+    assert await get_replica_context().all_reduce("SUM", 1) == 1
+
+
+async def test_bad_input_in_the_default_context() -> None:
+    context = get_replica_context()
+    with pytest.raises(ValueError, match="from 0 to 0, got 1"):
+        context.broadcast(1, source=1)
+    with pytest.raises(TypeError, match="SUM of bool"):
+        context.all_reduce("SUM", True)
+    assert await context.all_reduce("SUM", 1) == 1
+
+
+async def test_default_context_under_a_scope_is_refused() -> None:
+    context = get_replica_context()
+    with mirrored(2).scope(), pytest.raises(ReplicaContextError, match="cross-replica context"):
+        context.barrier()
+
+
+async def test_default_context_inside_a_replica_is_refused() -> None:
+    default = get_replica_context()
+
+    async def program() -> Any:
+        with pytest.raises(ReplicaContextError, match="each replica uses its own"):
+            default.barrier()
+        return await aiodist.get_replica_context().all_reduce("SUM", 1)
+
+    assert await mirrored(2).run(program) == 2
+
+
+async def test_default_context_in_concurrent_tasks_and_threads() -> None:
+    results: list[int] = []
+
+    async def task(k: int) -> None:
+        results.extend([await get_replica_context().all_reduce("SUM", k) for _ in range(5)])
+
+    async with anyio.create_task_group() as tasks:
+        for k in range(4):
+            tasks.start_soon(task, k)
+    assert sorted(results) == sorted([0, 1, 2, 3] * 5)
+
+
+async def test_default_strategy_runs_reduces_and_gathers() -> None:
+    strategy = get_strategy()
+
+    async def program(x: Any) -> Any:
+        assert get_replica_context() is not None
+        return await get_replica_context().all_reduce("SUM", x)
+
+    assert await strategy.run(program, args=(5,)) == 5
+    assert await strategy.reduce("SUM", 5, None) == 5
+    np.testing.assert_array_equal(await strategy.gather(np.arange(3), 0), np.arange(3))
+    assert strategy.experimental_local_results(5) == (5,)
+
+
+async def test_other_strategies_may_run_inside_the_default_one() -> None:
+    strategy = mirrored(2)
+
+    async def inner() -> Any:
+        return await get_replica_context().all_reduce("SUM", 1)
+
+    async def program() -> Any:
+        return await strategy.run(inner)
+
+    assert await get_strategy().run(program) == 2
+
+
+async def test_mixed_strategies() -> None:
+    strategy, other = mirrored(2), mirrored(2)
+    with strategy.scope():
+        calls: list[Any] = [
+            lambda: other.run(print),
+            lambda: other.reduce("SUM", PerReplica([1, 2]), None),
+            lambda: other.gather(PerReplica([np.ones(1)] * 2), 0),
+        ]
+        for call in calls:
+            with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
+                await call()
+
+
+def test_strategy_of_no_extended() -> None:
+    with pytest.raises(TypeError, match=r"expected a StrategyExtended.*MirroredStrategy"):
+        Strategy(3)  # type: ignore[arg-type]
+    assert Strategy(StrategyExtended(("CPU:0", "CPU:1"))).num_replicas_in_sync == 2
+
+
+def test_repr_of_strategies() -> None:
+    assert repr(mirrored(1)) == "<MirroredStrategy: 1 replica on CPU:0>"
+    assert repr(mirrored(2)) == "<MirroredStrategy: 2 replicas on CPU:0, CPU:1>"
+    assert repr(mirrored(9)) == "<MirroredStrategy: 9 replicas on CPU:0, CPU:1, … CPU:8>"
+    assert repr(get_strategy()) == "<_DefaultStrategy: 1 replica on CPU:0>"
