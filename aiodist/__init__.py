@@ -32,6 +32,7 @@ from aiodist.vocabulary.errors import (
     IncompleteCollectiveError,
     ReplicaContextError,
 )
+from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import (
     CallRecord,
@@ -70,6 +71,7 @@ __all__ = [
     "DistributedValues",
     "PerReplica",
     "Mirrored",
+    "IndexedSlices",
     # State, with one component for each replica.
     "Variable",
     "VariableSynchronization",

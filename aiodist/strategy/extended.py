@@ -20,6 +20,7 @@ from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.devices import resolve
+from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.values import DistributedValues, regroup
 
@@ -252,6 +253,8 @@ def _copy(leaf: Any) -> Any:
             f"broadcast_to expects one value for all, got a {type(leaf).__name__}; reduce it first: "
             "reduce_to(op, value, destinations)"
         )
+    if isinstance(leaf, IndexedSlices):
+        return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
     if isinstance(leaf, Variable):
         leaf = leaf.read_value()
     return frozen_copy(leaf) if isinstance(leaf, np.ndarray) else leaf
