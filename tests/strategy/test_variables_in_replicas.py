@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import anyio
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -341,3 +342,54 @@ async def test_training_step_keeps_replicas_equal() -> None:
         expected -= 0.1 * 2 * x.T @ (x @ expected - y) / 16
     np.testing.assert_allclose(w.numpy(), expected, rtol=1e-12)
     assert len({component.tobytes() for component in w.values}) == 1
+
+
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
+)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+async def test_every_dtype_is_kept(dtype: Any, synchronization: str) -> None:
+    strategy = mirrored(2)
+    v = under(strategy, 1, dtype=dtype, synchronization=synchronization, aggregation="sum")
+
+    async def program() -> None:
+        await v.assign(2)
+        await v.assign_add(np.array(3, dtype))
+        await v.assign_sub(1)
+        assert v.read_value().dtype == v.dtype == dtype
+
+    await strategy.run(program)
+    assert v.dtype == v.read_value().dtype == dtype
+    assert v.read_value() == 8
+    v.assign(5)
+    assert v.read_value() == 5
+
+
+async def test_variable_of_truth_values() -> None:
+    strategy = mirrored(2)
+    v = under(strategy, False)
+
+    async def program() -> None:
+        await v.assign(True)
+
+    await strategy.run(program)
+    assert bool(v)
+    with pytest.raises(TypeError, match="SUM of bool"):
+        under(strategy, False, aggregation="sum")
+
+
+async def test_counting_a_distributed_dataset() -> None:
+    strategy = mirrored(2)
+    total = under(strategy, 0.0, synchronization="on_read", aggregation="sum")
+    count = under(strategy, 0, synchronization="on_read", aggregation="sum")
+
+    async def program(batch: Any) -> None:
+        await total.assign_add(batch.sum())
+        await count.assign_add(len(batch))
+
+    batches = iter(strategy.experimental_distribute_dataset([np.array([1.0, 2, 3]), np.array([4.0, 5])]))
+    await strategy.experimental_run(program, batches)
+    await strategy.experimental_run(program, batches)
+    with pytest.raises(StopAsyncIteration):
+        await strategy.experimental_run(program, batches)
+    assert (float(total), int(count)) == (15, 5)
