@@ -68,7 +68,7 @@ def _is_native(rule: Rule) -> bool:
 
 def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     if len(buffers) == 2:  # ufuncs need no blocks here, and take care of an overlap
-        total = rule.ufunc(buffers[0], buffers[1]) if out is None else rule.ufunc(buffers[0], buffers[1], out)
+        total = rule.ufunc(buffers[0], buffers[1]) if out is None else rule.ufunc(buffers[0], buffers[1], out=out)
         return total if type(total) is np.ndarray else np.asarray(total)
     if buffers[0].nbytes > BLOCK_BYTES:
         return _fold_blocks(rule, buffers, out)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist_kernels import Accumulate, ReduceOp, reduce, result_dtype
+from aiodist_kernels import Accumulate, ReduceOp, reduce, reduce_alike, result_dtype
 from tests.kernels import arrays, oracle
 from tests.kernels.arrays import ALL, BOOL, COMPLEX, FLOATS, INTEGERS, assert_same_bits
 
@@ -163,3 +163,11 @@ def test_infinities_and_nan_give_no_warning() -> None:
     assert str(reduce(ReduceOp.SUM, [i[:1] for i in inputs]).tolist()) == "[nan]"
     assert reduce(ReduceOp.SUM, [np.array(3e38, np.float32)] * 2) == np.inf
     assert reduce(ReduceOp.MEAN, [np.array(65504, np.float16)] * 3) == 65504
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("op", list(ReduceOp))
+def test_reduce_alike_is_reduce_for_buffers_that_have_been_compared(op: ReduceOp, count: int) -> None:
+    buffers = [np.random.default_rng(seed).standard_normal((3, 4)).astype(np.float32) for seed in range(count)]
+    assert reduce_alike(op, buffers).tobytes() == reduce(op, buffers).tobytes()
+    assert reduce_alike(op, buffers, "float64").tobytes() == reduce(op, buffers, accumulate="float64").tobytes()
