@@ -6,6 +6,12 @@ from aiodist.data.distributed import DistributedDataset, DistributedIterator
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.strategy.base import Strategy
+from aiodist.strategy.cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.in_force import (
     experimental_set_strategy,
@@ -15,6 +21,9 @@ from aiodist.strategy.in_force import (
     in_cross_replica_context,
 )
 from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist.strategy.v1 import CollectiveHints
+from aiodist.strategy.variable import Variable
+from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -23,6 +32,7 @@ from aiodist.vocabulary.errors import (
     IncompleteCollectiveError,
     ReplicaContextError,
 )
+from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import (
     CallRecord,
@@ -52,10 +62,20 @@ __all__ = [
     "CollectiveHandle",
     "ReduceOp",
     "CommunicationOptions",
+    "CollectiveHints",
+    "CrossDeviceOps",
+    "ReductionToOneDevice",
+    "HierarchicalCopyAllReduce",
+    "NcclAllReduce",
     # Values with one component for each replica.
     "DistributedValues",
     "PerReplica",
     "Mirrored",
+    "IndexedSlices",
+    # State, with one component for each replica.
+    "Variable",
+    "VariableSynchronization",
+    "VariableAggregation",
     # Data: batches, and each replica's part of them.
     "DistributedDataset",
     "DistributedIterator",

@@ -34,13 +34,17 @@ class _Text:
 
 
 def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: str | None) -> str:
-    """Return a leaf as ``float32[3]``; a Python number as ``float``; a NumPy scalar as ``np.float32``."""
+    """Return a leaf as ``float32[3]``; a Python number as ``float``; a NumPy scalar as ``np.float32``.
+
+    Rows of a whole of that shape are ``IndexedSlices(float32[1000, 16])``.
+    """
     if leaf_type == sig.LeafType.PYTHON_NUMBER:
         return str(dtype.__name__)
     name = dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(dtype)
     if leaf_type == sig.LeafType.NUMPY_SCALAR:
         return f"np.{name}"
-    return f"{name}[{', '.join('*' if size is None else str(size) for size in shape)}]"
+    array = f"{name}[{', '.join('*' if size is None else str(size) for size in shape)}]"
+    return f"IndexedSlices({array})" if leaf_type == sig.LeafType.INDEXED_SLICES else array
 
 
 def call_text(signature: Signature) -> str:

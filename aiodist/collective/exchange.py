@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aiodist.collective import reduction
-from aiodist.collective.signature import DETAIL, OP, STRUCTURE, Signature, leaf_fields
+from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, LeafType, Signature, leaf_fields
 from aiodist_kernels import Accumulate
 
 Array = np.ndarray[Any, Any]
@@ -39,14 +39,22 @@ def check(signature: Signature, size: int) -> None:
     """Check that every leaf is made of values that can be shared.
 
     Raises:
-        TypeError: an array holds Python objects.
+        TypeError: an array holds Python objects, or a leaf is IndexedSlices.
     """
+    _check_dense(signature)
     for _, dtype, _ in leaf_fields(signature):
         if isinstance(dtype, np.dtype) and dtype.hasobject:
             raise TypeError(
                 f"expected arrays of numbers, got dtype {dtype}: Python objects would be shared by the replicas; "
                 "return them from the replica function, or pass them to merge_call"
             )
+
+
+def _check_dense(signature: Signature) -> None:
+    if any(leaf_type is LeafType.INDEXED_SLICES for *_, leaf_type in leaf_fields(signature)):
+        raise TypeError(
+            f"{signature[KIND].name} does not take IndexedSlices, all_reduce does; pass their .values and .indices"
+        )
 
 
 def check_source(signature: Signature, size: int) -> None:
@@ -69,6 +77,7 @@ def check_reduce_scatter(signature: Signature, size: int) -> None:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a leaf's size along the axis cannot be cut into equal parts.
     """
+    _check_dense(signature)
     reduction.check(signature, size)
     for (shape, *_), axis in zip(leaf_fields(signature), _per_leaf(signature), strict=True):
         _check_divisible(shape, axis, size, "axis")

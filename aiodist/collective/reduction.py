@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist.collective import sparse
 from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, LeafType, Signature, leaf_fields
 from aiodist_kernels import Accumulate, ReduceOp
 
@@ -17,6 +18,7 @@ def check(signature: Signature, size: int) -> None:
 
     Raises:
         TypeError: it does not take a leaf's dtype.
+        ValueError: it does not combine IndexedSlices.
     """
     op, dtypes = signature[OP], signature[DTYPES]
     if signature[TYPES] is None:  # arrays throughout
@@ -26,6 +28,8 @@ def check(signature: Signature, size: int) -> None:
     for _, dtype, leaf_type in leaf_fields(signature):
         if leaf_type is LeafType.PYTHON_NUMBER:
             kernels.check_number(op, dtype)
+        elif leaf_type is LeafType.INDEXED_SLICES:
+            sparse.check(op, dtype)
         else:
             kernels.result_dtype(op, dtype)
 
@@ -61,4 +65,6 @@ def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: str | None, accu
         return result
     if leaf_type is LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, leaves)
+    if leaf_type is LeafType.INDEXED_SLICES:
+        return sparse.combine(op, leaves, accumulate)
     return kernels.reduce(op, [np.asarray(leaf) for leaf in leaves], accumulate=accumulate)[()]

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.reports import Reason
 
 Signature: TypeAlias = tuple[Any, ...]
@@ -34,16 +35,17 @@ class LeafType:
     NUMPY_ARRAY: Final = None
     NUMPY_SCALAR: Final = "NumPy scalar"
     PYTHON_NUMBER: Final = "Python number"
+    INDEXED_SLICES: Final = "IndexedSlices"
 
 
 _NUMBERS = (int, float, complex, bool)
 
 
-def describe_leaf(leaf: Any) -> tuple[tuple[int, ...], Any, str | None]:
-    """Return shape, dtype (for a Python number its type) and leaf type of one leaf.
+def describe_leaf(leaf: Any) -> tuple[tuple[Any, ...], Any, str | None]:
+    """Return shape, dtype (for a Python number its type) and leaf type of one leaf; None for a size not known.
 
     Raises:
-        TypeError: the leaf is no NumPy array, NumPy scalar or Python number.
+        TypeError: the leaf is no NumPy array, NumPy scalar, Python number or IndexedSlices.
     """
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
@@ -52,6 +54,8 @@ def describe_leaf(leaf: Any) -> tuple[tuple[int, ...], Any, str | None]:
         return (), leaf.dtype, LeafType.NUMPY_SCALAR
     if kind in _NUMBERS:
         return (), kind, LeafType.PYTHON_NUMBER
+    if kind is IndexedSlices:
+        return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES
     raise TypeError(_unsupported(leaf))
 
 

@@ -186,7 +186,7 @@ def out_buffers(out: Any, signature: Signature) -> OutBuffers | None:
 
 
 def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: str | None, op: ReduceOp) -> None:
-    if leaf_type is LeafType.PYTHON_NUMBER or not isinstance(buffer, np.ndarray):
+    if leaf_type in (LeafType.PYTHON_NUMBER, LeafType.INDEXED_SLICES) or not isinstance(buffer, np.ndarray):
         raise TypeError(f"out must hold arrays, where the value has arrays, got {buffer!r}")
     expected = kernels.result_dtype(op, dtype)
     if buffer.dtype != expected:

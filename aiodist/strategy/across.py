@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist.collective import sparse
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import LeafType, describe_leaf
+from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import ReduceOp
@@ -26,7 +28,7 @@ def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int) -> Any:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several replicas; shapes differ; an axis out of range.
     """
-    return nests.map_leaves(lambda leaf: _reduce(op, leaf, axis, num_replicas), value)
+    return nests.map_leaves(lambda leaf: _reduce(op, as_distributed(leaf), axis, num_replicas), value)
 
 
 def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
@@ -34,7 +36,9 @@ def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
         return None
     components = _components(op, leaf, num_replicas)
     described = [describe_leaf(component) for component in components]
-    if axis is not None:
+    if any(leaf_type is LeafType.INDEXED_SLICES for *_, leaf_type in described):
+        _check_rows(op, described, axis)
+    elif axis is not None:
         return _reduce_along(op, [np.asarray(component) for component in components], axis)
     shapes, dtypes, types = ([*column] for column in zip(*described, strict=True))
     dtypes = [_native(dtype) for dtype in dtypes]
@@ -67,6 +71,15 @@ def _components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
 def _check_count(leaf: DistributedValues[Any], num_replicas: int) -> None:
     if len(leaf.values) != num_replicas:
         raise ValueError(f"expected {num_replicas} components, one for each replica, got {len(leaf.values)}")
+
+
+def _check_rows(op: ReduceOp, described: Sequence[tuple[Any, Any, Any]], axis: Any) -> None:
+    """Check a reduction of IndexedSlices."""
+    if axis is not None:
+        raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
+    for _, dtype, leaf_type in described:
+        if leaf_type is LeafType.INDEXED_SLICES:
+            sparse.check(op, dtype)
 
 
 def _native(dtype: Any) -> Any:
@@ -153,7 +166,7 @@ def gather_nest(value: Any, axis: Any, num_replicas: int) -> Any:
         TypeError: a component is no array.
         ValueError: the axis is out of range, or the components differ in more than the size along it.
     """
-    return nests.map_leaves(lambda leaf: _gather(leaf, axis, num_replicas), value)
+    return nests.map_leaves(lambda leaf: _gather(as_distributed(leaf), axis, num_replicas), value)
 
 
 def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
@@ -163,7 +176,8 @@ def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
         return leaf
     _check_count(leaf, num_replicas)
     for component in leaf.values:
-        describe_leaf(component)
+        if describe_leaf(component)[2] is LeafType.INDEXED_SLICES:
+            raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
     first = np.asarray(leaf.values[0])
     along = normalized_axis(axis, first.ndim)
     for replica_id, component in enumerate(leaf.values):

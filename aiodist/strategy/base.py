@@ -16,21 +16,27 @@ from aiodist.replica.engine import SoloEngine
 from aiodist.replica.merge import merge
 from aiodist.replica.refusal import ANY_THREAD, NO_RUN
 from aiodist.replica.scheduler import run_replicas
-from aiodist.strategy import across
+from aiodist.strategy import across, creation
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.scope import Scope, require_cross_replica
+from aiodist.strategy.v1 import V1Strategy
+from aiodist.strategy.variable import as_distributed
 from aiodist.strategy.warmup import compile_kernels
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.values import DistributedValues, regroup, select_replica
 
 
-class Strategy(DataMethods):
+class Strategy(DataMethods, V1Strategy):
     """A set of replicas that work in step. `MirroredStrategy` is the one to use; this is its base.
 
     The default strategy, which is in force where no other is, has one replica, on CPU:0.
 
     Args:
-        extended: its devices and settings.
+        extended: its devices and settings; each strategy has its own.
+
+    Raises:
+        TypeError: ``extended`` is none.
+        ValueError: it is another strategy's.
     """
 
     _is_default = False
@@ -38,6 +44,7 @@ class Strategy(DataMethods):
     def __init__(self, extended: StrategyExtended) -> None:
         if not isinstance(extended, StrategyExtended):
             raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
+        extended._bind(self)
         self._extended = extended
 
     def __repr__(self) -> str:
@@ -95,7 +102,7 @@ class Strategy(DataMethods):
             ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: ``args`` is no tuple or list, ``kwargs`` no mapping, ``fn`` no function.
             ValueError: a per-replica value has another number of components; the replicas returned nests of
-                different structure.
+                different structure, or created different numbers of variables.
             Exception: what a replica raised, with a note that names it.
         """
         require_cross_replica(self, "strategy.run")
@@ -105,7 +112,9 @@ class Strategy(DataMethods):
         size = self.num_replicas_in_sync
         calls = [(fn, *self._select(replica_id, args, kwargs)) for replica_id in range(size)]
         group = self._extended.new_group(arguments.options(options, None))
-        return regroup(await run_replicas(self, group, calls))
+        results = await run_replicas(self, group, calls)
+        creation.check_complete(group)
+        return regroup(results)
 
     def _select(
         self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -180,6 +189,7 @@ class Strategy(DataMethods):
         Raises:
             ValueError: a per-replica value has another number of components than there are replicas.
         """
+        value = as_distributed(value)
         if isinstance(value, DistributedValues) and len(value.values) == self.num_replicas_in_sync:
             return value.values
         size = self.num_replicas_in_sync

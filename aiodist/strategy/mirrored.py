@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist.strategy.base import Strategy
+from aiodist.strategy.cross_device_ops import CrossDeviceOps
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.vocabulary.options import CommunicationOptions
 
@@ -15,7 +16,8 @@ class MirroredStrategy(Strategy):
     Args:
         devices: one device a replica, e.g. ``["CPU:0", "CPU:1"]``, spelled as in TensorFlow, in any case. ``CPU:k`` is
             a logical device and exists for every k. None: all GPUs, else CPU:0.
-        cross_device_ops: how values are reduced across devices; None lets aiodist choose.
+        cross_device_ops: a hint at how values are reduced across devices, e.g. ``NcclAllReduce()``, which the
+            communication options go over; None lets aiodist choose.
         communication_options: the options of every collective.
         order_check: what makes two calls the same collective beside what they ask for: "call_site", the place of the
             call; "call_path", the places of all its callers up to the replica's function; "signature", nothing.
@@ -29,14 +31,12 @@ class MirroredStrategy(Strategy):
     def __init__(
         self,
         devices: Sequence[str] | None = None,
-        cross_device_ops: None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
         *,
         communication_options: CommunicationOptions | None = None,
         order_check: str = "call_site",
     ) -> None:
-        if cross_device_ops is not None:
-            raise TypeError(f"cross_device_ops must be None, got {cross_device_ops!r}")
-        super().__init__(StrategyExtended.on(devices, communication_options, order_check))
+        super().__init__(StrategyExtended.on(devices, communication_options, order_check, cross_device_ops))
 
 
 MirroredStrategy.__module__ = "aiodist"

@@ -8,6 +8,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import numpy as np
 
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.indexed_slices import IndexedSlices
 
 T = TypeVar("T")
 
@@ -112,8 +113,9 @@ def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
 def regroup(values: Sequence[Any], what: str = "results", *, always_wrap: bool = False) -> Any:
     """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
 
-    Arrays and NumPy scalars become `PerReplica`. Other leaves do when they differ; where every replica has the
-    identical object it comes back bare. None is a leaf. The value of a single replica comes back as it is.
+    Arrays, `IndexedSlices` and NumPy scalars become `PerReplica`. Other leaves do when they differ; where every
+    replica has the identical object it comes back bare. None is a leaf. The value of a single replica comes back as
+    it is.
 
     Args:
         values: one nest a replica, of equal structure.
@@ -144,7 +146,7 @@ def _same_bare_object(values: Sequence[Any]) -> bool:
 
 def _regroup_leaf(components: tuple[Any, ...], always_wrap: bool) -> Any:
     first = components[0]
-    wrapped = isinstance(first, (np.ndarray, np.generic)) or (always_wrap and first is not None)
+    wrapped = isinstance(first, (np.ndarray, np.generic, IndexedSlices)) or (always_wrap and first is not None)
     if not wrapped and all(component is first for component in components):
         return first
     return PerReplica(components)

@@ -98,5 +98,5 @@ def test_unknown_order_check(check: Any) -> None:
 def test_strategy_options_of_a_wrong_type() -> None:
     with pytest.raises(TypeError, match="communication_options must be CommunicationOptions or None, got 3"):
         MirroredStrategy(communication_options=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="cross_device_ops must be None"):
+    with pytest.raises(TypeError, match="cross_device_ops must be CrossDeviceOps or None"):
         MirroredStrategy(cross_device_ops="nccl")  # type: ignore[arg-type]

@@ -1,0 +1,80 @@
+"""Aggregation: how what replicas assign to a variable becomes one value, and how its components do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist.collective.reduction import reduce_leaf
+from aiodist.strategy.variable_enums import VariableAggregation
+from aiodist_kernels import Accumulate, ReduceOp
+
+Array = np.ndarray[Any, Any]
+Update = Callable[[Array, Array], Array]
+
+
+UPDATES: dict[str, Update] = {"assign": lambda _, value: value, "assign_add": np.add, "assign_sub": np.subtract}
+
+
+def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
+    """Check that values of a dtype can be aggregated so.
+
+    Raises:
+        TypeError: the reduction does not take the dtype.
+        ValueError: the mean of integers, which is no integer.
+    """
+    op = aggregation.reduce_op
+    if op is ReduceOp.MEAN and dtype.kind in "iu":
+        raise ValueError(
+            f"aggregation MEAN needs a variable of floating-point numbers, got {dtype}: a mean of integers is none; "
+            "pass dtype=np.float64, or aggregate by SUM and divide where it is read"
+        )
+    if op is not None:
+        kernels.result_dtype(op, dtype)
+
+
+def aggregate(
+    aggregation: VariableAggregation, values: Sequence[Array], name: str, accumulate: Accumulate = "native"
+) -> Array:
+    """Return the one value that the replicas' values become; it may be one of them.
+
+    Raises:
+        ValueError: the aggregation is NONE and the values differ.
+    """
+    op = aggregation.reduce_op
+    if op is not None:
+        return np.asarray(reduce_leaf(op, values, None, accumulate))
+    if aggregation is VariableAggregation.NONE:
+        _check_equal(values, name)
+    return values[0]
+
+
+def _check_equal(values: Sequence[Array], name: str) -> None:
+    for replica_id, value in enumerate(values):
+        if not equal(value, values[0]):
+            raise ValueError(
+                f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
+                f"replica {replica_id}'s is not replica 0's. Give the variable an aggregation ('sum', 'mean' or "
+                "'only_first_replica'), assign what a collective returned, or make it synchronization='on_read'"
+            )
+
+
+def equal(a: Array, b: Array) -> bool:
+    """Whether two arrays of one shape hold the same values; one NaN is like another."""
+    return a is b or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
+
+
+def parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:
+    """Return the components that, aggregated on reading, give ``value`` again.
+
+    A sum of integers is cut as evenly as whole numbers allow, the first components being the larger ones.
+    """
+    if aggregation is not VariableAggregation.SUM:
+        return [value] * size
+    if value.dtype.kind not in "iu":
+        return [np.asarray(value / size, value.dtype)] * size
+    whole, rest = np.divmod(value, size, dtype=np.result_type(value.dtype, np.min_scalar_type(size)))
+    return [np.asarray(whole + (replica_id < rest), value.dtype) for replica_id in range(size)]

@@ -1,0 +1,49 @@
+"""Destinations: the devices that a reduced or broadcast value goes to, and the value as it stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist.strategy.variable import Variable
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.devices import resolve
+from aiodist.vocabulary.values import DistributedValues, Mirrored
+
+
+def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
+    """Return the devices that are meant.
+
+    Args:
+        destinations: a device string, a sequence of them, a distributed value or a variable (the devices of the
+            replicas whose components it has).
+        replicas: the devices of the strategy's replicas.
+
+    Raises:
+        TypeError: destinations of another type.
+        ValueError: a device is misspelled or given twice, or there are none; a value with another number of components
+            than there are replicas.
+        DeviceNotFoundError: a device does not exist on this machine.
+    """
+    if isinstance(destinations, (DistributedValues, Variable)):
+        if len(destinations.values) != len(replicas):
+            raise ValueError(
+                f"expected as destination a value with {len(replicas)} components, one for each replica, got "
+                f"{len(destinations.values)}"
+            )
+        return tuple(replicas)
+    if isinstance(destinations, str):
+        return resolve([destinations])
+    if not isinstance(destinations, Sequence):
+        raise TypeError(
+            "destinations must be a device such as 'CPU:0', a sequence of devices, a distributed value or a variable, "
+            f"got {destinations!r}"
+        )
+    return resolve(destinations)
+
+
+def placed(value: Any, devices: Sequence[str]) -> Any:
+    """Return a nest of results as it stands on these devices: bare on one, each leaf mirrored on several."""
+    if len(devices) == 1:
+        return value
+    return nests.map_leaves(lambda leaf: None if leaf is None else Mirrored([leaf] * len(devices)), value)

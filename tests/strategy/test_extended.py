@@ -1,0 +1,318 @@
+"""strategy.extended: what libraries do with a strategy, and the cross-device ops that it accepts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from anyio.lowlevel import checkpoint
+
+import aiodist
+from aiodist import (
+    CollectiveHints,
+    CommunicationOptions,
+    CrossDeviceOps,
+    DeviceNotFoundError,
+    HierarchicalCopyAllReduce,
+    Mirrored,
+    MirroredStrategy,
+    NcclAllReduce,
+    PerReplica,
+    ReductionToOneDevice,
+    ReplicaContextError,
+    Strategy,
+    StrategyExtended,
+    Variable,
+)
+from tests.replica.programs import here, mirrored, replica
+
+pytestmark = pytest.mark.anyio
+
+
+def under(strategy: Any, *args: Any, **settings: Any) -> Variable:
+    """Return a variable of that strategy."""
+    with strategy.scope():
+        return Variable(*args, **settings)
+
+
+# Reducing and copying onto devices.
+
+
+@pytest.mark.parametrize(("op", "expected"), [("sum", 6), ("mean", 2), ("max", 3), ("min", 1), ("product", 6)])
+async def test_reduce_to_one_device_gives_the_bare_value(op: str, expected: float) -> None:
+    value = PerReplica([np.float32(1), np.float32(2), np.float32(3)])
+    for destination in ("CPU:0", ["cpu:7"], ("/job:localhost/replica:0/task:0/device:CPU:0",)):
+        assert await mirrored(3).extended.reduce_to(op, value, destination) == expected
+
+
+async def test_reduce_to_several_devices_gives_a_component_for_each() -> None:
+    strategy = mirrored(3)
+    value = PerReplica([1.0, 2.0, 3.0])
+    v = under(strategy, 0.0)
+    for destinations, count in [(["CPU:0", "CPU:5"], 2), (value, 3), (v, 3), (strategy.extended.worker_devices, 3)]:
+        result = await strategy.extended.reduce_to("sum", value, destinations)
+        assert isinstance(result, Mirrored)
+        assert result.values == (6.0,) * count
+
+
+async def test_reduce_to_takes_nests_options_and_variables() -> None:
+    extended = mirrored(2).extended
+    nest = {"w": PerReplica([np.ones(2), np.ones(2)]), "b": [None, PerReplica([1, 2])]}
+    result = await extended.reduce_to("SUM", nest, nest["w"], options=CollectiveHints(bytes_per_pack=1))
+    assert [c.tolist() for c in result["w"].values] == [[2, 2], [2, 2]]
+    assert result["b"][0] is None
+    assert result["b"][1].values == (3, 3)
+    strategy = mirrored(2)
+    v = under(strategy, 1.0, synchronization="on_read")
+    v.assign(PerReplica([1.0, 2.0]))
+    assert await strategy.extended.reduce_to("mean", v, "CPU:0") == 1.5
+
+
+async def test_plain_value_reduces_with_mean_alone() -> None:
+    extended = mirrored(2).extended
+    assert await extended.reduce_to("mean", 3.0, "CPU:0") == 3.0
+    with pytest.raises(ValueError, match="SUM expects a per-replica value"):
+        await extended.reduce_to("sum", 3.0, "CPU:0")
+
+
+@pytest.mark.parametrize(
+    ("destinations", "error"),
+    [
+        ("TPU:0", ValueError),
+        (["CPU:0", "cpu:0"], ValueError),
+        ([], ValueError),
+        (PerReplica([1, 2, 3]), ValueError),
+        (Variable(0.0), ValueError),
+        ("GPU:99", DeviceNotFoundError),
+        (None, TypeError),
+        (7, TypeError),
+        ([7], TypeError),
+    ],
+)
+async def test_bad_destinations(destinations: Any, error: type[Exception]) -> None:
+    extended = mirrored(2).extended
+    with pytest.raises(error):
+        await extended.reduce_to("sum", PerReplica([1, 2]), destinations)
+    with pytest.raises(error):
+        await extended.broadcast_to(1, destinations)
+
+
+async def test_bad_op_and_options() -> None:
+    extended = mirrored(2).extended
+    with pytest.raises(ValueError, match="reduce op"):
+        await extended.reduce_to("median", PerReplica([1, 2]), "CPU:0")
+    with pytest.raises(TypeError, match="options must be"):
+        await extended.reduce_to("sum", PerReplica([1, 2]), "CPU:0", options="fast")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def test_batch_reduce_to_keeps_the_order_of_the_pairs() -> None:
+    extended = mirrored(2).extended
+    one, two = PerReplica([1, 2]), PerReplica([10, 20])
+    results = await extended.batch_reduce_to("sum", [(two, "CPU:0"), (one, ["CPU:0", "CPU:1"])])
+    assert results[0] == 30
+    assert results[1].values == (3, 3)
+    assert await extended.batch_reduce_to("sum", []) == []
+
+
+async def test_broadcast_to_gives_read_only_copies() -> None:
+    extended = mirrored(2).extended
+    given = np.arange(3)
+    alone = await extended.broadcast_to(given, "CPU:1")
+    several = await extended.broadcast_to({"x": given, "n": 5}, ["CPU:0", "CPU:1", "CPU:2"])
+    given[:] = 9
+    assert alone.tolist() == [0, 1, 2]
+    assert not alone.flags.writeable
+    assert [c.tolist() for c in several["x"].values] == [[0, 1, 2]] * 3
+    assert several["n"].values == (5, 5, 5)
+    assert (await extended.broadcast_to(Variable([1.0]), "CPU:0")).tolist() == [1]
+    with pytest.raises(TypeError, match="one value for all, got a PerReplica"):
+        await extended.broadcast_to(PerReplica([1, 2]), "CPU:0")
+
+
+async def test_awaited_functions_are_for_cross_replica_context() -> None:
+    strategy = mirrored(2)
+    v = under(strategy, 0.0)
+    extended = strategy.extended
+
+    async def program() -> None:
+        for call in (
+            extended.reduce_to("sum", 1, "CPU:0"),
+            extended.batch_reduce_to("sum", []),
+            extended.broadcast_to(1, "CPU:0"),
+            extended.update(v, print),
+            extended.call_for_each_replica(print),
+        ):
+            with pytest.raises(ReplicaContextError, match=r"extended\.\w+ was called inside replica"):
+                await call
+
+        async def merge(strategy: Any, x: Any) -> Any:
+            return await strategy.extended.reduce_to("sum", x, x)
+
+        assert await here().merge_call(merge, args=(replica() + 1,)) == 3
+
+    await strategy.run(program)
+
+
+async def test_call_for_each_replica_is_run() -> None:
+    async def program(x: int, y: int) -> Any:
+        return await here().all_reduce("sum", x) + y
+
+    assert await mirrored(2).extended.call_for_each_replica(program, (PerReplica([1, 2]),), {"y": 4}) == 7
+
+
+# Updating variables.
+
+
+async def test_update_calls_the_function_on_each_component() -> None:
+    strategy = mirrored(2)
+    v = under(strategy, [1.0, 2.0], name="w", synchronization="on_read", aggregation="sum")
+
+    async def fn(component: Any, x: float, *, scale: float) -> float:
+        await checkpoint()
+        assert (component.name, component.shape, component.dtype) == ("w", (2,), np.float64)
+        assert strategy.extended.value_container(component) is v
+        assert not component.trainable
+        assert component.assign_sub(component * x).assign_add([scale, scale]).assign(component + 1) is component
+        return x
+
+    result = await strategy.extended.update(v, fn, args=(PerReplica([1.0, 2.0]),), kwargs={"scale": 10.0})
+    assert result.values == (1.0, 2.0)
+    assert [c.tolist() for c in v.values] == [[11, 11], [10, 9]]
+    assert await strategy.extended.update(v, lambda c: c.shape, group=False) == ((2,), (2,))
+    assert await strategy.extended.update(v, lambda c: None) is None
+
+
+async def test_update_of_a_mirrored_variable_keeps_it_mirrored() -> None:
+    strategy = mirrored(2)
+    v = under(strategy, 1.0, name="w")
+    gradient = await strategy.extended.reduce_to("mean", PerReplica([1.0, 3.0]), v)
+    await strategy.extended.update(v, lambda component, g: component.assign_sub(g), args=(gradient,), group=False)
+    assert [float(c) for c in v.values] == [-1, -1]
+    with pytest.raises(ValueError, match="mirrored variable 'w' different values: component 1"):
+        await strategy.extended.update(v, lambda c, x: c.assign(x), args=(PerReplica([1.0, 3.0]),))
+    assert [float(c) for c in v.values] == [-1, -1]
+
+
+async def test_update_that_raises_changes_nothing() -> None:
+    strategy = mirrored(2)
+    v = under(strategy, 1.0)
+
+    def fn(component: Any, x: float) -> None:
+        component.assign(x)
+        if x == 3:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        await strategy.extended.update(v, fn, args=(PerReplica([2.0, 3.0]),))
+    assert [float(c) for c in v.values] == [1, 1]
+
+
+async def test_update_refuses_what_is_none() -> None:
+    strategy = mirrored(2)
+    v, stranger = under(strategy, 1.0), under(mirrored(2), 1.0)
+    update: Any = strategy.extended.update
+    with pytest.raises(ValueError, match="was not created under"):
+        await update(stranger, print)
+    with pytest.raises(TypeError, match=r"expected an aiodist\.Variable"):
+        await update(np.zeros(2), print)
+    with pytest.raises(TypeError, match="expects a function"):
+        await update(v, "fn")
+    with pytest.raises(TypeError, match="args must be"):
+        await update(v, print, 1)
+    with pytest.raises(ValueError, match="with 2 components"):
+        await update(v, print, (PerReplica([1, 2, 3]),))
+    with pytest.raises(RuntimeError, match="was assigned to while it was updated"):
+        await update(v, lambda component: v.assign(5.0) and None)
+
+
+def test_variables_know_their_strategy() -> None:
+    strategy, other = mirrored(2), mirrored(2)
+    v, plain = under(strategy, 1.0), Variable(1.0)
+    assert strategy.extended.variable_created_in_scope(v)
+    assert not other.extended.variable_created_in_scope(v)
+    assert not strategy.extended.variable_created_in_scope(plain)
+    assert aiodist.get_strategy().extended.variable_created_in_scope(plain)
+    with pytest.raises(TypeError, match=r"expected an aiodist\.Variable"):
+        strategy.extended.variable_created_in_scope(3)
+    assert strategy.extended.value_container(v) is v
+    assert strategy.extended.value_container(3) == 3
+
+
+def test_colocation_checks_the_variable() -> None:
+    strategy = mirrored(2)
+    v = under(strategy, 1.0)
+    with strategy.scope(), strategy.extended.colocate_vars_with(v):
+        assert len(Variable(1.0).values) == 2
+    with pytest.raises(ValueError, match="was not created under"):
+        mirrored(2).extended.colocate_vars_with(v)
+
+
+def test_devices() -> None:
+    extended = MirroredStrategy(["cpu:1", "/cpu:0"]).extended
+    assert extended.worker_devices == extended.parameter_devices == ("CPU:1", "CPU:0")
+
+
+async def test_each_strategy_has_its_own() -> None:
+    extended = StrategyExtended(("CPU:0", "CPU:1"))
+    with pytest.raises(ValueError, match="needs a strategy"):
+        await extended.reduce_to("sum", 1, "CPU:0")
+    assert Strategy(extended).extended is extended
+    with pytest.raises(ValueError, match="already"):
+        Strategy(extended)
+
+
+# Cross-device ops.
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        CrossDeviceOps(),
+        ReductionToOneDevice(),
+        ReductionToOneDevice("/cpu:1"),
+        HierarchicalCopyAllReduce(num_packs=2),
+        NcclAllReduce(),
+        None,
+    ],
+)
+async def test_cross_device_ops_never_change_a_result(ops: CrossDeviceOps | None) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1", "CPU:2"], ops)
+    values = [np.float32(1e8), np.float32(1), np.float32(-1e8)]
+
+    async def program() -> Any:
+        return await here().all_reduce("sum", values[replica()])
+
+    expected = values[0] + values[1] + values[2]
+    assert set((await strategy.run(program)).values) == {expected}
+    assert await strategy.extended.reduce_to("sum", PerReplica(values), "CPU:0") == expected
+
+
+def test_cross_device_ops_hint_at_the_implementation() -> None:
+    options = MirroredStrategy(["CPU:0"], NcclAllReduce()).extended.communication_options
+    assert options == CommunicationOptions(implementation="nccl")
+    asked = CommunicationOptions(implementation="ring", bytes_per_pack=8)
+    strategy = MirroredStrategy(["CPU:0"], NcclAllReduce(), communication_options=asked)
+    assert strategy.extended.communication_options == asked
+
+
+def test_settings_of_cross_device_ops_are_checked() -> None:
+    assert repr(HierarchicalCopyAllReduce(3)) == "HierarchicalCopyAllReduce(num_packs=3)"
+    assert ReductionToOneDevice("cpu:3").reduce_to_device == "CPU:3"
+    for cls in (HierarchicalCopyAllReduce, NcclAllReduce):
+        with pytest.raises(ValueError, match="num_packs must be 0 or more"):
+            cls(-1)
+        with pytest.raises(TypeError, match="num_packs must be an int"):
+            cls(True)
+    with pytest.raises(ValueError, match="expected a device"):
+        ReductionToOneDevice("nowhere")
+    with pytest.raises(ValueError, match="accumulation_fn must be None"):
+        ReductionToOneDevice(accumulation_fn=np.add)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="cross_device_ops must be CrossDeviceOps or None, got 'nccl'"):
+        MirroredStrategy(["CPU:0"], "nccl")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_collective_hints_are_communication_options() -> None:
+    assert CollectiveHints is CommunicationOptions
+    with pytest.raises(ValueError, match="bytes_per_pack must be 0 or more"):
+        CollectiveHints(bytes_per_pack=-1)

@@ -1,0 +1,141 @@
+"""The names of TensorFlow 1 do what those that took their place do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from anyio.lowlevel import checkpoint
+
+from aiodist import CommunicationOptions, MirroredStrategy, PerReplica, ReplicaContext, Strategy, Variable
+from tests.replica.programs import here, mirrored, replica
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+pytestmark = pytest.mark.anyio
+
+
+async def batches() -> AsyncIterator[Any]:
+    for k in range(2):
+        await checkpoint()
+        yield PerReplica([k, k + 10])
+
+
+async def test_experimental_run_takes_the_next_element() -> None:
+    strategy = mirrored(2)
+
+    async def program(x: int) -> Any:
+        return await here().all_reduce("sum", x)
+
+    for iterator in (batches(), iter([PerReplica([0, 10]), PerReplica([1, 11])])):
+        assert await strategy.experimental_run(program, iterator) == 10
+        assert await strategy.experimental_run(program, iterator) == 12
+        with pytest.raises(StopAsyncIteration):
+            await strategy.experimental_run(program, iterator)
+    assert (await strategy.experimental_run(replica)).values == (0, 1)
+    with pytest.raises(TypeError, match="must be an iterator"):
+        await strategy.experimental_run(program, [1])
+
+
+async def test_experimental_run_v2_is_run() -> None:
+    def program(x: int, y: int) -> int:
+        return x + y + replica()
+
+    result = await mirrored(2).experimental_run_v2(program, args=(1,), kwargs={"y": 2})
+    assert result.values == (3, 4)
+
+
+def test_unwrap_is_experimental_local_results() -> None:
+    assert mirrored(2).unwrap(PerReplica([1, 2])) == (1, 2)
+    assert mirrored(2).unwrap({"a": PerReplica([1, 2])}) == ({"a": 1}, {"a": 2})
+
+
+async def test_group_waits_for_all_there_is_to_await() -> None:
+    done = []
+
+    async def work(k: int) -> None:
+        await checkpoint()
+        done.append(k)
+
+    strategy = mirrored(2)
+    assert await strategy.group({"a": PerReplica([work(1), work(2)]), "b": 5}, name="step") is None  # type: ignore[func-returns-value]
+    assert done == [1, 2]
+    assert await strategy.group(3) is None  # type: ignore[func-returns-value]
+
+
+CLUSTER = {"worker": ["a:1", "b:1"]}
+
+
+def test_configure_without_a_cluster_is_nothing() -> None:
+    mirrored(2).configure(session_config={"log": True})
+
+
+def test_configure_says_which_strategy_can_use_a_cluster() -> None:
+    with pytest.raises(ValueError, match=r"MirroredStrategy is for one process .* MultiWorkerMirroredStrategy is for"):
+        mirrored(2).configure(cluster_spec=CLUSTER, task_type="worker", task_id=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "text"),
+    [
+        ((CLUSTER, None, None), ValueError, "given together"),
+        ((None, "worker", 0), ValueError, "given together"),
+        ((CLUSTER, "chief", 0), ValueError, "task_type must be a job of the cluster"),
+        ((CLUSTER, "worker", 2), ValueError, "task_id must be from 0 to 1"),
+        ((CLUSTER, "worker", True), TypeError, "task_id must be an int"),
+        ((["a:1"], "worker", 0), TypeError, "cluster_spec must be a mapping"),
+        (({"worker": "a:1"}, "worker", 0), TypeError, "lists of addresses"),
+        (({"worker": []}, "worker", 0), ValueError, "at least one address"),
+    ],
+)
+def test_configure_checks_its_settings(settings: tuple[Any, ...], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        mirrored(2).configure(None, *settings)
+
+
+def test_strategy_over_workers_keeps_the_settings() -> None:
+    kept = []
+
+    class OverWorkers(MirroredStrategy):
+        def _use_cluster(self, settings: Any) -> None:
+            kept.append(settings)
+
+    OverWorkers(["CPU:0"]).configure(cluster_spec=CLUSTER, task_type="worker", task_id=1)
+    assert (kept[0].spec, kept[0].task_type, kept[0].task_id) == ({"worker": ("a:1", "b:1")}, "worker", 1)
+
+
+def test_update_config_proto_returns_a_copy() -> None:
+    options = CommunicationOptions(bytes_per_pack=32, implementation="ring")
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"], communication_options=options, order_check="signature")
+    config = {"log": True, "devices": ["CPU:9"]}
+    assert strategy.update_config_proto(config) == {
+        "log": True,
+        "devices": ["CPU:0", "CPU:1"],
+        "collectives": {
+            "order_check": "signature",
+            "bytes_per_pack": 32,
+            "timeout_seconds": None,
+            "implementation": "ring",
+            "accumulate": "native",
+        },
+    }
+    assert config == {"log": True, "devices": ["CPU:9"]}
+    with pytest.raises(TypeError, match="expects a mapping"):
+        strategy.update_config_proto(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_colocate_vars_with_is_that_of_extended() -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = Variable(1.0)
+    with strategy.colocate_vars_with(v):
+        pass
+    with pytest.raises(ValueError, match="was not created under"):
+        mirrored(2).colocate_vars_with(v)
+
+
+async def test_experimental_hints_and_the_context_manager() -> None:
+    with ReplicaContext(Strategy(MirroredStrategy(["CPU:0"]).extended.on(["CPU:0"], None, "call_site")), 0) as context:
+        assert here() is context
+        assert await context.all_reduce("sum", 3, experimental_hints=CommunicationOptions(bytes_per_pack=1)) == 3
