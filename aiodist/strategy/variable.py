@@ -41,7 +41,7 @@ class Variable(ArrayLike):
     **sync-on-read** one ("on_read") has a value on each, and ``aggregation`` makes one of them when it is read.
 
     A read in a replica gives its own component; elsewhere it gives the aggregate. An assignment in a replica is
-    awaited, elsewhere it is not:
+    awaited, elsewhere it is not::
 
         await variable.assign_add(x)      # in a replica; for a mirrored variable all replicas meet in it, and what
                                           # they assign is aggregated
