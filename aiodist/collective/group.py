@@ -31,7 +31,17 @@ from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.member import Member
 from aiodist.collective.reduction import in_native_order
 from aiodist.collective.rendezvous import OutBuffers, Rendezvous
-from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
+from aiodist.collective.signature import (
+    KIND,
+    NAME,
+    PATH,
+    STRUCTURE,
+    TYPES,
+    Signature,
+    first_difference,
+    has_foreign,
+    meaning,
+)
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.nests import Structure
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
@@ -199,7 +209,9 @@ class SyncGroup:
             meeting.result = combine(signature, meeting.values, meeting.accumulate)
             if meeting.outs is not None:
                 meeting.fill_outs()
-            elif signature[KIND].shared:
+            if signature[TYPES] is not None and has_foreign(signature[TYPES]):
+                meeting.hand_out()
+            elif meeting.outs is None and signature[KIND].shared:
                 meeting.plain = signature[STRUCTURE] is None
                 meeting.shared_nest = not meeting.plain
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
