@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiodist.collective.handing_out import hand_out
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, Signature
+from aiodist.collective.reduction import in_native_order
+from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature, has_foreign
 from aiodist.vocabulary import nests
 from aiodist_kernels import Accumulate
 
@@ -110,16 +111,29 @@ class Rendezvous:
             return result
         return nests.unflatten(structure, result)
 
-    def hand_out(self) -> None:
+    def combine(self) -> None:
+        """Compute the result of what the replicas brought, and put it where they want it."""
+        signature = self.signature
+        if self.others is not None:  # which may differ from the first arrival in byte order
+            self.values = list(map(in_native_order, self.values))
+        self.result = signature[KIND].combine(signature, self.values, self.accumulate)
+        if self.outs is not None:
+            self._fill_outs(self.outs)
+        if signature[TYPES] is not None and has_foreign(signature[TYPES]):
+            self._hand_out()
+        elif self.outs is None and signature[KIND].shared:
+            self.plain = signature[STRUCTURE] is None
+            self.shared_nest = not self.plain
+
+    def _hand_out(self) -> None:
         """Turn the result's arrays, where replicas brought another framework's, into that framework's again."""
         takers = [i for i in range(len(self.values)) if self.outs is None or i not in self.outs]
         self.result = hand_out(self.signature, self.result, takers)
         self.by_replica = True
 
-    def fill_outs(self) -> None:
+    def _fill_outs(self, outs: dict[int, OutBuffers]) -> None:
         """Write the shared result into the buffers that replicas brought."""
-        assert self.outs is not None
         leaves = self.result if self.signature[STRUCTURE] is not None else [self.result]
-        for buffers in self.outs.values():
+        for buffers in outs.values():
             for buffer, leaf in zip(buffers.leaves, leaves, strict=True):
                 np.copyto(buffer, leaf)
