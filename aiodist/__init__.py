@@ -31,6 +31,7 @@ from aiodist.vocabulary.errors import (
     DeviceNotFoundError,
     IncompleteCollectiveError,
     ReplicaContextError,
+    WorkerLostError,
 )
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions
@@ -87,6 +88,7 @@ __all__ = [
     "CollectiveMismatchError",
     "IncompleteCollectiveError",
     "CollectiveTimeoutError",
+    "WorkerLostError",
     "ReplicaContextError",
     "DeviceNotFoundError",
     "CollectiveReport",

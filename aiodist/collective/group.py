@@ -27,6 +27,7 @@ from types import CodeType
 from typing import Any, Protocol
 
 from aiodist.collective import verdict
+from aiodist.collective.bridge import Bridge
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
@@ -104,6 +105,8 @@ class SyncGroup:
         self._grace_ends: float | None = None
         self._alarm: float | None = None
         self.engine: Any = None
+        self.bridge: Bridge | None = None
+        self.world_size = self.size
         self.observer: Observer | None = None
 
     def attach(self, engine: Engine, thread: int) -> None:
@@ -112,6 +115,19 @@ class SyncGroup:
         self._handle = engine.handle
         self._clock = engine.clock
         self.thread = thread
+
+    def span(self, bridge: Bridge, offset: int, world_size: int) -> None:
+        """Make this the local part of a larger group.
+
+        Args:
+            bridge: the way to the other parts.
+            offset: the id of the first local replica, over all parts.
+            world_size: how many replicas there are, over all parts.
+        """
+        self.bridge = bridge
+        self.world_size = world_size
+        for member in self.members:
+            member.global_id = offset + member.replica_id
 
     def now(self) -> int:
         """Return the time on the event loop's clock, in nanoseconds."""
@@ -149,7 +165,7 @@ class SyncGroup:
         number = member.sequence
         meeting = self.open.get(number)
         if meeting is None:
-            signature[KIND].check(signature, self.size)
+            signature[KIND].check(signature, self.world_size)
             meeting = self._begin(number, signature, code, offset)
         elif offset != meeting.offset or code is not meeting.code or signature != meeting.signature:
             self._compare(member, meeting, signature, code, offset)
@@ -196,6 +212,9 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
+        if self.bridge is not None:
+            self.bridge.cross(meeting)
+            return
         if signature[KIND].combine is None:
             self.engine.start_merge(meeting)
             return
@@ -249,7 +268,7 @@ class SyncGroup:
         """Compare the meaning of an arrival that is not literally the first one's."""
         difference = self.difference((signature, code, offset), (meeting.signature, meeting.code, meeting.offset))
         if difference is not None:
-            signature[KIND].check(signature, self.size)
+            signature[KIND].check(signature, self.world_size)
             self._set_trouble(meeting.number)
         meeting.add_other(member.replica_id, signature, code, offset)
 
@@ -325,7 +344,26 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
+        if self.bridge is not None:
+            self.bridge.complain(overdue)
+            return
         self._judge(overdue)
+        self.close()
+
+    def consider_all(self) -> None:
+        """Look where all replicas are, because others are in trouble; complain when each has shown what it does."""
+        if self.trouble is None:
+            self._set_trouble(min(member.sequence for member in self.members))
+        for member in self.members:
+            self._consider(member)
+
+    def settle(self, error: CollectiveError) -> None:
+        """End the group with a verdict that has come from elsewhere."""
+        if self.closed:
+            return
+        self.verdict = error
+        if self.observer is not None:
+            self.observer.judged(self, error)
         self.close()
 
     def _judge(self, overdue: Rendezvous | None = None) -> None:

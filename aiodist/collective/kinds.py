@@ -12,6 +12,8 @@ from typing import Any
 from aiodist.collective import exchange, reduction
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.reports import Reason
+from aiodist.workers import crossing
+from aiodist.workers.crossing import Crossing
 from aiodist_kernels import Accumulate
 
 
@@ -30,6 +32,8 @@ class Kind:
             None where a function of the user's makes it.
         shared: one result serves all replicas; else there is one for each.
         check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
+        across: plans how it crosses to other workers; None where a function of the user's makes the result.
+        token: tells kinds of one name apart, where several processes must agree on which is meant.
     """
 
     name: str
@@ -37,17 +41,35 @@ class Kind:
     combine: Callable[[Signature, list[Any], Accumulate], Any] | None
     shared: bool = True
     check: Callable[[Signature, int], None] = _accept
+    across: Crossing | None = None
+    token: int | None = None
 
     def __repr__(self) -> str:
         return self.name
 
 
-ALL_REDUCE = Kind("all_reduce", Reason.AXIS, reduction.all_reduce, check=reduction.check)
-ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check)
-BROADCAST = Kind("broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source)
-REDUCE_SCATTER = Kind(
-    "reduce_scatter", Reason.AXIS, exchange.reduce_scatter, shared=False, check=exchange.check_reduce_scatter
+ALL_REDUCE = Kind(
+    "all_reduce", Reason.AXIS, reduction.all_reduce, check=reduction.check, across=crossing.all_reduce
 )
-ALL_TO_ALL = Kind("all_to_all", Reason.AXIS, exchange.all_to_all, shared=False, check=exchange.check_all_to_all)
-BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier)
+ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check, across=crossing.all_gather)
+BROADCAST = Kind(
+    "broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source, across=crossing.broadcast
+)
+REDUCE_SCATTER = Kind(
+    "reduce_scatter",
+    Reason.AXIS,
+    exchange.reduce_scatter,
+    shared=False,
+    check=exchange.check_reduce_scatter,
+    across=crossing.reduce_scatter,
+)
+ALL_TO_ALL = Kind(
+    "all_to_all",
+    Reason.AXIS,
+    exchange.all_to_all,
+    shared=False,
+    check=exchange.check_all_to_all,
+    across=crossing.all_to_all,
+)
+BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier, across=crossing.barrier)
 MERGE_CALL = Kind("merge_call", Reason.MERGE_FN, None, shared=False)

@@ -15,7 +15,8 @@ class Member:
     """A replica in its sync group.
 
     Attributes:
-        replica_id: its id, from 0.
+        replica_id: its id, from 0; its place among the local ones, where the group has replicas elsewhere, too.
+        global_id: its id over all workers.
         device: its device, in canonical form.
         group: its sync group.
         sequence: the number of its next collective, so also how many it has issued.
@@ -26,10 +27,10 @@ class Member:
         stack: tells where it is suspended or runs, innermost last.
     """
 
-    __slots__ = ("abandoned", "abandoned_at", "device", "end", "group", "replica_id", "sequence", "stack", "told")
+    __slots__ = ("abandoned", "abandoned_at", "device", "end", "global_id", "group", "replica_id", "sequence", "stack", "told")
 
     def __init__(self, replica_id: int, device: str, group: SyncGroup) -> None:
-        self.replica_id = replica_id
+        self.replica_id = self.global_id = replica_id
         self.device = device
         self.group = group
         self.sequence = 0

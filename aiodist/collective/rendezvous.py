@@ -113,10 +113,18 @@ class Rendezvous:
 
     def combine(self) -> None:
         """Compute the result of what the replicas brought, and put it where they want it."""
-        signature = self.signature
-        if self.others is not None:  # which may differ from the first arrival in byte order
+        self.put_in_native_order()
+        self.take(self.signature[KIND].combine(self.signature, self.values, self.accumulate))
+
+    def put_in_native_order(self) -> None:
+        """Give what the replicas brought one byte order, where arrivals differ from the first."""
+        if self.others is not None:
             self.values = list(map(in_native_order, self.values))
-        self.result = signature[KIND].combine(signature, self.values, self.accumulate)
+
+    def take(self, result: Any) -> None:
+        """Take the result, and put it where the replicas want it."""
+        signature = self.signature
+        self.result = result
         if self.outs is not None:
             self._fill_outs(self.outs)
         if signature[TYPES] is not None and has_foreign(signature[TYPES]):

@@ -100,12 +100,12 @@ class ReplicaContext:
     @property
     def replica_id_in_sync_group(self) -> int:
         """This replica's id, from 0."""
-        return self._member.replica_id
+        return self._member.global_id
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas the sync group has."""
-        return self._member.group.size
+        return self._member.group.world_size
 
     @property
     def strategy(self) -> Any:

@@ -84,7 +84,7 @@ class CollectiveHandle(Generic[T]):
     def _warn(self) -> None:
         signature, code, offset = self._meeting.call_of(self._member.replica_id)
         warnings.warn_explicit(
-            f"replica {self._member.replica_id} never awaited {call_text(signature)}, called at "
+            f"replica {self._member.global_id} never awaited {call_text(signature)}, called at "
             f"{location(code, offset)}; it has contributed, its result is lost",
             RuntimeWarning,
             code.co_filename,

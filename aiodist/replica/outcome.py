@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 def note_of_failure(group: SyncGroup, member: Member) -> str:
     """Say which replica failed, and where the others were waiting at that moment."""
-    note = f"replica {member.replica_id} of {group.size} on {member.device}"
+    note = f"replica {member.global_id} of {group.world_size} on {member.device}"
     for number in sorted(group.open):
         meeting = group.open[number]
-        waiting = [m.replica_id for m in group.members if m is not member and m.arrived_at(number)]
+        waiting = [m for m in group.members if m is not member and m.arrived_at(number)]
         if waiting and not meeting.agreed:
             from aiodist.collective.callsite import location
             from aiodist.collective.describe import call_text
 
-            signature, code, offset = meeting.call_of(waiting[0])
+            signature, code, offset = meeting.call_of(waiting[0].replica_id)
             place = location(code, offset)
             were = "was" if len(waiting) == 1 else "were"
             call = call_text(signature).partition("(")[0]
-            return f"{note}; {ids(waiting)} {were} waiting in {call} #{number} at {shown_file(place.file)}:{place.line}"
+            return f"{note}; {ids(m.global_id for m in waiting)} {were} waiting in {call} #{number} at {shown_file(place.file)}:{place.line}"
     return note
 
 

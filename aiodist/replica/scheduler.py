@@ -75,6 +75,8 @@ class _Run:
                 engine = new_engine(self._group, tasks, partial(merge, self._group, self._strategy))
                 self._attach(engine)
                 engine.start([partial(self._drive, member) for member in self._group.members])
+            if self._group.bridge is not None:
+                await self._group.bridge.finish(self._failures)
             verdict = self._group.conclude()
             if verdict is not None or self._cancellations:
                 await checkpoint_if_cancelled()  # the caller's: on trio, a task group does not raise it

@@ -39,6 +39,13 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
     """``timeout_seconds`` passed before every replica had arrived. The report says where each missing one is now."""
 
 
+class WorkerLostError(CollectiveError):
+    """A worker of the job died, was stopped, was cut off, or ended, while others need it. The strategy is of no use then.
+
+    Raised at the await of every replica that waits, and by every later use of the strategy on several workers.
+    """
+
+
 class ReplicaContextError(RuntimeError):
     """A call in the wrong context: outside a replica, in another's, after the run, or under another strategy."""
 
@@ -52,6 +59,7 @@ for _error in (
     CollectiveMismatchError,
     IncompleteCollectiveError,
     CollectiveTimeoutError,
+    WorkerLostError,
     ReplicaContextError,
     DeviceNotFoundError,
 ):

@@ -74,6 +74,7 @@ class Reason(enum.StrEnum):
     EXITED = "exited"
     ABANDONED = "abandoned"
     TIMEOUT = "timeout"
+    WORKER_LOST = "worker_lost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,14 +14,15 @@ import functools
 import hashlib
 import os
 import sys
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from aiodist.collective import kinds
 from aiodist.collective.callsite import Place, location, place
 from aiodist.collective.describe import FunctionKey
 from aiodist.collective.kinds import Kind
-from aiodist.collective.signature import DETAIL, KIND, PATH, Signature
+from aiodist.collective.signature import DETAIL, KIND, PATH, TYPES, Signature
+from aiodist.vocabulary.foreign_arrays import HostType
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.vocabulary.reports import Reason
 
@@ -42,13 +43,20 @@ class WireKind(NamedTuple):
 
     name: str
     detail: Reason
+    token: int | None
+
+
+class WireFramework(NamedTuple):
+    """Another framework's arrays, as they are named."""
+
+    name: str
 
 
 class WireCall(NamedTuple):
     """A call, as it travels.
 
     Attributes:
-        signature: with a `WireKind`, sites for the path, and a site for a merge function's code.
+        signature: with a `WireKind`, frameworks by name, sites for the path, and a site for a merge function's code.
         site: where it was called.
     """
 
@@ -86,9 +94,10 @@ def to_wire(call: Call) -> WireCall:
     """Return a call as it travels."""
     signature, code, offset = call
     fields = list(signature)
-    fields[KIND] = WireKind(signature[KIND].name, signature[KIND].detail)
+    fields[KIND] = WireKind(signature[KIND].name, signature[KIND].detail, signature[KIND].token)
     if isinstance(signature[DETAIL], FunctionKey):
         fields[DETAIL] = _wire_function(signature[DETAIL])
+    fields[TYPES] = _travelling(signature[TYPES])
     if signature[PATH] is not None:
         fields[PATH] = tuple(_site(*part[:2]) for part in signature[PATH])
     return WireCall(tuple(fields), _site(code, offset))
@@ -108,15 +117,27 @@ def from_wire(call: WireCall) -> Call:
     detail = fields[DETAIL]
     if isinstance(detail, FunctionKey) and isinstance(detail.code, Site):
         fields[DETAIL] = FunctionKey(detail.file, _code(detail.code)[0], detail.name)
+    marks = fields[TYPES]
+    fields[TYPES] = _mark(marks) if type(marks) is not tuple else tuple(map(_mark, marks))
     if fields[PATH] is not None:
         fields[PATH] = tuple((*_code(site), resolved(site.file)) for site in fields[PATH])
     return (tuple(fields), *_code(call.site))
 
 
+def _mark(mark: Any) -> Any:
+    return _framework(mark.name) if isinstance(mark, WireFramework) else mark
+
+
+@functools.cache
+def _framework(name: str) -> HostType:
+    """Return something that is called as the framework is; it need not be installed here."""
+    return HostType(ModuleType(name))
+
+
 @functools.cache
 def _kind(wire: WireKind) -> Kind:
     known = {kind.name: kind for kind in vars(kinds).values() if isinstance(kind, Kind)}
-    return known.get(wire.name) or Kind(wire.name, wire.detail, None)
+    return known.get(wire.name) or Kind(wire.name, wire.detail, None, token=wire.token)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -162,6 +183,10 @@ def _travelling(part: object) -> object:
         return _wire_function(part)
     if isinstance(part, Place):
         return Place(portable(part.file), part.line, part.column)
+    if isinstance(part, Kind):
+        return WireKind(part.name, part.detail, part.token)
+    if isinstance(part, HostType):
+        return WireFramework(part.name)
     if type(part) is tuple:
         return tuple(map(_travelling, part))
     return part

@@ -1,0 +1,188 @@
+"""What a worker tells of its part of a run, when something has gone wrong; and the group that all the parts make.
+
+The parts of all workers become one sync group again, with every replica as a member, and are judged as one is: so the
+verdict on many workers is the verdict on one.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiodist.collective.group import SyncGroup
+from aiodist.collective.member import Member
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
+from aiodist.vocabulary.reports import Location, ReplicaState
+from aiodist.workers.calls import Call, WireCall, from_wire, to_wire
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPart:
+    """One replica, as its worker tells of it; see `Member`."""
+
+    sequence: int
+    end: ReplicaState | None
+    abandoned: int | None
+    abandoned_at: int
+    stack: tuple[Location, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a replica raised on its own.
+
+    Attributes:
+        replica_id: the replica, over all workers.
+        text: the exception's type and message, in one line.
+        error: the exception, where it can travel.
+    """
+
+    replica_id: int
+    text: str
+    error: BaseException | None = None
+
+    @classmethod
+    def of(cls, replica_id: int, error: BaseException) -> Failure:
+        """Return what there is to tell of an exception; one that cannot be pickled travels as its text."""
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
+        except Exception:  # noqa: BLE001  (whatever its own methods raise)
+            return cls(replica_id, text)
+        return cls(replica_id, text, error)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One worker's part of a run.
+
+    Attributes:
+        rank: the worker.
+        posted: how many records it has brought to the lane.
+        replicas: its replicas.
+        open: by number, the meetings that are not complete, and by place the call of each replica that has arrived.
+        agreed: the last complete ones, by number.
+        overdue: the number of the meeting whose time is up, and its limit in seconds.
+        failures: what its replicas raised.
+        note: more, for a person: that its event loop is blocked, say.
+    """
+
+    rank: int
+    posted: int
+    replicas: tuple[ReplicaPart, ...]
+    open: Mapping[int, Mapping[int, WireCall]] = field(default_factory=dict)
+    agreed: Mapping[int, WireCall] = field(default_factory=dict)
+    overdue: tuple[int, float] | None = None
+    failures: tuple[Failure, ...] = ()
+    note: str = ""
+
+
+def tell(
+    group: SyncGroup,
+    rank: int,
+    posted: int,
+    *,
+    overdue: tuple[int, float] | None = None,
+    failures: Sequence[Failure] = (),
+    note: str = "",
+) -> WorkerState:
+    """Return what this worker has to tell of its group."""
+    return WorkerState(
+        rank=rank,
+        posted=posted,
+        replicas=tuple(_replica(member) for member in group.members),
+        open={number: _calls(group, meeting) for number, meeting in list(group.open.items())},
+        agreed={number: to_wire((signature, code, offset)) for number, signature, code, offset, _ in list(group.agreed)},
+        overdue=overdue,
+        failures=tuple(failures),
+        note=note,
+    )
+
+
+def _replica(member: Member) -> ReplicaPart:
+    stack = () if member.end is not None else member.stack()
+    return ReplicaPart(member.sequence, member.end, member.abandoned, member.abandoned_at, stack)
+
+
+def _calls(group: SyncGroup, meeting: Rendezvous) -> dict[int, WireCall]:
+    return {
+        member.replica_id: to_wire(meeting.call_of(member.replica_id))
+        for member in group.members
+        if member.sequence > meeting.number
+    }
+
+
+def whole_group(
+    states: Mapping[int, WorkerState], devices: Sequence[Sequence[str]], names: Sequence[str], order_check: OrderCheck
+) -> SyncGroup:
+    """Return a group of all replicas, as far as the workers have told.
+
+    Args:
+        states: by rank; a worker that could not tell is left out, and its replicas have done nothing that is known.
+        devices: by rank, the devices of its replicas.
+        names: by replica id, what a report calls its device.
+        order_check: what call sites are compared by.
+    """
+    group = SyncGroup(names, order_check, CommunicationOptions())
+    replica_id = 0
+    offsets = {}
+    for rank, local in enumerate(devices):
+        offsets[rank] = replica_id
+        for place in range(len(local)):
+            if rank in states:
+                _become(group.members[replica_id], states[rank].replicas[place])
+            replica_id += 1
+    _restore_history(group, states)
+    for number in sorted({number for state in states.values() for number in state.open}):
+        _restore_meeting(group, number, states, offsets)
+    return group
+
+
+def _become(member: Member, part: ReplicaPart) -> None:
+    member.sequence, member.end = part.sequence, part.end
+    member.abandoned, member.abandoned_at = part.abandoned, part.abandoned_at
+    member.stack = lambda: part.stack
+
+
+def _restore_history(group: SyncGroup, states: Mapping[int, WorkerState]) -> None:
+    still_open = {number for state in states.values() for number in state.open}
+    agreed: dict[int, WireCall] = {}
+    for state in states.values():
+        agreed.update(state.agreed)
+    for number in sorted(set(agreed) - still_open):
+        group.agreed.append((number, *from_wire(agreed[number]), None))
+
+
+def _restore_meeting(
+    group: SyncGroup, number: int, states: Mapping[int, WorkerState], offsets: Mapping[int, int]
+) -> None:
+    calls: dict[int, Call] = {}
+    for rank, state in states.items():
+        told = state.open.get(number, {})
+        for place in range(len(state.replicas)):
+            call = told.get(place) or state.agreed.get(number)
+            if call is not None and group.members[offsets[rank] + place].sequence > number:
+                calls[offsets[rank] + place] = from_wire(call)
+    if not calls:
+        return
+    first = calls[min(calls)]
+    meeting = group.open[number] = Rendezvous(number, *first, group.size, 0.0)
+    for replica_id, call in calls.items():
+        if call != first:
+            meeting.add_other(replica_id, *call)
+    _set_deadline(meeting, number, states)
+
+
+def _set_deadline(meeting: Rendezvous, number: int, states: Mapping[int, WorkerState]) -> None:
+    limits = [state.overdue[1] for state in states.values() if state.overdue and state.overdue[0] == number]
+    if limits:
+        meeting.deadline = min(limits)
+
+
+def first_overdue(group: SyncGroup, states: Mapping[int, WorkerState]) -> Any:
+    """Return the meeting whose time is up, if it is that."""
+    numbers = [state.overdue[0] for state in states.values() if state.overdue and state.overdue[0] in group.open]
+    return group.open[min(numbers)] if numbers else None
