@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from types import CodeType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, Signature
+from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.signature import KIND, SHAPES, Signature
 from aiodist.vocabulary import nests
 from aiodist_kernels import Accumulate
-
-
-class OutBuffers(NamedTuple):
-    """A replica's own buffers for a result: the leaves, and the nest that they stand in."""
-
-    leaves: list[np.ndarray[Any, Any]]
-    nest: Any
 
 
 class Rendezvous:
@@ -36,6 +28,7 @@ class Rendezvous:
         plain: the result is what every replica gets, as it is.
         shared_nest: the result is a list of leaves, which every replica gets in containers of its own.
         agreed: every replica has arrived, and all mean the same.
+        under_way: worker threads make the result, from what all have brought.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
         outs: by replica id, the buffers that it wants the result in.
@@ -43,7 +36,7 @@ class Rendezvous:
     """
 
     # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
-    agreed = complete = released = plain = shared_nest = False
+    agreed = under_way = complete = released = plain = shared_nest = False
     last = -1
     accumulate: Accumulate = "native"
     result: Any = None
@@ -107,11 +100,3 @@ class Rendezvous:
         if structure is None or signature[SHAPES] is None:  # a single leaf, or no value at all
             return result
         return nests.unflatten(structure, result)
-
-    def fill_outs(self) -> None:
-        """Write the shared result into the buffers that replicas brought."""
-        assert self.outs is not None
-        leaves = self.result if self.signature[STRUCTURE] is not None else [self.result]
-        for buffers in self.outs.values():
-            for buffer, leaf in zip(buffers.leaves, leaves, strict=True):
-                np.copyto(buffer, leaf)
