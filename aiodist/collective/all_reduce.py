@@ -13,8 +13,9 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.collective.out_buffers import OutBuffers, are_entangled
 from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafType, Signature
+from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature
 from aiodist.collective.work import Call, Work, worker_count
+from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist_kernels import Accumulate, ReduceOp, policy
 
@@ -32,7 +33,7 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
         if types is None:
             if values[0].nbytes * len(values) < LOOK_FROM:
                 return reduce_leaf(op, values, None, accumulate)
-        elif types is not LeafType.INDEXED_SLICES:
+        elif types in (LeafType.NUMPY_SCALAR, LeafType.PYTHON_NUMBER):
             return reduce_leaf(op, values, types, accumulate)
         leaves = Reduction(op, [values], (types,), accumulate)
         return leaves.work(_only) if leaves.blocks() else leaves.reduce()[0]
@@ -57,7 +58,7 @@ def all_reduce_into(
     columns = [values] if alone else list(zip(*values, strict=True))
     kinds = (types,) if alone else types or (None,) * len(columns)
     brought = [outs[replica_id].leaves for replica_id in sorted(outs)]
-    straight = len(outs) == len(values) and types is None and not are_entangled(columns, brought[0])
+    straight = len(outs) == len(values) and all(map(_is_array, kinds)) and not are_entangled(columns, brought[0])
     reduction = Reduction(signature[OP], columns, kinds, accumulate, brought[0] if straight else None)
     copies = brought[1:] if straight else brought
     if reduction.blocks():
@@ -84,7 +85,7 @@ class Reduction:
         self,
         op: ReduceOp,
         columns: Sequence[Leaves],
-        types: Sequence[str | None],
+        types: Sequence[LeafMark],
         accumulate: Accumulate,
         targets: Sequence[Array] | None = None,
     ) -> None:
@@ -124,7 +125,7 @@ class Reduction:
         batch: list[int] = []
         held = 0
         for place, cost in enumerate(self._costs()):
-            if cost >= policy.LEAST_MOVED_BY_A_THREAD and self._types[place] is LeafType.NUMPY_ARRAY:
+            if cost >= policy.LEAST_MOVED_BY_A_THREAD and _is_array(self._types[place]):
                 calls.extend(self._pieces(place, cost))
                 continue
             batch.append(place)
@@ -140,12 +141,12 @@ class Reduction:
     def _costs(self) -> list[int]:
         return [self._cost(*column) for column in zip(self._columns, self._types, strict=True)]
 
-    def _cost(self, leaves: Leaves, leaf_type: str | None) -> int:
+    def _cost(self, leaves: Leaves, leaf_type: LeafMark) -> int:
         """Return about how many bytes could be moved in the time that a leaf takes."""
         if leaf_type is LeafType.INDEXED_SLICES:
             nbytes: int = sum(part.values.nbytes for part in leaves)
             return policy.SLOWNESS_BY_ROWS * nbytes
-        if leaf_type is not LeafType.NUMPY_ARRAY:
+        if not _is_array(leaf_type):
             return 0
         return kernels.cost(self._op, leaves[0].dtype, leaves[0].size, len(leaves), self._accumulate)
 
@@ -187,6 +188,11 @@ class Reduction:
 
 def _only(results: list[Any]) -> Any:
     return results[0]
+
+
+def _is_array(leaf_type: LeafMark) -> bool:
+    """Whether a leaf takes part as a NumPy array, be it over another framework's memory."""
+    return leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, ForeignType)
 
 
 def _nbytes(leaf: Any) -> int:

@@ -27,13 +27,11 @@ from types import CodeType
 from typing import Any
 
 from aiodist.collective import verdict
-from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.reduction import in_native_order
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
 from aiodist.collective.work import Work
@@ -168,23 +166,14 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        combine = signature[KIND].combine
-        if combine is None:
+        if signature[KIND].combine is None:
             self.engine.start_merge(meeting)
             return
-        if meeting.others is not None:  # which may differ from the first arrival in byte order
-            meeting.values = list(map(in_native_order, meeting.values))
         try:
-            if meeting.outs is None:
-                meeting.result = combine(signature, meeting.values, meeting.accumulate)
-            else:
-                meeting.result = all_reduce_into(signature, meeting.values, meeting.accumulate, meeting.outs)
-            if type(meeting.result) is Work:
-                self._carry_out(meeting, meeting.result)
+            work = meeting.combine()
+            if work is not None:
+                self._carry_out(meeting, work)
                 return
-            if signature[KIND].shared and meeting.outs is None:
-                meeting.plain = signature[STRUCTURE] is None
-                meeting.shared_nest = not meeting.plain
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
         meeting.last = last
@@ -208,8 +197,9 @@ class SyncGroup:
     def finish_work(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a meeting with what worker threads have made."""
         meeting.under_way = False
-        meeting.result = result
-        if error is not None:
+        if error is None:
+            meeting.take(result)
+        else:
             meeting.fail(error)
         self._complete(meeting)
         self.release(meeting)

@@ -27,6 +27,11 @@ class Work:
     phases: Sequence[Sequence[Call]]
     result: Callable[[], Any]
 
+    def then(self, make: Callable[[Any], Any]) -> Work:
+        """Return this work, and behind it, in a worker thread too, what makes another result of its result."""
+        made: list[Any] = []
+        return Work([*self.phases, [lambda: made.append(make(self.result()))]], made.pop)
+
     def carry_out(self) -> Any:
         """Make the result in this thread, and return it."""
         for calls in self.phases:
