@@ -29,7 +29,7 @@ from typing import Any, Protocol
 from aiodist.collective import verdict
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.member import Member
-from aiodist.collective.reduction import in_native_order
+from aiodist.collective.observer import Observer
 from aiodist.collective.rendezvous import OutBuffers, Rendezvous
 from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
 from aiodist.vocabulary.errors import CollectiveError
@@ -104,6 +104,7 @@ class SyncGroup:
         self._grace_ends: float | None = None
         self._alarm: float | None = None
         self.engine: Any = None
+        self.observer: Observer | None = None
 
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
@@ -111,6 +112,10 @@ class SyncGroup:
         self._handle = engine.handle
         self._clock = engine.clock
         self.thread = thread
+
+    def now(self) -> int:
+        """Return the time on the event loop's clock, in nanoseconds."""
+        return int(self._clock() * 1e9)
 
     # The way of a collective that goes well.
 
@@ -156,6 +161,8 @@ class SyncGroup:
         meeting.values[member.replica_id] = value
         meeting.missing -= 1
         handle = self._handle(meeting, member, signature[STRUCTURE])
+        if self.observer is not None:
+            self.observer.arrived(member, meeting)
         if self.trouble is not None:
             self._arrive_in_trouble(member, meeting)
         elif not meeting.missing:
@@ -189,25 +196,19 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        combine = signature[KIND].combine
-        if combine is None:
+        if signature[KIND].combine is None:
             self.engine.start_merge(meeting)
             return
-        if meeting.others is not None:  # which may differ from the first arrival in byte order
-            meeting.values = list(map(in_native_order, meeting.values))
         try:
-            meeting.result = combine(signature, meeting.values, meeting.accumulate)
-            if meeting.outs is not None:
-                meeting.fill_outs()
-            elif signature[KIND].shared:
-                meeting.plain = signature[STRUCTURE] is None
-                meeting.shared_nest = not meeting.plain
+            meeting.combine()
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
         meeting.last = last
         meeting.complete = True
         del meeting.values
         del self.open[meeting.number]
+        if self.observer is not None:
+            self.observer.completed(self, meeting)
         if last == self.size - 1:
             meeting.released = True
             self.engine.wake(meeting.waiters)
@@ -218,6 +219,8 @@ class SyncGroup:
         meeting.complete = True
         meeting.values = []  # a merge function whose task has not begun finds nothing to merge, and does not run
         del self.open[meeting.number]
+        if self.observer is not None:
+            self.observer.completed(self, meeting)
 
     def release(self, meeting: Rendezvous) -> None:
         """Wake those who wait in a complete meeting, in replica order; from now on nobody need wait in it."""
@@ -289,9 +292,11 @@ class SyncGroup:
         self._set_trouble(meeting.number)
         self._consider(member)
 
-    def end(self, member: Member, state: ReplicaState) -> None:
-        """Note that a replica's function has ended, and how."""
+    def end(self, member: Member, state: ReplicaState, error: BaseException | None = None) -> None:
+        """Note that a replica's function has ended, how, and with what failure of its own."""
         member.end = state
+        if self.observer is not None:
+            self.observer.ended(member, error)
         self._ended_at = min(self._ended_at, member.sequence)
         if self.closed:
             return
@@ -320,13 +325,18 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self.verdict = verdict.judge(self, overdue)
+        self._judge(overdue)
         self.close()
+
+    def _judge(self, overdue: Rendezvous | None = None) -> None:
+        self.verdict = verdict.judge(self, overdue)
+        if self.observer is not None:
+            self.observer.judged(self, self.verdict)
 
     def conclude(self) -> CollectiveError | None:
         """Return the verdict, once all replicas have ended; None when there was no trouble."""
         if self.verdict is None and self.trouble is not None and not self.closed:
-            self.verdict = verdict.judge(self)
+            self._judge()
         return self.verdict
 
     def close(self) -> None:
