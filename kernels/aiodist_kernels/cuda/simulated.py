@@ -35,9 +35,10 @@ class Memory:
         """See `folds.Machine`."""
         lane = self.recipe.storage
         bits = self._memory(address, index, lane).copy()
+        numbers: Array
         if lane is Lane.BOOL:
-            return (bits != 0).astype(np.uint8)
-        if lane is Lane.BFLOAT16:
+            numbers = bits != 0
+        elif lane is Lane.BFLOAT16:
             numbers = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
         else:
             numbers = bits.view(lane.value)
