@@ -114,6 +114,8 @@ class AsyncioHandle(CollectiveHandle[T]):
             try:
                 yield from future
             except CancelledError:
+                if meeting.under_way:
+                    yield from member.group.engine.reducers.settle().__await__()
                 member.group.abandon(member, meeting)
                 raise
         if meeting.plain:
@@ -145,6 +147,8 @@ class TrioHandle(CollectiveHandle[T]):
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
+                if meeting.under_way:
+                    await group.engine.reducers.settle()
                 group.abandon(self._member, meeting)
                 raise
         elif self._gives_way(awaited):
@@ -154,6 +158,33 @@ class TrioHandle(CollectiveHandle[T]):
         elif meeting.error is None:
             await checkpoint_if_cancelled()
         return cast("T", self._outcome())
+
+
+class _Observed(CollectiveHandle[T]):
+    """A handle whose awaits an observer is told of."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        observer = self._member.group.observer
+        assert observer is not None
+        observer.waits(self._member, self._meeting)
+        try:
+            return (yield from super().__await__())
+        finally:
+            observer.resumed(self._member, self._meeting)
+
+
+class ObservedAsyncioHandle(_Observed[T], AsyncioHandle[T]):
+    """A handle on asyncio or uvloop, in a run that is observed."""
+
+    __slots__ = ()
+
+
+class ObservedTrioHandle(_Observed[T], TrioHandle[T]):
+    """A handle on trio, in a run that is observed."""
+
+    __slots__ = ()
 
 
 class SoloHandle(CollectiveHandle[T]):
