@@ -33,7 +33,7 @@ async def look_at(program: Program, check: Look, replicas: int = 2) -> None:
     async with anyio.create_task_group() as tasks:
 
         async def looker() -> None:
-            for _ in range(50):
+            for _ in range(50 + 2 * replicas):
                 await anyio.lowlevel.checkpoint()
             try:
                 check(look_at_loop())
