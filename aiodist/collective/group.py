@@ -21,20 +21,21 @@ may be building a list of pending handles, and the other waiters need the await 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
 from aiodist.collective import verdict
 from aiodist.collective.callsite import Path, place, same_path, same_place
+from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
-from aiodist.collective.reduction import in_native_order
-from aiodist.collective.rendezvous import OutBuffers, Rendezvous
+from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
+from aiodist.collective.work import Work
 from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.nests import Structure
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason, ReplicaState
 
@@ -43,38 +44,6 @@ HISTORY = 256
 _NEVER = 1 << 62
 
 Record = tuple[int, Signature, CodeType, int, dict[int, tuple[Signature, CodeType, int]] | None]
-
-
-class Engine(Protocol):
-    """What a sync group needs of the event loop that its replicas run on."""
-
-    @property
-    def handle(self) -> Callable[[Rendezvous, Member, Structure | None], Any]:
-        """Makes what a collective call returns."""
-        ...
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Tells the time, in seconds."""
-        ...
-
-    def call_soon(self, fn: Callable[[], object], /) -> object:
-        """Call ``fn`` in the loop, after what is ready now."""
-
-    def wake(self, waiters: Sequence[Any]) -> None:
-        """Resume these, in this order, each after the one before it has run; None stands for nobody."""
-
-    def wake_failed(self, waiters: Sequence[Any]) -> None:
-        """Resume these with the error of their meeting, before they can be cancelled; None stands for nobody."""
-
-    def alarm(self, at: float) -> None:
-        """Call the group's `ring` at that time of ``clock``."""
-
-    def start_merge(self, meeting: Rendezvous) -> None:
-        """Run the merge function of a meeting and hand the outcome to the group's `finish_merge`."""
-
-    def cancel(self) -> None:
-        """Cancel every replica."""
 
 
 class SyncGroup:
@@ -197,19 +166,14 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        combine = signature[KIND].combine
-        if combine is None:
+        if signature[KIND].combine is None:
             self.engine.start_merge(meeting)
             return
-        if meeting.others is not None:  # which may differ from the first arrival in byte order
-            meeting.values = list(map(in_native_order, meeting.values))
         try:
-            meeting.result = combine(signature, meeting.values, meeting.accumulate)
-            if meeting.outs is not None:
-                meeting.fill_outs()
-            elif signature[KIND].shared:
-                meeting.plain = signature[STRUCTURE] is None
-                meeting.shared_nest = not meeting.plain
+            work = meeting.combine()
+            if work is not None:
+                self._carry_out(meeting, work)
+                return
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
         meeting.last = last
@@ -223,6 +187,22 @@ class SyncGroup:
             self.engine.wake(meeting.waiters)
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
             self.engine.call_soon(partial(self.release, meeting))
+
+    def _carry_out(self, meeting: Rendezvous, work: Work) -> None:
+        """Let worker threads make the result. Nobody is missing: the meeting can be neither late nor abandoned."""
+        meeting.under_way = True
+        meeting.deadline = None
+        self.engine.carry_out(work, partial(self.finish_work, meeting))
+
+    def finish_work(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
+        """Complete a meeting with what worker threads have made."""
+        meeting.under_way = False
+        if error is None:
+            meeting.take(result)
+        else:
+            meeting.fail(error)
+        self._complete(meeting)
+        self.release(meeting)
 
     def _complete(self, meeting: Rendezvous) -> None:
         meeting.complete = True
@@ -295,7 +275,7 @@ class SyncGroup:
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""
-        if meeting.complete or self.closed:
+        if meeting.complete or meeting.under_way or self.closed:
             return
         member.abandon(meeting.number)
         self._set_trouble(meeting.number)
@@ -353,7 +333,7 @@ class SyncGroup:
         self.closed = True
         self.trouble = -1
         for number in sorted(self.open):
-            if self.verdict is not None:
+            if self.verdict is not None and not self.open[number].under_way:
                 self._fail(self.open[number], self.verdict)
         self.engine.cancel()
 

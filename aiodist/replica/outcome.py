@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from aiodist.collective.account import ids, shown_file
+from aiodist.collective.wording import ids, shown_file
 from aiodist.vocabulary.errors import CollectiveError
 
 if TYPE_CHECKING:
