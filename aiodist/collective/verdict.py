@@ -67,6 +67,7 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         camps=[(camp.members, camp.call[0]) for camp in camps],
         columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
+        group=group.label,
         timeout_seconds=0.0 if meeting.deadline is None else meeting.deadline - meeting.started,
     )
     report = CollectiveReport(
@@ -76,12 +77,16 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
 
 
 def _first_in_trouble(group: SyncGroup) -> Rendezvous:
-    """Return the open meeting with the lowest number that cannot complete any more."""
+    """Return the open meeting with the lowest number that cannot complete any more.
+
+    Where replicas are missing from the creation of a group, one that somebody waits in says more.
+    """
     for number in sorted(group.open):
         meeting = group.open[number]
         if meeting.agreed and all(m.abandoned != number for m in group.members):
             continue
-        if any((m.end is not None and m.sequence <= number) or m.abandoned == number for m in group.members):
+        gone = any((m.end is not None and m.sequence <= number) or m.abandoned == number for m in group.members)
+        if gone and (number >= 0 or max(group.open) < 0):
             return meeting
         if len(_camps(group, meeting)) > 1:
             return meeting
@@ -115,7 +120,7 @@ def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meet
 def _suspects(
     group: SyncGroup, camps: list[Camp], missing: Sequence[Member], reason: Reason, meeting: Rendezvous
 ) -> tuple[int, ...]:
-    everyone = tuple(range(group.size))
+    everyone = tuple(sorted(member.replica_id for member in group.members))
     if reason is Reason.TIMEOUT:
         return tuple(member.replica_id for member in missing) or (0,)  # all are there: replica 0's merge_fn hangs
     gone = [m.replica_id for m in missing if m.end is not None or m.abandoned == meeting.number]
@@ -169,7 +174,7 @@ class _Historian:
 
     def __init__(self, group: SyncGroup) -> None:
         self._open = [group.open[number] for number in sorted(group.open) if not group.open[number].agreed]
-        self._agreed = list(group.agreed)
+        self._agreed = [record for record in group.agreed if record[0] >= 0]
         self._shared = not any(others for *_, others in self._agreed)
         self._records: dict[tuple[int, int, int, int], CallRecord] = {}
         self._histories: dict[tuple[int, ...], tuple[CallRecord, ...]] = {}
@@ -188,7 +193,7 @@ class _Historian:
         own = [
             self.record(meeting.number, meeting.call_of(member.replica_id))
             for meeting in self._open
-            if member.sequence > meeting.number
+            if member.sequence > meeting.number >= 0
         ]
         if not self._shared:
             return (*(self._agreed_record(member, *record) for record in self._agreed), *own)

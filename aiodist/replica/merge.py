@@ -48,7 +48,7 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
     return FunctionKey("", type(fn), type(fn).__qualname__)
 
 
-async def merge(group: SyncGroup, strategy: Any, meeting: Rendezvous) -> None:
+async def merge(strategy: Any, group: SyncGroup, meeting: Rendezvous) -> None:
     """Run replica 0's merge function on everyone's regrouped arguments and complete the meeting with its outcome."""
     calls: list[MergeCall] = meeting.values
     token = current.set(CrossReplica(strategy))

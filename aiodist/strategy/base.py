@@ -201,7 +201,7 @@ class Strategy(DataMethods, V1Strategy):
         if group.size > 1:
             group.thread = NO_RUN
         else:
-            group.attach(SoloEngine(functools.partial(merge, group, self)), ANY_THREAD)
+            group.attach(SoloEngine(functools.partial(merge, self)), ANY_THREAD)
         return group
 
 
