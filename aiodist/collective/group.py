@@ -34,6 +34,7 @@ from aiodist.collective import verdict
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.eventloop import Engine
 from aiodist.collective.member import Member
+from aiodist.collective.observer import Observer
 from aiodist.collective.reduction import in_native_order
 from aiodist.collective.rendezvous import OutBuffers, Rendezvous
 from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
@@ -90,6 +91,7 @@ class SyncGroup:
         self._grace_ends: float | None = None
         self._alarm: float | None = None
         self.engine: Any = None
+        self.observer: Observer | None = None
 
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
@@ -105,6 +107,10 @@ class SyncGroup:
 
     def keep(self) -> None:
         """Last as long as the run does, whoever lets go of it."""
+
+    def now(self) -> int:
+        """Return the time on the event loop's clock, in nanoseconds."""
+        return int(self._clock() * 1e9)
 
     # The way of a collective that goes well.
 
@@ -150,6 +156,8 @@ class SyncGroup:
         meeting.values[member.position] = value
         meeting.missing -= 1
         handle = self._handle(meeting, member, signature[STRUCTURE])
+        if self.observer is not None:
+            self.observer.arrived(member, meeting)
         if self.trouble is not None:
             self._arrive_in_trouble(member, meeting)
         elif not meeting.missing:
@@ -202,6 +210,8 @@ class SyncGroup:
         meeting.complete = True
         del meeting.values
         del self.open[meeting.number]
+        if self.observer is not None:
+            self.observer.completed(self, meeting)
         if last == self.size - 1:
             meeting.released = True
             self.engine.wake(meeting.waiters)
@@ -212,6 +222,8 @@ class SyncGroup:
         meeting.complete = True
         meeting.values = []  # a merge function whose task has not begun finds nothing to merge, and does not run
         del self.open[meeting.number]
+        if self.observer is not None:
+            self.observer.completed(self, meeting)
 
     def release(self, meeting: Rendezvous) -> None:
         """Wake those who wait in a complete meeting, in replica order; from now on nobody need wait in it."""
@@ -283,8 +295,11 @@ class SyncGroup:
         self._set_trouble(meeting.number)
         self._consider(member)
 
-    def end(self, member: Member, state: ReplicaState) -> None:
-        """Note that a replica's function has ended, and how: in this group, the run's own, and in its others."""
+    def end(self, member: Member, state: ReplicaState, error: BaseException | None = None) -> None:
+        """Note that a replica's function has ended, how, and with what failure of its own: in all groups of the run."""
+        member.end = state
+        if self.observer is not None:
+            self.observer.ended(member, error)
         self._end(member, state)
         for part in list(member.parts or ()):
             part.group._end(part, state)
@@ -319,14 +334,20 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self.root.verdict = verdict.judge(self, overdue)
+        self.root.judge(self, overdue)
         self.root.close()
+
+    def judge(self, group: SyncGroup, overdue: Rendezvous | None = None) -> None:
+        """Come to the verdict on the run, one of whose groups is in trouble."""
+        self.verdict = verdict.judge(group, overdue)
+        if self.observer is not None:
+            self.observer.judged(self, self.verdict)
 
     def conclude(self) -> CollectiveError | None:
         """Return the verdict, once all replicas have ended; None when there was no trouble, in any group of the run."""
         for group in self.groups():
             if self.verdict is None and group.trouble is not None and not self.closed:
-                self.verdict = verdict.judge(group)
+                self.judge(group)
         return self.verdict
 
     def groups(self) -> list[SyncGroup]:
@@ -367,18 +388,15 @@ class SyncGroup:
             group._look(now)
 
     def _look(self, now: float) -> None:
+        late = min((m for m in self.open.values() if m.deadline is not None), key=lambda m: m.deadline, default=None)
         if self.closed:
             return
         if self._grace_ends is not None and self._grace_ends <= now:
             self._grace_ends = None
             self._decide()
-            return
-        deadlines = sorted((m.deadline, m.number) for m in self.open.values() if m.deadline is not None)
-        if deadlines and deadlines[0][0] <= now:
-            self._decide(self.open[deadlines[0][1]])
-            return
-        pending = [deadline for deadline, _ in deadlines[:1]]
-        if self._grace_ends is not None:
-            pending.append(self._grace_ends)
-        if pending:
-            self._set_alarm(min(pending))
+        elif late is not None and late.deadline is not None and late.deadline <= now:
+            self._decide(late)
+        else:
+            for at in (self._grace_ends, late.deadline if late is not None else None):
+                if at is not None:
+                    self._set_alarm(at)

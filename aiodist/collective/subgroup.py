@@ -75,6 +75,7 @@ class SubGroup(SyncGroup):
         self.closed, self.verdict = root.closed, root.verdict
         self._name, self._code, self._offset = name, code, offset
         self.attach(root.engine, root.thread)
+        self.observer = root.observer
         for member, own in zip(self.members, of_run, strict=True):
             self._bind(member, own)
         root.parts = root.parts if root.parts is not None else WeakSet()

@@ -15,7 +15,14 @@ from anyio.abc import TaskGroup
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.replica.chain import Chain, Parked
-from aiodist.replica.handle import AsyncioHandle, SoloHandle, TrioHandle
+from aiodist.replica.handle import (
+    AsyncioHandle,
+    CollectiveHandle,
+    ObservedAsyncioHandle,
+    ObservedTrioHandle,
+    SoloHandle,
+    TrioHandle,
+)
 from aiodist.vocabulary.errors import ReplicaContextError
 
 with suppress(
@@ -56,7 +63,8 @@ class _TaskEngine:
 class AsyncioEngine(_TaskEngine):
     """An engine on asyncio, with any of its event loops."""
 
-    handle = AsyncioHandle
+    handle: type[CollectiveHandle[Any]] = AsyncioHandle
+    observed_handle = ObservedAsyncioHandle
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         super().__init__(group, tasks, merge)
@@ -97,16 +105,17 @@ class AsyncioEngine(_TaskEngine):
 class TrioEngine(_TaskEngine):
     """An engine on trio."""
 
-    handle = TrioHandle
+    handle: type[CollectiveHandle[Any]] = TrioHandle
+    observed_handle = ObservedTrioHandle
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
-        from trio import current_time, lowlevel
+        from trio import lowlevel
 
         super().__init__(group, tasks, merge)
         token = lowlevel.current_trio_token()
         self._alarm = CancelScope()
         self.chain = Chain()
-        self.clock = current_time
+        self.clock = lowlevel.current_clock().current_time  # also after the run, and what it reads is this loop's own
         self.call_soon = token.run_sync_soon
         self.call_soon_threadsafe = token.run_sync_soon
 

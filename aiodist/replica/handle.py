@@ -158,6 +158,33 @@ class TrioHandle(CollectiveHandle[T]):
         return cast("T", self._outcome())
 
 
+class _Observed(CollectiveHandle[T]):
+    """A handle whose awaits an observer is told of."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        observer = self._member.group.observer
+        assert observer is not None
+        observer.waits(self._member, self._meeting)
+        try:
+            return (yield from super().__await__())
+        finally:
+            observer.resumed(self._member, self._meeting)
+
+
+class ObservedAsyncioHandle(_Observed[T], AsyncioHandle[T]):
+    """A handle on asyncio or uvloop, in a run that is observed."""
+
+    __slots__ = ()
+
+
+class ObservedTrioHandle(_Observed[T], TrioHandle[T]):
+    """A handle on trio, in a run that is observed."""
+
+    __slots__ = ()
+
+
 class SoloHandle(CollectiveHandle[T]):
     """A handle outside any run: there is nobody else to wait for."""
 

@@ -23,10 +23,11 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
+from aiodist.collective.observer import who_listens
 from aiodist.collective.verdict import judge
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
-from aiodist.replica.engine import new_engine
+from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure
 from aiodist.replica.stacks import await_chain
@@ -72,7 +73,7 @@ class _Run:
         try:
             async with create_task_group() as tasks:
                 engine = new_engine(self._group, tasks, partial(merge, self._strategy))
-                self._group.attach(engine, get_ident())
+                self._attach(engine)
                 engine.start([partial(self._drive, member) for member in self._group.members])
             verdict = self._group.conclude()
             if verdict is not None or self._cancellations:
@@ -85,12 +86,24 @@ class _Run:
         finally:
             for worker in self._workers:
                 worker.close()
+            if self._group.observer is not None:
+                self._group.observer.run_ended(self._group)
         error = error_of(verdict, self._failures)
         if error is None and self._cancellations:
             error = self._cancellations[min(self._cancellations)]
         if error is not None:
             raise error
         return self._results
+
+    def _attach(self, engine: AsyncioEngine | TrioEngine) -> None:
+        group = self._group
+        observer = who_listens()
+        if observer is not None:
+            engine.handle = engine.observed_handle
+        group.attach(engine, get_ident())
+        if observer is not None:
+            group.observer = observer
+            observer.run_begun(group, self._calls[0][0])
 
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
@@ -114,7 +127,7 @@ class _Run:
             self._running -= 1
             if not self._running:
                 self._group.engine.close()
-        self._group.end(member, state)
+        self._group.end(member, state, self._failures.get(member.replica_id))
         if state is ReplicaState.FAILED:
             self._tell_shielded()
 
