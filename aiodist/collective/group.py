@@ -30,17 +30,16 @@ from types import CodeType
 from typing import Any
 from weakref import WeakSet
 
-from aiodist.collective import verdict
-from aiodist.collective.callsite import Path, place, same_path, same_place
+from aiodist.collective import sameness, verdict
 from aiodist.collective.eventloop import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
 from aiodist.collective.reduction import in_native_order
 from aiodist.collective.rendezvous import OutBuffers, Rendezvous
-from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
+from aiodist.collective.signature import KIND, STRUCTURE, Signature
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import Reason, ReplicaState
+from aiodist.vocabulary.reports import ReplicaState
 
 GRACE_SECONDS = 0.1
 HISTORY = 256
@@ -250,27 +249,11 @@ class SyncGroup:
 
     def _compare(self, member: Member, meeting: Rendezvous, signature: Signature, code: CodeType, offset: int) -> None:
         """Compare the meaning of an arrival that is not literally the first one's."""
-        difference = self.difference((signature, code, offset), (meeting.signature, meeting.code, meeting.offset))
+        difference = sameness.difference(self.order_check, (signature, code, offset), meeting.call)
         if difference is not None:
             signature[KIND].check(signature, self.size)
             self._set_trouble(meeting.number)
         meeting.add_other(member.replica_id, signature, code, offset)
-
-    def difference(self, a: tuple[Signature, CodeType, int], b: tuple[Signature, CodeType, int]) -> Reason | None:
-        """Return the first thing in which two calls differ; None where they are the same collective."""
-        found = first_difference(a[0], b[0])
-        if found is not None or a[0][NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
-            return found
-        same = same_path(a[0][PATH], b[0][PATH]) if self.paths else same_place(*a[1:], *b[1:])
-        return None if same else Reason.CALL_SITE
-
-    def fingerprint(self, call: tuple[Signature, CodeType, int]) -> tuple[object, ...]:
-        """Return all that must agree for calls to be the same collective, as one hashable value."""
-        signature, code, offset = call
-        if signature[NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
-            return meaning(signature)
-        sites: Path = signature[PATH] if self.paths else ((code, offset, code.co_filename),)
-        return (*meaning(signature), *(place(*site[:2]) for site in sites))
 
     def _set_trouble(self, number: int) -> None:
         if self.trouble is None or number < self.trouble:
@@ -364,8 +347,9 @@ class SyncGroup:
         self.closed = True
         self.verdict = error
         self.trouble = _ALWAYS
-        for number in sorted(self.open) if error is not None else ():
-            self._fail(self.open[number], error)
+        if error is not None:
+            for number in sorted(self.open):
+                self._fail(self.open[number], error)
 
     def _fail(self, meeting: Rendezvous, error: BaseException) -> None:
         meeting.fail(error)
@@ -388,9 +372,10 @@ class SyncGroup:
             group._look(now)
 
     def _look(self, now: float) -> None:
-        late = min((m for m in self.open.values() if m.deadline is not None), key=lambda m: m.deadline, default=None)
         if self.closed:
             return
+        timed = [meeting for meeting in self.open.values() if meeting.deadline is not None]
+        late = min(timed, key=lambda meeting: meeting.deadline or 0.0, default=None)
         if self._grace_ends is not None and self._grace_ends <= now:
             self._grace_ends = None
             self._decide()

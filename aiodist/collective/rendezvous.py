@@ -28,8 +28,8 @@ class Rendezvous:
     Attributes:
         number: k, the sequence number.
         signature, code, offset: what the first arrival asked, and from where.
-        others: by replica id in the run, signature, code and offset of arrivals that are not literally the first one's.
-        values: by position in the group, what each brought: a leaf, or a list of leaves for a nest; emptied on completion.
+        others: by id in the run, signature, code and offset of arrivals that are not literally the first one's.
+        values: by position in the group, what each brought: a leaf, or a list of them; emptied on completion.
         started: when the first arrived, on the event loop's clock.
         missing: how many replicas have not arrived.
         last: the position of the replica whose arrival completed it.
@@ -65,11 +65,16 @@ class Rendezvous:
         self.values: list[Any] = [None] * size
         self.waiters: list[Any] = [None] * size
 
+    @property
+    def call(self) -> tuple[Signature, CodeType, int]:
+        """What the first arrival asked, and from where."""
+        return self.signature, self.code, self.offset
+
     def call_of(self, replica_id: int) -> tuple[Signature, CodeType, int]:
         """Return what that replica asked and from where; it has arrived."""
         if self.others is not None and replica_id in self.others:
             return self.others[replica_id]
-        return self.signature, self.code, self.offset
+        return self.call
 
     def add_other(self, replica_id: int, signature: Signature, code: CodeType, offset: int) -> None:
         """Keep an arrival that is not literally the first one's."""

@@ -99,6 +99,8 @@ class SubGroup(SyncGroup):
         replicas = ids(member.replica_id for member in self.members)
         if self._name is not None:
             return f"group {self._name!r} of {replicas}"
+        if any(meeting.number < 0 for meeting in self.open.values()):
+            return f"the group of {replicas}"  # the members may not agree on the place
         made = location(self._code, self._offset)
         return f"the group of {replicas} made at {shown_file(made.file)}:{made.line}"
 
@@ -144,7 +146,7 @@ def join(
     group = making.groups.get(number)
     if group is None:
         group = making.groups[number] = SubGroup(parent, positions, name, code, offset)
-    joined = group.members[positions.index(member.position)]
+    joined: Member = group.members[positions.index(member.position)]
     replicas = tuple(each.replica_id for each in group.members)
     signature = (NEW_GROUP, None, replicas, name, None, None, None, None, path)
     group.arrive(joined, signature, code, offset, None)._awaited = True
