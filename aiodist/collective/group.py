@@ -34,7 +34,6 @@ from aiodist.collective import sameness, verdict
 from aiodist.collective.eventloop import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
-from aiodist.collective.reduction import in_native_order
 from aiodist.collective.rendezvous import OutBuffers, Rendezvous
 from aiodist.collective.signature import KIND, STRUCTURE, Signature
 from aiodist.vocabulary.errors import CollectiveError
@@ -190,19 +189,11 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        combine = signature[KIND].combine
-        if combine is None:
+        if signature[KIND].combine is None:
             self.engine.start_merge(self, meeting)
             return
-        if meeting.others is not None:  # which may differ from the first arrival in byte order
-            meeting.values = list(map(in_native_order, meeting.values))
         try:
-            meeting.result = combine(signature, meeting.values, meeting.accumulate)
-            if meeting.outs is not None:
-                meeting.fill_outs()
-            elif signature[KIND].shared:
-                meeting.plain = signature[STRUCTURE] is None
-                meeting.shared_nest = not meeting.plain
+            meeting.combine()
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
         meeting.last = last

@@ -9,7 +9,8 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective import sparse
-from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, LeafType, Signature, leaf_fields
+from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature, leaf_fields
+from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist_kernels import Accumulate, ReduceOp
 
 
@@ -57,9 +58,9 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
     ]
 
 
-def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: str | None, accumulate: Accumulate = "native") -> Any:
-    """Return one leaf, reduced, of the type that the leaves have; arrays are read-only."""
-    if leaf_type is LeafType.NUMPY_ARRAY:
+def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate = "native") -> Any:
+    """Return one leaf, reduced, of the type that the leaves have; arrays are read-only, foreign ones NumPy's still."""
+    if leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, ForeignType):
         result = kernels.reduce_alike(op, leaves, accumulate)
         result.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
         return result

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, Signature
+from aiodist.collective.handing_out import hand_out
+from aiodist.collective.reduction import in_native_order
+from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature, has_foreign
 from aiodist.vocabulary import nests
 from aiodist_kernels import Accumulate
 
@@ -35,6 +37,7 @@ class Rendezvous:
         last: the position of the replica whose arrival completed it.
         plain: the result is what every replica gets, as it is.
         shared_nest: the result is a list of leaves, which every replica gets in containers of its own.
+        by_replica: there is a result for each replica, by its id, also where one would serve all.
         agreed: every replica has arrived, and all mean the same.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
@@ -43,7 +46,7 @@ class Rendezvous:
     """
 
     # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
-    agreed = complete = released = plain = shared_nest = False
+    agreed = complete = released = plain = shared_nest = by_replica = False
     last = -1
     accumulate: Accumulate = "native"
     result: Any = None
@@ -108,15 +111,34 @@ class Rendezvous:
         signature = self.signature
         if self.outs is not None and position in self.outs:
             return self.outs[position].nest
-        result = self.result if signature[KIND].shared else self.result[position]
+        result = self.result if signature[KIND].shared and not self.by_replica else self.result[position]
         if structure is None or signature[SHAPES] is None:  # a single leaf, or no value at all
             return result
         return nests.unflatten(structure, result)
 
-    def fill_outs(self) -> None:
+    def combine(self) -> None:
+        """Compute the result of what the replicas brought, and put it where they want it."""
+        signature = self.signature
+        if self.others is not None:  # which may differ from the first arrival in byte order
+            self.values = list(map(in_native_order, self.values))
+        self.result = signature[KIND].combine(signature, self.values, self.accumulate)
+        if self.outs is not None:
+            self._fill_outs(self.outs)
+        if signature[TYPES] is not None and has_foreign(signature[TYPES]):
+            self._hand_out()
+        elif self.outs is None and signature[KIND].shared:
+            self.plain = signature[STRUCTURE] is None
+            self.shared_nest = not self.plain
+
+    def _hand_out(self) -> None:
+        """Turn the result's arrays, where replicas brought another framework's, into that framework's again."""
+        takers = [i for i in range(len(self.values)) if self.outs is None or i not in self.outs]
+        self.result = hand_out(self.signature, self.result, takers)
+        self.by_replica = True
+
+    def _fill_outs(self, outs: dict[int, OutBuffers]) -> None:
         """Write the shared result into the buffers that replicas brought."""
-        assert self.outs is not None
         leaves = self.result if self.signature[STRUCTURE] is not None else [self.result]
-        for buffers in self.outs.values():
+        for buffers in outs.values():
             for buffer, leaf in zip(buffers.leaves, leaves, strict=True):
                 np.copyto(buffer, leaf)

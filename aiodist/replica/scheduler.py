@@ -133,6 +133,8 @@ class _Run:
 
     def _call(self, member: Member, context: ReplicaContext) -> Any:
         current.set(context)
+        if self._group.observer is not None:
+            self._group.observer.started(member)
         fn, args, kwargs = self._calls[member.replica_id]
         return fn(*args, **kwargs)
 

@@ -20,6 +20,7 @@ from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.devices import resolve
+from aiodist.vocabulary.foreign_arrays import type_of
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.values import DistributedValues, regroup
@@ -257,4 +258,7 @@ def _copy(leaf: Any) -> Any:
         return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
     if isinstance(leaf, Variable):
         leaf = leaf.read_value()
+    foreign = type_of(leaf)
+    if foreign is not None:
+        return foreign.give(foreign.view(leaf).copy(order="K"))
     return frozen_copy(leaf) if isinstance(leaf, np.ndarray) else leaf

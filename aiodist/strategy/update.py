@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from aiodist.strategy.aggregation import UPDATES, equal
-from aiodist.strategy.arraylike import Array, ArrayLike
 from aiodist.strategy.conversion import converted, frozen_copy
 from aiodist.strategy.variable import Variable
+from aiodist.vocabulary.arraylike import Array, ArrayLike
 from aiodist.vocabulary.values import select_replica
 
 

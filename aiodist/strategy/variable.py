@@ -24,10 +24,10 @@ from aiodist.replica import arguments, refusal
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import CrossReplica, current
 from aiodist.strategy import aggregation as aggregating
-from aiodist.strategy.arraylike import Array, ArrayLike
 from aiodist.strategy.conversion import converted, frozen_copy, initial_array
 from aiodist.strategy.creation import Creations, Site, Spec, creations_of
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist.vocabulary.arraylike import Array, ArrayLike
 from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues, Mirrored, PerReplica

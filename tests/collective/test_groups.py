@@ -68,7 +68,7 @@ async def test_every_collective_works_in_a_group() -> None:
         assert (await group.broadcast(mine, 1)).tolist() == [both[1], 10 + both[1]]
         assert (await group.reduce_scatter("SUM", mine)).tolist() == [sum(both) + 20 * position]
         assert (await group.all_to_all(mine)).tolist() == [10 * position + i for i in both]
-        assert await group.barrier() is None
+        await group.barrier()
         assert await group.run_sync(get_replica_context) is ctx
         out = np.zeros(2, int)
         assert await group.all_reduce("SUM", mine, out=out) is out
@@ -298,8 +298,8 @@ async def test_a_replica_that_ends_without_a_groups_collective_is_named(makes_it
             return await ctx.barrier()
         if ctx.replica_id_in_sync_group == 0 or makes_it:
             group = ctx.new_group([0, 2])
-        if ctx.replica_id_in_sync_group == 0:
-            await group.barrier()
+            if ctx.replica_id_in_sync_group == 0:
+                await group.barrier()
         return None
 
     error = await error_of(program)
@@ -462,12 +462,14 @@ async def test_groups_made_at_every_step_leave_nothing() -> None:
     alive: list[weakref.ref[Any]] = []
 
     async def program(ctx: ReplicaContext) -> None:
-        for step in range(2_500):
-            group = ctx.new_group([0, 1], name=f"step {step}")
+        async def one(name: str) -> None:
+            group = ctx.new_group([0, 1], name)
             alive.append(weakref.ref(group._member.group))
             await group.barrier()
+
+        for step in range(2_500):
+            await one(f"step {step}")
         assert not ctx._member.group.making
-        del group
         await ctx.barrier()
         gc.collect()
         assert len(ctx._member.parts or ()) == 0
