@@ -31,11 +31,13 @@ from typing import Any
 from weakref import WeakSet
 
 from aiodist.collective import sameness, verdict
-from aiodist.collective.eventloop import Engine
+from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
-from aiodist.collective.rendezvous import OutBuffers, Rendezvous
+from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, STRUCTURE, Signature
+from aiodist.collective.work import Work
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import ReplicaState
@@ -193,7 +195,10 @@ class SyncGroup:
             self.engine.start_merge(self, meeting)
             return
         try:
-            meeting.combine()
+            work = meeting.combine()
+            if work is not None:
+                self._carry_out(meeting, work)
+                return
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
         meeting.last = last
@@ -207,6 +212,22 @@ class SyncGroup:
             self.engine.wake(meeting.waiters)
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
             self.engine.call_soon(partial(self.release, meeting))
+
+    def _carry_out(self, meeting: Rendezvous, work: Work) -> None:
+        """Let worker threads make the result. Nobody is missing: the meeting can be neither late nor abandoned."""
+        meeting.under_way = True
+        meeting.deadline = None
+        self.engine.carry_out(work, partial(self.finish_work, meeting))
+
+    def finish_work(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
+        """Complete a meeting with what worker threads have made."""
+        meeting.under_way = False
+        if error is None:
+            meeting.take(result)
+        else:
+            meeting.fail(error)
+        self._complete(meeting)
+        self.release(meeting)
 
     def _complete(self, meeting: Rendezvous) -> None:
         meeting.complete = True
@@ -263,7 +284,7 @@ class SyncGroup:
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""
-        if meeting.complete or self.closed:
+        if meeting.complete or meeting.under_way or self.closed:
             return
         member.abandon(meeting.number)
         self._set_trouble(meeting.number)
@@ -340,7 +361,8 @@ class SyncGroup:
         self.trouble = _ALWAYS
         if error is not None:
             for number in sorted(self.open):
-                self._fail(self.open[number], error)
+                if not self.open[number].under_way:
+                    self._fail(self.open[number], error)
 
     def _fail(self, meeting: Rendezvous, error: BaseException) -> None:
         meeting.fail(error)

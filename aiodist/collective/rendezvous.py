@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from types import CodeType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
+from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.reduction import in_native_order
 from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature, has_foreign
+from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
 from aiodist_kernels import Accumulate
-
-
-class OutBuffers(NamedTuple):
-    """A replica's own buffers for a result: the leaves, and the nest that they stand in."""
-
-    leaves: list[np.ndarray[Any, Any]]
-    nest: Any
 
 
 class Rendezvous:
@@ -39,6 +33,7 @@ class Rendezvous:
         shared_nest: the result is a list of leaves, which every replica gets in containers of its own.
         by_replica: there is a result for each replica, by its id, also where one would serve all.
         agreed: every replica has arrived, and all mean the same.
+        under_way: worker threads make the result, from what all have brought.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
         outs: by position, the buffers that it wants the result in.
@@ -46,7 +41,7 @@ class Rendezvous:
     """
 
     # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
-    agreed = complete = released = plain = shared_nest = by_replica = False
+    agreed = under_way = complete = released = plain = shared_nest = by_replica = False
     last = -1
     accumulate: Accumulate = "native"
     result: Any = None
@@ -116,29 +111,30 @@ class Rendezvous:
             return result
         return nests.unflatten(structure, result)
 
-    def combine(self) -> None:
-        """Compute the result of what the replicas brought, and put it where they want it."""
+    def combine(self) -> Work | None:
+        """Compute the result of what the replicas brought, and keep it; or return the work that it is."""
         signature = self.signature
         if self.others is not None:  # which may differ from the first arrival in byte order
             self.values = list(map(in_native_order, self.values))
-        self.result = signature[KIND].combine(signature, self.values, self.accumulate)
-        if self.outs is not None:
-            self._fill_outs(self.outs)
-        if signature[TYPES] is not None and has_foreign(signature[TYPES]):
-            self._hand_out()
-        elif self.outs is None and signature[KIND].shared:
-            self.plain = signature[STRUCTURE] is None
+        if self.outs is None:
+            result = signature[KIND].combine(signature, self.values, self.accumulate)
+        else:
+            result = all_reduce_into(signature, self.values, self.accumulate, self.outs)
+        foreign = signature[TYPES] is not None and has_foreign(signature[TYPES])
+        if type(result) is Work:
+            return result.then(self._handed_out) if foreign else result
+        self.take(self._handed_out(result) if foreign else result)
+        return None
+
+    def take(self, result: Any) -> None:
+        """Keep a result."""
+        self.result = result
+        if not self.by_replica and self.outs is None and self.signature[KIND].shared:
+            self.plain = self.signature[STRUCTURE] is None
             self.shared_nest = not self.plain
 
-    def _hand_out(self) -> None:
-        """Turn the result's arrays, where replicas brought another framework's, into that framework's again."""
+    def _handed_out(self, result: Any) -> Any:
+        """Turn a result's arrays, where replicas brought another framework's, into that framework's again."""
         takers = [i for i in range(len(self.values)) if self.outs is None or i not in self.outs]
-        self.result = hand_out(self.signature, self.result, takers)
         self.by_replica = True
-
-    def _fill_outs(self, outs: dict[int, OutBuffers]) -> None:
-        """Write the shared result into the buffers that replicas brought."""
-        leaves = self.result if self.signature[STRUCTURE] is not None else [self.result]
-        for buffers in outs.values():
-            for buffer, leaf in zip(buffers.leaves, leaves, strict=True):
-                np.copyto(buffer, leaf)
+        return hand_out(self.signature, result, takers)

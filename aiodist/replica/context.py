@@ -15,7 +15,7 @@ import numpy as np
 from aiodist.collective import kinds
 from aiodist.collective.callsite import call_path
 from aiodist.collective.member import Member
-from aiodist.collective.rendezvous import OutBuffers
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import PATH, Signature
 from aiodist.replica import arguments, refusal
 from aiodist.replica.branching import member_of_new_group

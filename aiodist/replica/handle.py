@@ -116,6 +116,8 @@ class AsyncioHandle(CollectiveHandle[T]):
             try:
                 yield from future
             except CancelledError:
+                if meeting.under_way:
+                    yield from member.group.engine.reducers.settle().__await__()
                 member.group.abandon(member, meeting)
                 raise
         if meeting.plain:
@@ -147,6 +149,8 @@ class TrioHandle(CollectiveHandle[T]):
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
+                if meeting.under_way:
+                    await group.engine.reducers.settle()
                 group.abandon(self._member, meeting)
                 raise
         elif self._gives_way(awaited):

@@ -86,6 +86,8 @@ class _Run:
         finally:
             for worker in self._workers:
                 worker.close()
+            if self._group.engine is not None:
+                self._group.engine.reducers.close()
             if self._group.observer is not None:
                 self._group.observer.run_ended(self._group)
         error = error_of(verdict, self._failures)
@@ -130,6 +132,9 @@ class _Run:
         self._group.end(member, state, self._failures.get(member.replica_id))
         if state is ReplicaState.FAILED:
             self._tell_shielded()
+        reducers = self._group.engine.reducers
+        if reducers.under_way:  # what it has not awaited: its arrays are its own again when the run is over
+            await reducers.settle()
 
     def _call(self, member: Member, context: ReplicaContext) -> Any:
         current.set(context)

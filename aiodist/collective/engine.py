@@ -1,4 +1,4 @@
-"""The event loop, as sync groups see it: the few things that they need of the one that their replicas run on."""
+"""What a sync group needs of the event loop that its replicas run on."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.work import Work
 from aiodist.vocabulary.nests import Structure
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class Engine(Protocol):
 
     def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Run the merge function of a meeting and hand the outcome to the group's `finish_merge`."""
+
+    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
+        """Let worker threads make a result; then call ``done``, in the loop, with it or with what went wrong."""
 
     def cancel(self) -> None:
         """Cancel every replica."""
