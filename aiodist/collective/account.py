@@ -5,18 +5,19 @@ Up to eight replicas have a line each; more are told by camps, so that the accou
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType
 
 from aiodist.collective import hints
 from aiodist.collective import signature as sig
 from aiodist.collective.describe import FunctionKey, leaf_text
 from aiodist.collective.signature import Signature
+from aiodist.collective.wording import count as _count
+from aiodist.collective.wording import ids, shown, shown_file
+from aiodist.collective.wording import ids_briefly as _who_briefly
 from aiodist.vocabulary import nests
-from aiodist.vocabulary.reports import CallRecord, Location, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.reports import CallRecord, Reason, ReplicaReport, ReplicaState
 
 _LINE_EACH = 8
 _MOST_CAMPS = 12
@@ -52,38 +53,6 @@ def write(findings: Findings) -> str:
     lines += _last_agreement(findings)
     lines += hints.hints(findings.reason, findings.replicas, findings.suspects)
     return "\n".join(lines)
-
-
-def ids(replicas: Iterable[int]) -> str:
-    """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``."""
-    runs = _runs(sorted(replicas))
-    parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
-    parts = [part for run in parts for part in run.split(", ")]
-    if len(parts) == 1 and "-" not in parts[0]:
-        return f"replica {parts[0]}"
-    head = ", ".join(parts[:-1])
-    return f"replicas {head} and {parts[-1]}" if head else f"replicas {parts[-1]}"
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    return runs
-
-
-def shown(location: Location) -> str:
-    """Return a location as text, its file relative to the working directory where it lies below it."""
-    return f"{shown_file(location.file)}:{location.line} in {location.function}"
-
-
-def shown_file(file: str) -> str:
-    """Return a file's name, relative to the working directory where it lies below it."""
-    here = f"{Path.cwd()}{os.sep}"
-    return file.removeprefix(here)
 
 
 def _headline(findings: Findings) -> str:
@@ -166,10 +135,6 @@ def len_of_program(replica: ReplicaReport) -> int:
     return replica.history[-1].sequence_number + 1 if replica.history else 0
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in (1, 2, 3)]  # type: ignore[arg-type]
     return [
@@ -191,13 +156,6 @@ def _by_camp(findings: Findings, marked: set[int]) -> list[str]:
     rest = sum(len(members) for _, members in ordered[_MOST_CAMPS:])
     more = [f"  … and {_count(rest, 'replica')} in {len(ordered) - _MOST_CAMPS} more ways"] if rest else []
     return _columns(rows) + more
-
-
-def _who_briefly(members: Sequence[int]) -> str:
-    runs = _runs(members)
-    if len(runs) <= 4:
-        return ids(members)
-    return f"{ids(members[:3])} …"
 
 
 # What differs, inside the values.

@@ -26,13 +26,13 @@ from types import CodeType
 from typing import Any
 from weakref import WeakSet
 
-from aiodist.collective.account import ids, shown_file
 from aiodist.collective.callsite import location
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import NEW_GROUP
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
+from aiodist.collective.wording import ids, shown_file
 from aiodist.vocabulary.reports import Location
 
 Key = tuple[tuple[int, ...], str | None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from aiodist.collective.account import ids, shown_file
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
+from aiodist.collective.wording import ids, shown_file
 from aiodist.vocabulary.errors import CollectiveError
 
 if TYPE_CHECKING:
