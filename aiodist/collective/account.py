@@ -32,6 +32,7 @@ class Findings:
         camps: who arrived, by equal calls, the largest camp first.
         columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
+        group: what the group is called; None for the run's own.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
 
@@ -42,6 +43,7 @@ class Findings:
     camps: Sequence[tuple[Sequence[int], Signature]]
     columns: Sequence[int | None]
     abandoned: tuple[int, ...]
+    group: str | None
     timeout_seconds: float
 
 
@@ -54,7 +56,7 @@ def write(findings: Findings) -> str:
 
 
 def _headline(findings: Findings) -> str:
-    number = f"collective #{findings.sequence_number}"
+    number = _collective(findings)
     if findings.reason is Reason.EXITED:
         gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
         return f"{ids(gone)} ended without {number}, which {_others(findings, gone)}"
@@ -66,20 +68,30 @@ def _headline(findings: Findings) -> str:
     return f"replicas disagree at {number}"
 
 
+def _collective(findings: Findings) -> str:
+    if findings.sequence_number < 0:
+        return f"the creation of {findings.group}"
+    number = f"collective #{findings.sequence_number}"
+    return f"{number} of {findings.group}" if findings.group is not None else number
+
+
 def _left_before(findings: Findings, replica: ReplicaReport) -> bool:
+    if findings.sequence_number < 0:
+        return replica.state.ended and replica.call is None
     return replica.state.ended and len_of_program(replica) <= findings.sequence_number
 
 
 def _others(findings: Findings, gone: Sequence[int]) -> str:
     waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
-    if waiting:
+    if waiting and findings.sequence_number >= 0:
         return f"{_wait(waiting)} in"
-    return f"{ids(set(range(len(findings.replicas))) - set(gone))} called"
+    called = "made" if findings.sequence_number < 0 else "called"
+    return f"{ids({r.replica_id for r in findings.replicas} - set(gone))} {called}"
 
 
 def _what_is_late(findings: Findings) -> str:
     arrived = {replica_id for members, _ in findings.camps for replica_id in members}
-    missing = set(range(len(findings.replicas))) - arrived
+    missing = {r.replica_id for r in findings.replicas} - arrived
     if not missing:
         return "its merge function has not returned"
     return f"{ids(missing)} {'has' if len(missing) == 1 else 'have'} not arrived, {_wait(arrived)} in it"
@@ -172,7 +184,8 @@ def _structures_differ(a: nests.Structure | None, b: nests.Structure | None) -> 
 
 def _columns_differ(findings: Findings) -> list[str]:
     """Tell calls apart that stand on one line."""
-    places = {findings.replicas[members[0]].location for members, _ in findings.camps}
+    location_of = {replica.replica_id: replica.location for replica in findings.replicas}
+    places = {location_of[members[0]] for members, _ in findings.camps}
     if len(places) > 1 or None in findings.columns:
         return []
     columns = [
@@ -230,7 +243,8 @@ def _leaf_differs(
 def _last_agreement(findings: Findings) -> list[str]:
     last = next((r for r in reversed(_common_history(findings)) if r.sequence_number < findings.sequence_number), None)
     if last is None:
-        return ["This is the first collective of the run."] if findings.sequence_number == 0 else []
+        whole = "run" if findings.group is None else "group"
+        return [f"This is the first collective of the {whole}."] if findings.sequence_number == 0 else []
     where = f"{shown_file(last.location.file)}:{last.location.line}"
     return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {where}."]
 

@@ -102,7 +102,8 @@ class WaitGraph:
         meeting, group = handle._meeting, handle._member.group
         if meeting.agreed:
             return tuple(w for w in self.waiters if merges(w, meeting))
-        missing = (m for m in group.members if not m.arrived_at(meeting.number))
+        replicas = group.root.members  # of which the members of another group are parts
+        missing = (replicas[m.replica_id] for m in group.members if not m.arrived_at(meeting.number))
         return tuple(self._by_member[id(m)] for m in missing if id(m) in self._by_member)
 
     def _holders_of(self, lock: Any) -> tuple[Waiter, ...]:
