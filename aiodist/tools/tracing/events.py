@@ -46,6 +46,9 @@ class _Shared:
         times = [moment if came(moment) else -1.0 for moment in collective.issued]
         last = collective.replicas[times.index(max(times))]
         self._tail = f',"run":{collective.run.number},"number":{collective.number},"last":{last}'
+        label = collective.run.labels[collective.serial]
+        if label is not None:
+            self._tail += f',"group":{json.dumps(label)}'
         if collective.error is not None:
             self._tail += f',"error":{json.dumps(collective.error)}'
         elif not came(collective.completed):
@@ -73,8 +76,9 @@ class _Shared:
         """Return the kind of what a replica asked for, and what is told of its part, as JSON."""
         collective = self.collective
         kind, args = self.kind, self._common
-        if collective.others is not None and position in collective.others:
-            kind, args = self._call(collective.others[position])
+        other = (collective.others or {}).get(collective.replicas[position])
+        if other is not None:
+            kind, args = self._call(other)
         if collective.nbytes is not None:
             args += f',"bytes":{collective.nbytes.get(position, 0)}'
         awaited = collective.awaited[position]

@@ -42,7 +42,8 @@ class Run:
         started, ended: by replica id, when its function was called and was over.
         ends: by replica id, how it ended, and with what failure of its own.
         verdict: when the replicas were found not to meet, and the error.
-        open: by number, its collectives that are not done with.
+        members, labels: by its groups' serial numbers, their members' ids, and their names in reports.
+        open: by a group's serial number and the number in it, collectives that are not done with.
     """
 
     def __init__(self, number: int, group: SyncGroup, fn: Callable[..., Any], clock: Clock, shift: float) -> None:
@@ -57,17 +58,28 @@ class Run:
         self.ended = moments(group.size)
         self.ends: dict[int, tuple[str, BaseException | None]] = {}
         self.verdict: tuple[float, CollectiveError] | None = None
-        self.open: dict[int, Collective] = {}
+        self.members: dict[int, Sequence[int]] = {}
+        self.labels: dict[int, str | None] = {}
+        self.open: dict[tuple[int, int], Collective] = {}
+
+    def begin(self, group: SyncGroup, meeting: Rendezvous) -> Collective:
+        """Return a record for a meeting of one of its groups, which is open from now on."""
+        serial = group.serial
+        if serial not in self.members:
+            self.members[serial] = [member.replica_id for member in group.members]
+            self.labels[serial] = group.label
+        found = self.open[serial, meeting.number] = Collective(self, serial, meeting)
+        return found
 
 
 class Collective:
     """One collective: who came when.
 
     Attributes:
-        run, number: its run, and its number there.
-        replicas: by position in its group, the members' ids.
+        run, serial, number: its run, its group's serial number there, and its number in the group.
+        replicas: by position in the group, the members' ids.
         call: signature, code and offset of the first arrival.
-        others: by position, those of arrivals that are not literally the first one's.
+        others: by replica id, those of arrivals that are not literally the first one's.
         issued, awaited, resumed: by position, when it was called for, first awaited, and that await over.
         completed: when it was complete.
         error: what kind of error it ended with.
@@ -77,13 +89,14 @@ class Collective:
 
     __slots__ = (
         "awaited", "call", "completed", "error", "issued", "left", "nbytes", "number", "others", "replicas", "resumed",
-        "run",
+        "run", "serial",
     )  # fmt: skip
 
-    def __init__(self, run: Run, meeting: Rendezvous, replicas: Sequence[int]) -> None:
+    def __init__(self, run: Run, serial: int, meeting: Rendezvous) -> None:
         self.run = run
+        self.serial = serial
         self.number = meeting.number
-        self.replicas = replicas
+        self.replicas = replicas = run.members[serial]
         self.call: Call = meeting.signature, meeting.code, meeting.offset
         self.others: dict[int, Call] | None = None
         self.issued = moments(len(replicas))
@@ -111,8 +124,8 @@ def _varies(signature: Signature) -> bool:
     return signature[KIND].name == "all_gather" or LeafType.INDEXED_SLICES in types
 
 
-def _size_brought(meeting: Rendezvous, position: int) -> int:
-    signature, value = meeting.call_of(position)[0], meeting.values[position]
+def _size_brought(meeting: Rendezvous, member: Member) -> int:
+    signature, value = meeting.call_of(member.replica_id)[0], meeting.values[member.position]
     if signature[SHAPES] is None:
         return 0
     return sum(map(_size_of, [value] if signature[STRUCTURE] is None else value))
@@ -191,39 +204,39 @@ class Recording:
 
     def arrived(self, member: Member, meeting: Rendezvous) -> None:
         """Note when a replica called for a collective."""
-        run = self._runs.get(member.group)
-        if run is None:
+        group = member.group
+        run = self._runs.get(group.root)
+        if run is None or meeting.number < 0:  # a group in the making
             return
-        found = run.open.get(meeting.number)
+        found = run.open.get((group.serial, meeting.number))
         if found is None:
-            found = self._begin(run, member.group, meeting)
-        found.issued[member.replica_id] = run.clock()
+            self._make_room(run)
+            found = run.begin(group, meeting)
+        found.issued[member.position] = run.clock()
         if found.nbytes is not None:
-            found.nbytes[member.replica_id] = _size_brought(meeting, member.replica_id)
+            found.nbytes[member.position] = _size_brought(meeting, member)
 
-    def _begin(self, run: Run, group: SyncGroup, meeting: Rendezvous) -> Collective:
+    def _make_room(self, run: Run) -> None:
         if len(run.open) >= MOST_OPEN:
             oldest = next((found for found in run.open.values() if came(found.completed)), None)
             if oldest is not None:
                 self._finish(oldest)
-        found = run.open[meeting.number] = Collective(run, meeting, range(group.size))
-        return found
 
     def _find(self, group: SyncGroup, meeting: Rendezvous) -> Collective | None:
-        run = self._runs.get(group)
-        return None if run is None else run.open.get(meeting.number)
+        run = self._runs.get(group.root)
+        return None if run is None else run.open.get((group.serial, meeting.number))
 
     def waits(self, member: Member, meeting: Rendezvous) -> None:
         """Note when a replica first awaited a collective."""
         found = self._find(member.group, meeting)
-        if found is not None and not came(found.awaited[member.replica_id]):
-            found.awaited[member.replica_id] = found.run.clock()
+        if found is not None and not came(found.awaited[member.position]):
+            found.awaited[member.position] = found.run.clock()
 
     def resumed(self, member: Member, meeting: Rendezvous) -> None:
         """Note when a replica came back from a collective; the last to do so ends it."""
         found = self._find(member.group, meeting)
-        if found is not None and not came(found.resumed[member.replica_id]):
-            found.resumed[member.replica_id] = found.run.clock()
+        if found is not None and not came(found.resumed[member.position]):
+            found.resumed[member.position] = found.run.clock()
             found.left -= 1
             if not found.left:
                 self._finish(found)
@@ -240,7 +253,7 @@ class Recording:
 
     def _finish(self, found: Collective) -> None:
         with self._lock:
-            if found.run.open.pop(found.number, None) is None:
+            if found.run.open.pop((found.serial, found.number), None) is None:
                 return
             self._done.append(found)
             self.arrivals += len(found.replicas)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aiodist.collective.account import shown
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.signature import KIND, Signature, leaf_fields
+from aiodist.collective.wording import shown
 from aiodist.tools.tracing.recording import Call
 
 _PYTHON_NUMBERS = {complex: 16, bool: 1}

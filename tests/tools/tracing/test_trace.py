@@ -189,3 +189,17 @@ async def test_run_that_outlasts_its_trace_is_told_as_far_as_it_came(tmp_path: P
     (waiting,) = [e for e in collectives(events_of(tmp_path / "run.json")) if e["args"].get("incomplete")]
     assert waiting["name"] == "all_reduce"
     assert waiting["args"]["wait_ns"] > 0
+
+
+async def test_groups_are_named_and_stand_on_their_replicas_lanes(tmp_path: Path) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group:
+            pair = ctx.new_group([2, 1], name="pair")
+            with pair:
+                await pair.barrier()
+        await ctx.barrier()
+
+    events = collectives(await traced(tmp_path / "run.json", program))
+    found = sorted((e["args"].get("group", "the run"), e["args"]["number"], e["tid"] - 1) for e in events)
+    pair = "group 'pair' of replicas 1 and 2"
+    assert found == [(pair, 0, 1), (pair, 0, 2), ("the run", 0, 0), ("the run", 0, 1), ("the run", 0, 2)]

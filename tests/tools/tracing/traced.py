@@ -67,7 +67,7 @@ def check_event(event: Event) -> None:
     if event["ph"] == "f":
         assert event["bp"] == "e"
     if event["ph"] == "X" and event["cat"] == "collective":
-        assert set(event["args"]) - {"error", "incomplete", "awaited"} == WAITED
+        assert set(event["args"]) - {"error", "incomplete", "awaited", "group"} == WAITED
         assert event["args"]["wait_ns"] <= event["dur"] * 1e3 + 1
 
 
