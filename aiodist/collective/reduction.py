@@ -1,4 +1,4 @@
-"""Reductions: the leaves of a nest, from all replicas, through a kernel, in replica order."""
+"""Reductions of one leaf, from all replicas, through a kernel, in replica order; and what they accept."""
 
 from __future__ import annotations
 
@@ -42,20 +42,6 @@ def in_native_order(value: Any) -> Any:
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
         return value.astype(value.dtype.newbyteorder("="))
     return value
-
-
-def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
-    """Return the reduction of the replicas' values: a read-only leaf, or a list of them for a nest."""
-    op = signature[OP]
-    if signature[STRUCTURE] is None:
-        return reduce_leaf(op, values, signature[TYPES], accumulate)
-    types = signature[TYPES]
-    if types is None:
-        return [reduce_leaf(op, leaves, None, accumulate) for leaves in zip(*values, strict=True)]
-    return [
-        reduce_leaf(op, leaves, leaf_type, accumulate)
-        for leaves, leaf_type in zip(zip(*values, strict=True), types, strict=True)
-    ]
 
 
 def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate = "native") -> Any:
