@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
 Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-Merge: TypeAlias = Callable[[Rendezvous], Coroutine[Any, Any, None]]
+Merge: TypeAlias = "Callable[[SyncGroup, Rendezvous], Coroutine[Any, Any, None]]"
 
 
 class _TaskEngine:
     """What engines of event loops have in common: replicas and merge functions are tasks of one task group.
 
     Args:
-        group: the sync group that it serves.
+        group: the run's own sync group; the run's other groups use the engine, too.
         tasks: the task group that the replicas run in.
         merge: runs the merge function of a meeting.
 
@@ -58,9 +58,9 @@ class _TaskEngine:
         self._tasks = tasks
         self._merge = merge
 
-    def start_merge(self, meeting: Rendezvous) -> None:
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Run the merge function of a meeting in a task of its own, with replica 0's context variables."""
-        meeting.values[0].context.run(self._tasks.start_soon, self._merge, meeting)
+        meeting.values[0].context.run(self._tasks.start_soon, self._merge, group, meeting)
 
     def carry_out(self, work: Work, done: Done) -> None:
         """Let worker threads make a result, and call ``done`` in the loop with what comes of it."""
@@ -187,7 +187,7 @@ class SoloEngine:
     def alarm(self, at: float) -> None:
         """Nothing can be late."""
 
-    def start_merge(self, meeting: Rendezvous) -> None:
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Leave the merge function to the await, which is in a task that can be cancelled."""
 
     def carry_out(self, work: Work, done: Done) -> None:

@@ -16,7 +16,7 @@ from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.off_loop import call_off_loop
-from aiodist.strategy.scope import require_cross_replica
+from aiodist.strategy.scope import components_here, require_cross_replica
 from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
@@ -138,7 +138,7 @@ class StrategyExtended:
         return await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
-        size = self._required(what).num_replicas_in_sync
+        size = components_here(self._required(what))
         op = arguments.reduce_op(reduce_op)
         arguments.options(options, None)
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
