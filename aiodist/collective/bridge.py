@@ -21,5 +21,5 @@ class Bridge(Protocol):
         """Meet the other workers at the end of the run; return when there is nothing more to hear from them.
 
         Args:
-            failures: by place, what local replicas raised on their own.
+            failures: by id, what local replicas raised on their own.
         """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist.collective import exchange, reduction
+from aiodist.collective.all_reduce import all_reduce
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers import crossing
@@ -28,8 +29,8 @@ class Kind:
     Attributes:
         name: as it is called on a replica context.
         detail: what the signature's detail is, and so what is wrong when that differs.
-        combine: from signature, the replicas' values in replica order and the accumulator, to the result;
-            None where a function of the user's makes it.
+        combine: from signature, the replicas' values in replica order and the accumulator, to the result,
+            or the `Work` that it takes; None where a function of the user's makes it.
         shared: one result serves all replicas; else there is one for each.
         check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
         across: plans how it crosses to other workers; None where a function of the user's makes the result.
@@ -49,7 +50,7 @@ class Kind:
 
 
 ALL_REDUCE = Kind(
-    "all_reduce", Reason.AXIS, reduction.all_reduce, check=reduction.check, across=crossing.all_reduce
+    "all_reduce", Reason.AXIS, all_reduce, check=reduction.check, across=crossing.all_reduce
 )
 ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check, across=crossing.all_gather)
 BROADCAST = Kind(
@@ -72,4 +73,5 @@ ALL_TO_ALL = Kind(
     across=crossing.all_to_all,
 )
 BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier, across=crossing.barrier)
+NEW_GROUP = Kind("new_group", Reason.AXIS, exchange.barrier)
 MERGE_CALL = Kind("merge_call", Reason.MERGE_FN, None, shared=False)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio import CancelScope
 
+from aiodist.collective import sameness
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND
@@ -135,7 +136,7 @@ class Crossing:
         if not self.told:
             self.told = True
             self._bell.interrupt()
-            found = [self._failure(place, error) for place, error in (failures or {}).items()]
+            found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
             self._team.report(self.key, self.state(overdue=overdue, failures=found))
 
     def state(
@@ -146,9 +147,6 @@ class Crossing:
         return tell(
             self.group, rank, self.lane.posted, overdue=overdue, failures=failures or (), note=note
         )
-
-    def _failure(self, place: int, error: BaseException) -> Failure:
-        return Failure.of(self.group.members[place].global_id, error)
 
     # Lane 0, which the callers' tasks drive.
 
@@ -233,16 +231,16 @@ class Crossing:
             return plan
 
         call = (meeting.signature, meeting.code, meeting.offset)
-        name = self._team.digests.of(call, group.fingerprint(call))
+        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
         try:
             agreed = await self._agree(name, plan_of, meeting.accumulate, free)
             if kind.across is None:
                 if not meeting.complete:
-                    group.engine.start_merge(meeting)
+                    group.engine.start_merge(group, meeting)
                 return agreed.rows
             result = await self._carry_out(agreed)
             if not meeting.complete:
-                meeting.take(result)
+                meeting.take_from_afar(result)
         except InterruptedStep:
             raise
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)

@@ -109,7 +109,7 @@ def _replica(member: Member) -> ReplicaPart:
 
 def _calls(group: SyncGroup, meeting: Rendezvous) -> dict[int, WireCall]:
     return {
-        member.replica_id: to_wire(meeting.call_of(member.replica_id))
+        member.position: to_wire(meeting.call_of(member.replica_id))
         for member in group.members
         if member.sequence > meeting.number
     }
