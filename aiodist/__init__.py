@@ -21,6 +21,7 @@ from aiodist.strategy.in_force import (
     in_cross_replica_context,
 )
 from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist.strategy.multi_worker import MultiWorkerMirroredStrategy
 from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
@@ -52,6 +53,7 @@ __version__ = "0.1.0"
 __all__ = [
     # Strategies: which replicas there are, and how to run a function on them.
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "Strategy",
     "StrategyExtended",
     "get_strategy",

@@ -65,9 +65,13 @@ class SyncGroup:
         kept: in the run's own group, others that must last to the end of the run.
         making: groups of some of its members that not all of those have made yet.
         serial: when it was made, among the groups of a run.
+        world_size: how many replicas it has with those of other workers, the first here being number
+        offset: counted from 0.
+        bridge: leads to the other workers'; see `spanned`.
     """
 
-    serial = 0
+    serial = offset = 0
+    bridge: Bridge | None = None
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = len(devices)
@@ -92,8 +96,6 @@ class SyncGroup:
         self._grace_ends: float | None = None
         self._alarm: float | None = None
         self.engine: Any = None
-        self.bridge: Bridge | None = None
-        self.offset = 0
         self.world_size = self.size
         self.observer: Observer | None = None
 
@@ -104,20 +106,6 @@ class SyncGroup:
         self._clock = engine.clock
         self.thread = thread
 
-    def span(self, bridge: Bridge, offset: int, world_size: int) -> None:
-        """Make this the local part of a larger group.
-
-        Args:
-            bridge: the way to the other parts.
-            offset: the id of the first local replica, over all parts.
-            world_size: how many replicas there are, over all parts.
-        """
-        self.bridge = bridge
-        self.offset = offset
-        self.world_size = world_size
-        for member in self.members:
-            member.replica_id = offset + member.position
-
     @property
     def label(self) -> str | None:
         """What reports call it; None for the run's own group, of which they need not speak."""
@@ -127,7 +115,7 @@ class SyncGroup:
         """Last as long as the run does, whoever lets go of it."""
 
     def now(self) -> int:
-        """Return the time on the event loop's clock, in nanoseconds."""
+        """Return the time in nanoseconds."""
         return int(self.engine.fine_clock() * 1e9)
 
     # The way of a collective that goes well.
@@ -209,9 +197,6 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        if self.bridge is not None:
-            self.bridge.cross(meeting)
-            return
         if signature[KIND].combine is None:
             self.engine.start_merge(self, meeting)
             return
@@ -350,26 +335,8 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        if self.bridge is not None:
-            self.bridge.complain(overdue)
-            return
         self.root.judge(self, overdue)
         self.root.close()
-
-    def consider_all(self) -> None:
-        """Look where all replicas are, because others are in trouble; complain when each has shown what it does."""
-        if self.trouble is None:
-            self._set_trouble(min(member.sequence for member in self.members))
-        for member in self.members:
-            self._consider(member)
-
-    def settle(self, error: CollectiveError) -> None:
-        """End the group with a verdict that has come from elsewhere."""
-        if not self.closed:
-            self.verdict = error
-            if self.observer is not None:
-                self.observer.judged(self, error)
-            self.close()
 
     def judge(self, group: SyncGroup, overdue: Rendezvous | None = None) -> None:
         """Come to the verdict on the run, one of whose groups is in trouble."""

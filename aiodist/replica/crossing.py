@@ -18,7 +18,7 @@ import anyio
 from anyio import CancelScope
 
 from aiodist.collective import sameness
-from aiodist.collective.group import SyncGroup
+from aiodist.collective.spanned import SpannedGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND
 from aiodist.replica.awaiting import Bell, InterruptedStep, complete, until
@@ -49,7 +49,7 @@ class Crossing:
         group: the local replicas.
     """
 
-    def __init__(self, team: Team, lane: Lane, group: SyncGroup) -> None:
+    def __init__(self, team: Team, lane: Lane, group: SpannedGroup) -> None:
         self._team = team
         self.lane = lane
         self.key = lane.key

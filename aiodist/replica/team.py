@@ -18,7 +18,7 @@ import anyio
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
 from aiodist.collective.account import ids
-from aiodist.collective.group import SyncGroup
+from aiodist.collective.spanned import SpannedGroup
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
@@ -199,7 +199,7 @@ class Team:
             return meeting.result
 
     async def open_run(
-        self, signature: Signature, code: CodeType, offset: int, group: SyncGroup, options: CommunicationOptions | None
+        self, signature: Signature, code: CodeType, offset: int, group: SpannedGroup, options: CommunicationOptions | None
     ) -> Crossing:
         """Begin a run with all workers; return its crossing.
 
@@ -257,12 +257,22 @@ class Team:
         if self.lost is not None:
             raise type(self.lost)(self.lost.report)
         if self._root is None:
-            group = SyncGroup(self.local_names, self._order_check, self._options)
+            group = SpannedGroup(self.local_names, self._order_check, self._options)
             group.attach(_RootEngine(), 0)
             lane = self._lanes[0]
             lane.begin(self._incidents)
             self._root = Crossing(self, lane, group)
         return self._root
+
+    @property
+    def paths(self) -> bool:
+        """Whether calls are compared by the places of all their callers."""
+        return self._order_check is OrderCheck.CALL_PATH
+
+    @property
+    def root_key(self) -> LaneKey:
+        """What the present use of lane 0 is called between workers."""
+        return self._root_crossing().key
 
     @property
     def local_names(self) -> tuple[str, ...]:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.replica import refusal
-from aiodist.strategy.aggregation import aggregate, parts, updated
+from aiodist.strategy.aggregation import aggregate, parts, plan_aggregate, updated
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.vocabulary.arraylike import Array
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues
+from aiodist.workers.crossing import Plan, Span
 from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def in_replica(
         kind = _kind(variable, method)
         signature = (kind, op, None, name, None, variable.shape, variable.dtype, None, path)
         return context._issue(frame, signature, array)
-    components, own = variable._present(), context.replica_id_in_sync_group
+    components, own = variable._present(), context._member.position
     components[own] = updated(method, components[own], array)
     return _Applied(variable)
 
@@ -60,7 +61,13 @@ def _kind(variable: Variable, method: str) -> Kind:
     """Return the variable's own kind of collective for that method."""
     kinds = variable._kinds
     if method not in kinds:
-        kinds[method] = Kind(f"{variable.name}.{method}", Reason.AXIS, partial(_meet, variable, method))
+        kinds[method] = Kind(
+            f"{variable.name}.{method}",
+            Reason.AXIS,
+            partial(_meet, variable, method),
+            across=partial(_meet_across, variable, method),
+            token=variable._token,
+        )
     return kinds[method]
 
 
@@ -68,6 +75,19 @@ def _meet(variable: Variable, method: str, _: Signature, values: Sequence[Array]
     """Apply what the replicas assign: all of them have arrived."""
     _update_all(variable, method, aggregate(variable.aggregation, values, variable.name, accumulate))
     return variable
+
+
+def _meet_across(
+    variable: Variable, method: str, _: Signature, values: Sequence[Array], accumulate: Accumulate, span: Span
+) -> Plan:
+    """Plan to apply what the replicas of all workers assign."""
+    plan = plan_aggregate(variable.aggregation, values, variable.name, accumulate, span)
+
+    def finish(results: Sequence[Any]) -> Variable:
+        _update_all(variable, method, plan.finish(results))
+        return variable
+
+    return Plan(plan.transfers, finish)
 
 
 def _update_all(variable: Variable, method: str, value: Array) -> None:
@@ -100,7 +120,10 @@ def _by_component(variable: Variable, method: str, values: list[Array], size: in
         )
     if len(values) == size:
         return values
-    return parts(variable.aggregation, values[0], size) if method == "assign" else values * size
+    if method != "assign":
+        return values * size
+    first, replicas = (0, size) if variable._strategy is None else variable._strategy._span
+    return parts(variable.aggregation, values[0], replicas)[first : first + size]
 
 
 def _matching(variable: Variable, value: DistributedValues[Any], size: int) -> tuple[Any, ...]:

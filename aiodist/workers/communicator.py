@@ -8,11 +8,17 @@ begun here has been agreed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from aiodist_kernels import ReduceOp
+
+if TYPE_CHECKING:
+    from aiodist.vocabulary.options import OrderCheck
+    from aiodist.workers.joining import Hello
+    from aiodist.workers.layout import Layout
+    from aiodist.workers.tribunal import Control
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -108,5 +114,10 @@ class Communicator(Protocol):
     def wait(self, request: Request) -> None:
         """Block until a request is complete; for the first meeting alone, before there is anything else to do."""
 
-    def abort(self) -> None:
-        """End all workers of the job, as hard as the engine can."""
+    def listening(self) -> Any:
+        """Return the address at which this worker's control plane listens, for the others; None where it needs none."""
+        ...
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> Control:
+        """Return this worker's control plane, now that the workers know each other."""
+        ...

@@ -7,7 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.communicator import Array, Request
+from aiodist.workers.joining import Hello
+from aiodist.workers.layout import Layout
+from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist_kernels import ReduceOp
 
 
@@ -65,8 +69,12 @@ class LocalCommunicator:
     def wait(self, request: Request) -> None:
         """Return: everything is complete."""
 
-    def abort(self) -> None:
-        """Leave the ending to the caller, who is the only one."""
+    def listening(self) -> None:
+        """Return that there is no address."""
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> SimulatedControl:  # noqa: ARG002
+        """Return a control plane of one."""
+        return SimulatedControl(SimulatedSwitchboard(layout, order_check), 0)
 
 
 class LocalDuplication(Done):

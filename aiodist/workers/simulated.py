@@ -14,7 +14,11 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.communicator import Array, Request
+from aiodist.workers.joining import Hello
+from aiodist.workers.layout import Layout
+from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist_kernels import ReduceOp
 
 _Part = tuple[Any, ...]
@@ -177,8 +181,12 @@ class SimulatedCommunicator:
                 "the strategies of all of them first"
             )
 
-    def abort(self) -> None:
-        """Leave the ending to the test."""
+    def listening(self) -> None:
+        """Return that there is no address."""
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> SimulatedControl:  # noqa: ARG002
+        """Return this worker's control plane."""
+        return SimulatedControl(self.cluster.switchboard(layout, order_check), self.rank)
 
 
 class SimulatedDuplication:
@@ -192,3 +200,35 @@ class SimulatedDuplication:
     def result(self) -> SimulatedCommunicator:
         """Return it."""
         return self._made
+
+
+class SimulatedCluster:
+    """Workers in one process.
+
+    Args:
+        size: how many.
+
+    Attributes:
+        communicators: one each, for their strategies.
+    """
+
+    def __init__(self, size: int) -> None:
+        world = _World(size)
+        self.communicators = [SimulatedCommunicator(world, rank, self) for rank in range(size)]
+        self._switchboard: SimulatedSwitchboard | None = None
+
+    def switchboard(self, layout: Layout, order_check: OrderCheck) -> SimulatedSwitchboard:
+        """Return what the workers' control planes share."""
+        if self._switchboard is None:
+            self._switchboard = SimulatedSwitchboard(layout, order_check)
+        return self._switchboard
+
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost, and say how: it has died, or is cut off, say.
+
+        Raises:
+            RuntimeError: the workers have not met yet.
+        """
+        if self._switchboard is None:
+            raise RuntimeError("a worker can be lost once the workers have met")
+        self._switchboard.lose(rank, why)

@@ -25,7 +25,7 @@ SEGMENT: Final = 1 << 20
 
 
 class Transfer(Protocol):
-    """Something to be exchanged by all workers.
+    """Something to be exchanged by all workers."""
 
     @property
     def data(self) -> Array:
