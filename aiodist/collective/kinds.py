@@ -43,19 +43,15 @@ class Kind:
     shared: bool = True
     check: Callable[[Signature, int], None] = _accept
     across: Crossing | None = None
-    token: int | None = None
+    token: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         return self.name
 
 
-ALL_REDUCE = Kind(
-    "all_reduce", Reason.AXIS, all_reduce, check=reduction.check, across=crossing.all_reduce
-)
+ALL_REDUCE = Kind("all_reduce", Reason.AXIS, all_reduce, check=reduction.check, across=crossing.all_reduce)
 ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check, across=crossing.all_gather)
-BROADCAST = Kind(
-    "broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source, across=crossing.broadcast
-)
+BROADCAST = Kind("broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source, across=crossing.broadcast)
 REDUCE_SCATTER = Kind(
     "reduce_scatter",
     Reason.AXIS,

@@ -11,8 +11,8 @@ from aiodist.vocabulary.errors import CollectiveError
 class SpannedGroup(SyncGroup):
     """The local replicas of a run that spans several workers.
 
-    What all local replicas have agreed on crosses the bridge, and `finish_merge` completes it when it comes back. Trouble
-    is not judged here: the bridge hears of it, and `settle` brings the verdict on everybody.
+    What all local replicas have agreed on crosses the bridge, and `finish_merge` completes it when it comes back.
+    Trouble is not judged here: the bridge hears of it, and `settle` brings the verdict on everybody.
     """
 
     def span(self, bridge: Bridge, offset: int, world_size: int) -> None:

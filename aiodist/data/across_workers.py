@@ -57,7 +57,7 @@ class WorkersDataMethods(DataMethods):
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
     ) -> DistributedDataset:
-        """Return a dataset over the per-replica batches of this worker's input pipeline: one for each local replica a step.
+        """Return a dataset over the per-replica batches of this worker's pipeline: a step takes one a local replica.
 
         The workers agree at every step whether any has a batch left: so all end together, and replicas without a batch
         get arrays of no rows, also those of a worker whose pipeline has ended early. Iterate asynchronously.

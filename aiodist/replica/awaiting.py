@@ -1,9 +1,10 @@
 """Awaiting what an engine has begun, without blocking the event loop.
 
 Engines make progress when they are asked whether they are done. A request that tells when it is done is waited for as
-anything else is. The others are asked again and again: for the first fifth of a millisecond at every turn of the loop, since most
-steps are that short; then after naps, which grow with the time that has passed. Event loops round their timers up to a
-millisecond, so that naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
+anything else is. The others are asked again and again: for the first fifth of a millisecond at every turn of the loop,
+since most steps are that short; then after naps, which grow with the time that has passed. Event loops round their
+timers up to a millisecond, so that naps are taken on a timer of the system's that the loop reads, where there is one
+(Linux).
 
 What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
 each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
@@ -21,6 +22,7 @@ from threading import get_ident
 from typing import Final, TypeVar
 
 import anyio
+import anyio.lowlevel
 from anyio import sleep, wait_readable
 
 from aiodist.workers.communicator import Request, TellingRequest
@@ -104,7 +106,7 @@ async def until(request: Request, bell: Bell) -> None:
         _check(bell)
         elapsed = time.perf_counter() - begun
         if elapsed < _SPIN_SECONDS:
-            await sleep(0)
+            await anyio.lowlevel.checkpoint()
         else:
             await bell.nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
 

@@ -3,9 +3,9 @@
     local meeting complete ── record ──┬─ agreed: exchange values, complete the meeting
                                        └─ not: tell the coordinator, stop, raise the verdict when it comes
 
-A crossing serves one sync group: its group calls it (`Bridge`), and the control plane does, through the worker's `Team`.
-It stops at the first disagreement, at a verdict, and when a worker is lost. What was agreed on is always carried out,
-whoever is cancelled meanwhile: the others count on it.
+A crossing serves one sync group: its group calls it (`Bridge`), and the control plane does, through the worker's
+`Team`. It stops at the first disagreement, at a verdict, and when a worker is lost. What was agreed on is always
+carried out, whoever is cancelled meanwhile: the others count on it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import anyio
 from anyio import CancelScope
 
 from aiodist.collective import sameness
-from aiodist.collective.spanned import SpannedGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND
+from aiodist.collective.spanned import SpannedGroup
 from aiodist.replica.awaiting import Bell, InterruptedStep, complete, until
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
@@ -144,9 +144,7 @@ class Crossing:
     ) -> WorkerState:
         """Return what this worker has to tell, in any thread."""
         rank = self._team.span.layout.rank
-        return tell(
-            self.group, rank, self.lane.posted, overdue=overdue, failures=failures or (), note=note
-        )
+        return tell(self.group, rank, self.lane.posted, overdue=overdue, failures=failures or (), note=note)
 
     # Lane 0, which the callers' tasks drive.
 

@@ -1,8 +1,8 @@
 """A team: the workers of a strategy, as one of them sees them. What is called outside of replicas, and lanes for runs.
 
-Operations outside of replicas (`run`, `reduce`, the creation of a variable) have the lane 0 for themselves, and are meetings as
-well, in which each local replica stands for its part of the strategy. The caller's task drives them, one after the
-other. A run takes a lane that all workers have free, or a new one.
+Operations outside of replicas (`run`, `reduce`, the creation of a variable) have the lane 0 for themselves, and are
+meetings as well, in which each local replica stands for its part of the strategy. The caller's task drives them, one
+after the other. A run takes a lane that all workers have free, or a new one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from typing import Any, Final
 import anyio
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
-from aiodist.collective.account import ids
-from aiodist.collective.spanned import SpannedGroup
+from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
+from aiodist.collective.spanned import SpannedGroup
+from aiodist.collective.wording import ids
+from aiodist.collective.work import Work
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
@@ -60,6 +62,12 @@ class _RootEngine:
 
     def alarm(self, at: float) -> None:
         """The task that drives has a clock of its own."""
+
+    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
+        """Never called: results are made of what all workers bring."""
+
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
+        """Never called: there are no merge functions here."""
 
     def cancel(self) -> None:
         """There is nobody to cancel."""
@@ -134,6 +142,8 @@ class Team:
         return None if crossing is None or crossing.told else crossing.state(note=note)
 
     def _ask(self, key: LaneKey) -> None:
+        if self._root is None and key == (0, self._incidents) and self.lost is None:
+            self._root_crossing()
         crossing = self._crossings.get(key)
         if crossing is None:
             self._asked.add(key)
@@ -199,7 +209,12 @@ class Team:
             return meeting.result
 
     async def open_run(
-        self, signature: Signature, code: CodeType, offset: int, group: SpannedGroup, options: CommunicationOptions | None
+        self,
+        signature: Signature,
+        code: CodeType,
+        offset: int,
+        group: SpannedGroup,
+        options: CommunicationOptions | None,
     ) -> Crossing:
         """Begin a run with all workers; return its crossing.
 

@@ -97,7 +97,7 @@ def _reduced_leaf(op: ReduceOp, axis: Any, local: int, leaf: Any) -> _Leaf | Non
 
 
 def _takes_part(op: ReduceOp, leaf: Any, local: int) -> bool:
-    """Whether a leaf differs by worker. A mirrored value is the same everywhere, and so is a plain one if it must be."""
+    """Whether a leaf differs by worker. A mirrored value is the same everywhere, and a plain one must be."""
     if isinstance(leaf, Mirrored):
         return op in (ReduceOp.SUM, ReduceOp.PRODUCT)
     if isinstance(leaf, DistributedValues) or local == 1:
@@ -163,15 +163,15 @@ def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumu
 
 
 def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish) -> Plan:
-    """Reduce each component along its axes here, and fold what comes of them in the order of the replicas everywhere."""
+    """Reduce each component along its axes here, and fold what comes of them in the order of all replicas."""
     parts = [[across._part(op, array, leaf.axis) for array in leaf.arrays] for leaf in leaves]
 
     def finish(results: Sequence[Any]) -> Any:
+        columns = [[part for worker in results[0] for part in worker[i]] for i in range(len(leaves))]
         totals = [
-            across._frozen(across._whole(op, leaf.dtype, [part for worker in results[0] for part in worker[i]], leaf.axis))
-            for i, leaf in enumerate(leaves)
+            across._whole(op, leaf.dtype, column, leaf.axis) for leaf, column in zip(leaves, columns, strict=True)
         ]
-        return rebuild(totals)
+        return rebuild([across._frozen(total) for total in totals])
 
     return Plan([Gathering(parts)], finish)
 

@@ -85,7 +85,7 @@ def _digest(value: Array) -> bytes:
     known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
     zero = np.zeros((), value.dtype)
     plain = np.where(known == zero, zero, known)  # there are two zeros
-    return hashlib.blake2b(np.ascontiguousarray(plain).view(np.uint8), digest_size=16).digest()
+    return hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=16).digest()
 
 
 def _check_equal(values: Sequence[Array], name: str, offset: int = 0) -> None:

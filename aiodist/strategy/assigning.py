@@ -106,11 +106,11 @@ def across(variable: Variable, method: str, value: Any) -> None:
     if variable._mirrored:
         _update_all(variable, method, aggregate(variable.aggregation, values, variable.name))
         return
-    each = _by_component(variable, method, values, size)
+    each = values if isinstance(value, DistributedValues) else _by_component(variable, method, values[0], size)
     variable._put([updated(method, *pair) for pair in zip(variable._present(), each, strict=True)])
 
 
-def _by_component(variable: Variable, method: str, values: list[Array], size: int) -> list[Array]:
+def _by_component(variable: Variable, method: str, value: Array, size: int) -> list[Array]:
     """Return what each component of a sync-on-read variable gets of a value that is assigned from outside."""
     if variable.aggregation is VariableAggregation.SUM and method != "assign":
         raise ValueError(
@@ -118,12 +118,10 @@ def _by_component(variable: Variable, method: str, values: list[Array], size: in
             f"SUM: each component would change by the value, and their sum by {size} times as much. "
             f"Call {method} in a replica, or assign(variable.read_value() ± value)"
         )
-    if len(values) == size:
-        return values
     if method != "assign":
-        return values * size
+        return [value] * size
     first, replicas = (0, size) if variable._strategy is None else variable._strategy._span
-    return parts(variable.aggregation, values[0], replicas)[first : first + size]
+    return parts(variable.aggregation, value, replicas)[first : first + size]
 
 
 def _matching(variable: Variable, value: DistributedValues[Any], size: int) -> tuple[Any, ...]:

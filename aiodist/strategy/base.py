@@ -40,7 +40,6 @@ class Strategy(DataMethods, V1Strategy):
     """
 
     _is_default = False
-    _shares_variables = False
 
     def __init__(self, extended: StrategyExtended) -> None:
         if not isinstance(extended, StrategyExtended):
@@ -62,6 +61,11 @@ class Strategy(DataMethods, V1Strategy):
     def _num_local_replicas(self) -> int:
         """How many of them live in this process."""
         return len(self._extended.devices)
+
+    @property
+    def _shares_variables(self) -> bool:
+        """Whether its variables have components in other processes, too."""
+        return False
 
     @property
     def _span(self) -> tuple[int, int]:

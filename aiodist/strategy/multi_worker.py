@@ -41,16 +41,16 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     """Synchronous data parallelism on several workers: one process each, with one replica a device of that process.
 
     Every worker runs the same program. Replica ids count over all workers: worker 0's replicas first, then worker 1's;
-    workers may have different numbers of them. Local replicas are reduced first, then the workers', in one step for each
-    collective, whatever the number of values in it. `run`, per-replica values and ``merge_call`` have this worker's
-    components; reductions and gathered values are those of all replicas, on every worker.
+    workers may have different numbers of them. Local replicas are reduced first, then the workers', in one step for
+    each collective, whatever the number of values in it. `run`, per-replica values and ``merge_call`` have this
+    worker's components; reductions and gathered values are those of all replicas, on every worker.
 
-    What is called outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) has one order, the same on every
-    worker, and is checked as collectives are.
+    What is called outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) has one order, the same
+    on every worker, and is checked as collectives are.
 
     Args:
-        communicator: the workers. None: those that a launcher has started, such as ``aiodist run -n 4`` or ``mpiexec -n 4``; without
-            a launcher this process alone.
+        communicator: the workers. None: those that a launcher has started, such as ``aiodist run -n 4`` or ``mpiexec -n
+            4``; without a launcher this process alone.
         devices: one device a local replica, as `MirroredStrategy` has them. None: all GPUs, else CPU:0.
         communication_options: the options of every collective.
         order_check: what makes two calls the same collective, as `MirroredStrategy` has it.
@@ -244,7 +244,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         return call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
 
     def close(self) -> None:
-        """Leave the other workers. The end of the process does it, too; what others still ask of this one then fails."""
+        """Leave the other workers, as the end of the process does; what others still ask of this one then fails."""
         if self._joined is not None:
             self._joined.close()
 

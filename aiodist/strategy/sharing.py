@@ -1,7 +1,8 @@
 """Variables of a strategy on several workers: they start from replica 0's value, wherever replica 0 is.
 
 The creation of a variable is a collective that nobody awaits. In a replica it has its place among the replica's others,
-so whoever awaits a later one finds the value there. Outside it is carried over by the next awaited call of the strategy.
+so whoever awaits a later one finds the value there. Outside it is carried over by the next awaited call of the
+strategy.
 """
 
 from __future__ import annotations
@@ -72,6 +73,6 @@ def check_readable(variable: Variable) -> None:
     strategy = variable._strategy
     if strategy is not None and strategy._shares_variables:
         raise ValueError(
-            f"the sync-on-read variable {variable.name!r} has components on other workers, which a read cannot wait for; "
-            "outside a replica write `await strategy.reduce(op, variable, axis=None)`, or look at variable.values"
+            f"the sync-on-read variable {variable.name!r} has components on other workers, which a read cannot wait "
+            "for; outside a replica write `await strategy.reduce(op, variable, axis=None)`, or look at variable.values"
         )

@@ -176,8 +176,8 @@ class Variable(ArrayLike):
     def _present(self) -> list[Array]:
         if not self._components:
             raise ReplicaContextError(
-                f"the variable {self.name!r} gets replica 0's initial value, which has not come yet; wait for it before "
-                f"the variable is used, {self._how_to_wait()}"
+                f"the variable {self.name!r} gets replica 0's initial value, which has not come yet; wait for it "
+                f"before the variable is used, {self._how_to_wait()}"
             )
         return self._components
 

@@ -40,7 +40,7 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
 
 
 class WorkerLostError(CollectiveError):
-    """A worker of the job died, was stopped, was cut off, or ended, while others need it. The strategy is of no use then.
+    """A worker of the job died, was stopped, was cut off, or ended. The strategy is of no use then.
 
     Raised at the await of every replica that waits, and by every later use of the strategy on several workers.
     """

@@ -1,8 +1,8 @@
 """Calls as they travel: signatures and call sites without what belongs to one process, and back.
 
 A call site is kept as a code object and an offset, which mean nothing elsewhere; it travels as file, line, column and
-function, and becomes a code object again that stands at that place. So everything that compares calls and writes reports
-for one process does so for many.
+function, and becomes a code object again that stands at that place. So everything that compares calls and writes
+reports for one process does so for many.
 
 Files are named from the entry of ``sys.path`` that they lie under: checkouts may lie in different places on different
 machines.
@@ -43,7 +43,7 @@ class WireKind(NamedTuple):
 
     name: str
     detail: Reason
-    token: int | None
+    token: tuple[int, ...] | None
 
 
 class WireFramework(NamedTuple):
@@ -116,7 +116,7 @@ def from_wire(call: WireCall) -> Call:
     fields[KIND] = _kind(fields[KIND])
     detail = fields[DETAIL]
     if isinstance(detail, FunctionKey) and isinstance(detail.code, Site):
-        fields[DETAIL] = FunctionKey(detail.file, _code(detail.code)[0], detail.name)
+        fields[DETAIL] = FunctionKey(detail.file, _function(detail.code), detail.name)
     marks = fields[TYPES]
     fields[TYPES] = _mark(marks) if type(marks) is not tuple else tuple(map(_mark, marks))
     if fields[PATH] is not None:
@@ -150,6 +150,14 @@ def _code(site: Site) -> tuple[CodeType, int]:
         if line == site.line and (column or site.line == 1):
             return code, 2 * index
     return code, _of_line(code, site.line)
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(site: Site) -> CodeType:
+    """Return a code object that begins at a site, as a function's does."""
+    return compile("x", resolved(site.file), "eval").replace(
+        co_firstlineno=site.line, co_name=site.function, co_qualname=site.function
+    )
 
 
 def _of_line(code: CodeType, line: int) -> int:

@@ -35,7 +35,7 @@ def encode(value: Any) -> Array:
 
 def decode(data: Array | memoryview) -> Any:
     """Return the object that was encoded; arrays in it share the memory."""
-    view = memoryview(data)
+    view = data if isinstance(data, memoryview) else data.data
     (count,) = _COUNT.unpack_from(view)
     sizes = struct.unpack_from(f"<{count}Q", view, 8)
     at, parts = _aligned(8 * (count + 1)), []

@@ -1,8 +1,8 @@
 """The communicator: what aiodist needs of an engine that moves data between workers. Nothing here knows of event loops.
 
 An operation is begun by a call, in the same order on every worker, and is complete when its request says so; until then
-nobody touches its buffers. Buffers are C-contiguous arrays of one axis. An engine knows nothing of order checks: what is
-begun here has been agreed on.
+nobody touches its buffers. Buffers are C-contiguous arrays of one axis. An engine knows nothing of order checks: what
+is begun here has been agreed on.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How each kind of collective crosses to other workers: this worker's part, and the result from everybody's.
 
 A plan is made when all local replicas have arrived and mean the same. Making it reduces the local values; carrying out
-its transfers and finishing it is for when all workers have agreed. A finished result is what the kind's ``combine`` gives
-on one machine: for shared kinds one leaf or a list of them, for others a list with one such item a local replica.
+its transfers and finishing it is for when all workers have agreed. A finished result is what the kind's ``combine``
+gives on one machine: for shared kinds one leaf or a list of them, for others a list with one such item a local replica.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective import sparse
-from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafType, Signature, leaf_fields
+from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafMark, LeafType, Signature, leaf_fields
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.workers.communicator import Array
 from aiodist.workers.layout import Layout
 from aiodist.workers.transfers import Broadcast, Exchange, Gathering, OrderedReduction, Reduction, Transfer
 from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.rounding import rounded
 from aiodist_kernels.rules import Finish, Rule, rule_for
 
 
@@ -54,7 +55,7 @@ Crossing = Callable[[Signature, Sequence[Any], Accumulate, Span], Plan]
 
 
 class _Column(NamedTuple):
-    """One leaf of a reduction: parts by local replica, in the accumulator's dtype, and what makes the result of the total."""
+    """One leaf of a reduction: parts by local replica, in the accumulator's dtype; and the way from total to result."""
 
     parts: list[Array]
     finish: Callable[[Array], Any]
@@ -63,7 +64,7 @@ class _Column(NamedTuple):
 def reduce_columns(
     op: ReduceOp,
     columns: Sequence[Sequence[Any]],
-    types: Sequence[str | None],
+    types: Sequence[LeafMark],
     accumulate: Accumulate,
     span: Span,
 ) -> Plan:
@@ -98,18 +99,16 @@ def reduce_columns(
     return Plan(transfers, finish)
 
 
-def _is_dense(leaf_type: str | None) -> bool:
+def _is_dense(leaf_type: LeafMark) -> bool:
     return leaf_type not in (LeafType.PYTHON_NUMBER, LeafType.INDEXED_SLICES)
 
 
 def _plain(column: Sequence[Any]) -> list[Any]:
     """Return what travels as it is: Python's numbers, which have no size, and rows, of which each may have others."""
-    return [
-        (np.asarray(v.values), v.indices, v.dense_shape) if isinstance(v, IndexedSlices) else v for v in column
-    ]
+    return [(np.asarray(v.values), v.indices, v.dense_shape) if isinstance(v, IndexedSlices) else v for v in column]
 
 
-def _reduced_things(op: ReduceOp, values: Sequence[Any], leaf_type: str | None, accumulate: Accumulate) -> Any:
+def _reduced_things(op: ReduceOp, values: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate) -> Any:
     if leaf_type == LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, values)
     return sparse.combine(op, [IndexedSlices(*value) for value in values], accumulate)
@@ -126,9 +125,7 @@ def _folded(op: ReduceOp, parts: Sequence[Array]) -> Array:
     return parts[0] if len(parts) == 1 else kernels.reduce(op, parts)
 
 
-def _dense(
-    op: ReduceOp, column: Sequence[Any], leaf_type: str | None, accumulate: Accumulate, span: Span
-) -> _Column:
+def _dense(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate, span: Span) -> _Column:
     arrays = [np.asarray(value) for value in column]
     rule = rule_for(op, arrays[0].dtype, accumulate)
     parts = [array.astype(rule.accumulator, copy=False) for array in arrays]
@@ -143,12 +140,14 @@ def _dense(
 
 def finished(rule: Rule, total: Array, count: int) -> Array:
     """Return the result of a fold's total: divided where it is a mean, and rounded once."""
+    total = np.asarray(total)
     with np.errstate(all="ignore"):
-        if rule.finish is Finish.DIVIDE:
-            total = total / count
-        elif rule.finish is Finish.SCALE:
-            total = total * (1 / count)
-        return np.asarray(total).astype(rule.result, copy=False)
+        for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
+            if rule.finish is Finish.DIVIDE:
+                np.divide(part, count, out=part)
+            elif rule.finish is Finish.SCALE:
+                np.multiply(part, 1.0 / count, out=part)
+        return rounded(total, rule.result)
 
 
 def frozen(array: Array) -> Array:
@@ -182,9 +181,7 @@ def broadcast(signature: Signature, values: Sequence[Any], accumulate: Accumulat
     mine = _leaves(signature, values[place]) if worker == span.layout.rank else None
 
     def finish(results: Sequence[Any]) -> Any:
-        leaves = [
-            frozen(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in results[0]
-        ]
+        leaves = [frozen(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in results[0]]
         return leaves[0] if signature[STRUCTURE] is None else leaves
 
     return Plan([Broadcast(mine, worker, span.layout.rank)], finish)

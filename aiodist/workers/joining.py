@@ -1,4 +1,4 @@
-"""Joining: the first meeting of a strategy's workers, in which each tells of its replicas and where it can be reached."""
+"""Joining: the first meeting of a strategy's workers: each tells of its replicas and where it can be reached."""
 
 from __future__ import annotations
 

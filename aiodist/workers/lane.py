@@ -1,7 +1,7 @@
 """A lane: one order of steps, the same on every worker, over a communicator of its own.
 
-A lane counts the records that it has brought. Where workers part, some have brought more than others; before the lane is
-used again each brings as many as the one that has brought the most, so that their operations match from then on.
+A lane counts the records that it has brought. Where workers part, some have brought more than others; before the lane
+is used again each brings as many as the one that has brought the most, so that their operations match from then on.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Lane:
 
     def agree(
         self, digest: bytes, plan_of: PlanOf, *, accumulate: Accumulate = "native", free: int = ALL_FREE,
-        flags: Flag = Flag.NONE,
     ) -> Steps[Agreed]:  # fmt: skip
         """Exchange records; return the plan to carry out.
 
@@ -75,7 +74,6 @@ class Lane:
             plan_of: plans with an accumulator.
             accumulate: the one that this worker's first replica wants; worker 0's counts.
             free: as in the record.
-            flags: as in the record.
 
         Raises:
             Disagreement: the workers do not mean the same.
@@ -86,7 +84,7 @@ class Lane:
         length, payload = _payload(plan.transfers) if self._opening.complete else (0, b"")
         self.posted += 1
         request = self._in_flight = self._opening.post(
-            self._chain, length=length, free=free, flags=flags | wide, payload=payload
+            self._chain, length=length, free=free, flags=wide, payload=payload
         )
         yield request
         self._in_flight = None
@@ -95,11 +93,10 @@ class Lane:
         rows = self._opening.rows() if self._opening.complete else []
         if self._opening.same_flags():
             return Agreed(plan, rows)
-        first = rows[0].flags if rows else (yield from self._first_flags(flags | wide))
+        first = rows[0].flags if rows else (yield from self._first_flags(wide))
         if (first ^ wide) & Flag.FLOAT64:
             plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
-            rows = [Row(-1, row.free, row.flags, row.payload) for row in rows]  # the payloads are those of another plan
-        return Agreed(plan, rows)
+        return Agreed(plan, [Row(-1, row.free, row.flags, row.payload) for row in rows])  # payloads of several plans
 
     def _first_flags(self, own: Flag) -> Steps[Flag]:
         transfer = Broadcast(int(own), 0, self.communicator.rank)

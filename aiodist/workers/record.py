@@ -6,8 +6,9 @@
     flags       8         `Flag`
     payload   448         a small value, or its first part
 
-Up to 64 workers every worker receives every record. Beyond, the records of all would be more than the step is worth: the
-least digest and the least complement of it are found by a reduction, and are equal to one's own where all are equal.
+Up to 64 workers every worker receives every record. Beyond, the records of all would be more than the step is worth:
+the least digest and the least complement of it are found by a reduction, and are equal to one's own where all are
+equal.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ class Flag(enum.IntFlag):
 
     NONE = 0
     FLOAT64 = 1  # float32 sums accumulate in float64
-    HAS_DATA = 2  # this worker has a further element
 
 
 class Row(NamedTuple):
@@ -76,7 +76,7 @@ class Opening:
         self._digest = digest
         if not self.complete:
             return self._post_least(digest, flags)
-        own = memoryview(self._own)
+        own = self._own.data
         _HEADER.pack_into(own, 0, digest, length, free, flags)
         own[_PAYLOAD_AT : _PAYLOAD_AT + len(payload)] = payload
         return self._communicator.iallgather(self._own, self._all)
@@ -91,7 +91,7 @@ class Opening:
         """Return whether all digests are equal; the exchange is complete."""
         if not self.complete:
             return bool((self._least[[0, 1, 3, 4]] == self._expected[[0, 1, 3, 4]]).all())
-        whole, digest = memoryview(self._all), self._digest
+        whole, digest = self._all.data, self._digest
         return all(whole[at : at + 16] == digest for at in range(0, len(whole), SIZE))
 
     def same_flags(self) -> bool:
@@ -103,7 +103,7 @@ class Opening:
 
     def rows(self) -> list[Row]:
         """Return the records of all workers, where every worker receives them."""
-        whole = memoryview(self._all)
+        whole = self._all.data
         return [_row(whole[at : at + SIZE]) for at in range(0, len(whole), SIZE)]
 
 

@@ -1,8 +1,9 @@
 """The simulated engine: many workers in one process, which a test can let die, be cut off, or come late.
 
-Communicators of one rank after the other are made by a `SimulatedCluster`. An operation is complete when every worker has
-begun it. Operations of one communicator match by their number, as an engine's do that knows no tags: so a test would see
-values mixed up if aiodist ever let different operations meet; the cluster raises where even their kinds differ.
+Communicators of one rank after the other are made by a `SimulatedCluster`. An operation is complete when every worker
+has begun it. Operations of one communicator match by their number, as an engine's do that knows no tags: so a test
+would see values mixed up if aiodist ever let different operations meet; the cluster raises where even their kinds
+differ.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiodist.workers.layout import Layout
 from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.layout import Layout
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Verdict
 

@@ -95,7 +95,9 @@ def tell(
         posted=posted,
         replicas=tuple(_replica(member) for member in group.members),
         open={number: _calls(group, meeting) for number, meeting in list(group.open.items())},
-        agreed={number: to_wire((signature, code, offset)) for number, signature, code, offset, _ in list(group.agreed)},
+        agreed={
+            number: to_wire((signature, code, offset)) for number, signature, code, offset, _ in list(group.agreed)
+        },
         overdue=overdue,
         failures=tuple(failures),
         note=note,
@@ -163,9 +165,9 @@ def _restore_meeting(
     for rank, state in states.items():
         told = state.open.get(number, {})
         for place in range(len(state.replicas)):
-            call = told.get(place) or state.agreed.get(number)
-            if call is not None and group.members[offsets[rank] + place].sequence > number:
-                calls[offsets[rank] + place] = from_wire(call)
+            wire = told.get(place) or state.agreed.get(number)
+            if wire is not None and group.members[offsets[rank] + place].sequence > number:
+                calls[offsets[rank] + place] = from_wire(wire)
     if not calls:
         return
     first = calls[min(calls)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Sequence
+from itertools import pairwise
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
@@ -182,7 +183,9 @@ class OrderedReduction(Reduction):
 
     def __init__(self, op: ReduceOp, layout: Layout, values: Sequence[Sequence[Array]]) -> None:
         self._layout = layout
-        self._nodes = [_largest_nodes(layout.offset_of(w), count, layout.replicas) for w, count in enumerate(layout.counts)]
+        self._nodes = [
+            _largest_nodes(layout.offset_of(w), count, layout.replicas) for w, count in enumerate(layout.counts)
+        ]
         own = [
             np.stack([_subtree(op, node, layout.offset, column) for node in self._nodes[layout.rank]])
             for column in values
@@ -201,7 +204,7 @@ class OrderedReduction(Reduction):
                 for worker, part in enumerate(parts):
                     size = int(np.prod(shape, dtype=int)) * dtype.itemsize
                     for node in self._nodes[worker]:
-                        data = bytes(part[at[worker] : at[worker] + size])
+                        data = bytearray(part[at[worker] : at[worker] + size])
                         nodes[node] = np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
                         at[worker] += size
                 totals.append(self._root(nodes))
@@ -220,7 +223,7 @@ class OrderedReduction(Reduction):
     def _one(self, communicator: Communicator, stacked: Array) -> Steps[Array]:
         shares = _shares(stacked.shape[1], communicator.size)
         bounds = np.cumsum([0, *shares])
-        send = np.concatenate([stacked[:, a:b].reshape(-1) for a, b in zip(bounds, bounds[1:], strict=False)])
+        send = np.concatenate([stacked[:, a:b].reshape(-1) for a, b in pairwise(bounds)])
         own, item, rank = shares[communicator.rank], stacked.itemsize, communicator.rank
         counts = [share * len(self._nodes[rank]) * item for share in shares]
         received_counts = [own * len(nodes) * item for nodes in self._nodes]
@@ -301,7 +304,7 @@ class Gathering:
 
     def from_records(self, parts: Sequence[memoryview]) -> list[Any]:
         """Return the objects by rank."""
-        return [decode(bytes(part)) for part in parts]  # type: ignore[arg-type]
+        return [decode(memoryview(bytearray(part))) for part in parts]
 
     def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[list[Any]]:
         """Gather the bytes, after their sizes where those are not known."""
@@ -310,7 +313,7 @@ class Gathering:
         whole = np.empty(sum(lengths), np.uint8)
         yield communicator.iallgatherv(self.data, whole, lengths)
         bounds = np.cumsum([0, *lengths])
-        return [decode(whole[a:b].copy()) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [decode(whole[a:b].copy()) for a, b in pairwise(bounds)]
 
 
 def _sizes(communicator: Communicator, own: int) -> Steps[list[int]]:
@@ -340,7 +343,7 @@ class Broadcast:
 
     def from_records(self, parts: Sequence[memoryview]) -> Any:
         """Return the object."""
-        return decode(bytes(parts[self.root]))  # type: ignore[arg-type]
+        return decode(memoryview(bytearray(parts[self.root])))
 
     def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[Any]:
         """Broadcast the bytes, after their number where that is not known."""
@@ -380,4 +383,4 @@ class Exchange:
         received = np.empty(sum(self._sizes), np.uint8)
         yield communicator.ialltoallv(self.data, self._counts, received, self._sizes)
         bounds = np.cumsum([0, *self._sizes])
-        return [received[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [received[a:b] for a, b in pairwise(bounds)]

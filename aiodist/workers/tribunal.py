@@ -1,8 +1,8 @@
 """The tribunal: one worker, the coordinator, hears what all workers have to tell of a lane, and judges once for all.
 
-A worker that has found something wrong reports its part. The coordinator asks the others for theirs; each lets its replicas
-run until they have shown what they do, as on one machine, and reports in turn. When all have, or when those that have
-not have had their time, there is one verdict, and every worker raises it.
+A worker that has found something wrong reports its part. The coordinator asks the others for theirs; each lets its
+replicas run until they have shown what they do, as on one machine, and reports in turn. When all have, or when those
+that have not have had their time, there is one verdict, and every worker raises it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class Verdict:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
         error = self.kind(self.report)
         for failure in self.failures:
-            error.add_note(f"replica {failure.replica_id} raised {failure.text}")
             error.__cause__ = error.__cause__ or failure.error
         return error
 
@@ -162,7 +161,9 @@ def _nobody_waits(group: SyncGroup) -> CollectiveError:
 
 
 def _with_notes(report: CollectiveReport, states: Mapping[int, WorkerState]) -> CollectiveReport:
-    notes = [f"worker {rank}: {states[rank].note}" for rank in sorted(states) if states[rank].note]
+    failures = [failure for rank in sorted(states) for failure in states[rank].failures]
+    notes = [f"Replica {failure.replica_id} raised {failure.text}" for failure in failures]
+    notes += [f"Worker {rank}: {states[rank].note}" for rank in sorted(states) if states[rank].note]
     if not notes:
         return report
     text = "\n".join([report.text, *notes])

@@ -23,6 +23,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist_kernels": 0,
     "aiodist.vocabulary": 1,
     "aiodist.collective": 2,
+    "aiodist.workers": 2,
     "aiodist.replica": 3,
     "aiodist.strategy": 4,
     "aiodist.data": 4,
