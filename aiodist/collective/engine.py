@@ -10,6 +10,7 @@ from aiodist.collective.work import Work
 from aiodist.vocabulary.nests import Structure
 
 if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
     from aiodist.collective.member import Member
 
 
@@ -36,9 +37,9 @@ class Engine(Protocol):
         """Resume these with the error of their meeting, before they can be cancelled; None stands for nobody."""
 
     def alarm(self, at: float) -> None:
-        """Call the group's `ring` at that time of ``clock``."""
+        """Call `ring` of the run's own group at that time of ``clock``."""
 
-    def start_merge(self, meeting: Rendezvous) -> None:
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Run the merge function of a meeting and hand the outcome to the group's `finish_merge`."""
 
     def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:

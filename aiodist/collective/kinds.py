@@ -51,4 +51,5 @@ REDUCE_SCATTER = Kind(
 )
 ALL_TO_ALL = Kind("all_to_all", Reason.AXIS, exchange.all_to_all, shared=False, check=exchange.check_all_to_all)
 BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier)
+NEW_GROUP = Kind("new_group", Reason.AXIS, exchange.barrier)
 MERGE_CALL = Kind("merge_call", Reason.MERGE_FN, None, shared=False)

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
 Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-Merge: TypeAlias = Callable[[Rendezvous], Coroutine[Any, Any, None]]
+Merge: TypeAlias = "Callable[[SyncGroup, Rendezvous], Coroutine[Any, Any, None]]"
 
 
 class _TaskEngine:
     """What engines of event loops have in common: replicas and merge functions are tasks of one task group.
 
     Args:
-        group: the sync group that it serves.
+        group: the run's own sync group; the run's other groups use the engine, too.
         tasks: the task group that the replicas run in.
         merge: runs the merge function of a meeting.
 
@@ -58,9 +58,9 @@ class _TaskEngine:
         self._tasks = tasks
         self._merge = merge
 
-    def start_merge(self, meeting: Rendezvous) -> None:
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Run the merge function of a meeting in a task of its own, with replica 0's context variables."""
-        meeting.values[0].context.run(self._tasks.start_soon, self._merge, meeting)
+        meeting.values[0].context.run(self._tasks.start_soon, self._merge, group, meeting)
 
     def carry_out(self, work: Work, done: Done) -> None:
         """Let worker threads make a result, and call ``done`` in the loop with what comes of it."""
@@ -83,6 +83,8 @@ class AsyncioEngine(_TaskEngine):
         self._alarm: TimerHandle | None = None
         plain = type(self.loop).time is BaseEventLoop.time
         self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time  # the same, a call shorter
+        own = isinstance(self.loop, BaseEventLoop)  # uvloop's stands still within a turn, and counts milliseconds
+        self.fine_clock = self.clock if own else time.monotonic
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
         self.reducers = Reducers(self.call_soon_threadsafe)
@@ -128,6 +130,7 @@ class TrioEngine(_TaskEngine):
         self._alarm = CancelScope()
         self.chain = Chain()
         self.clock = lowlevel.current_clock().current_time  # also after the run, and what it reads is this loop's own
+        self.fine_clock = self.clock
         self.call_soon = token.run_sync_soon
         self.call_soon_threadsafe = token.run_sync_soon
         self.reducers = Reducers(self.call_soon_threadsafe)
@@ -187,7 +190,7 @@ class SoloEngine:
     def alarm(self, at: float) -> None:
         """Nothing can be late."""
 
-    def start_merge(self, meeting: Rendezvous) -> None:
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Leave the merge function to the await, which is in a task that can be cancelled."""
 
     def carry_out(self, work: Work, done: Done) -> None:

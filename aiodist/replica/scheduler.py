@@ -72,7 +72,7 @@ class _Run:
         """Run the replicas and return what they return."""
         try:
             async with create_task_group() as tasks:
-                engine = new_engine(self._group, tasks, partial(merge, self._group, self._strategy))
+                engine = new_engine(self._group, tasks, partial(merge, self._strategy))
                 self._attach(engine)
                 engine.start([partial(self._drive, member) for member in self._group.members])
             verdict = self._group.conclude()
@@ -164,11 +164,11 @@ class _Run:
 
     def _tell_shielded(self) -> None:
         """Raise in replicas that wait where no cancellation reaches them: nobody will come."""
-        group = self._group
-        for number in sorted(group.open):
-            meeting = group.open[number]
-            if meeting.has_waiters() and not meeting.agreed:
-                group._fail(meeting, judge(group))
+        for group in self._group.groups():
+            for number in sorted(group.open):
+                meeting = group.open[number]
+                if meeting.has_waiters() and not meeting.agreed:
+                    group._fail(meeting, judge(group))
 
     def _context(self, member: Member) -> ReplicaContext:
         worker = DeviceWorker(member.device, self._group.engine.call_soon_threadsafe)

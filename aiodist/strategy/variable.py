@@ -90,6 +90,7 @@ class Variable(ArrayLike):
             size = 1 if here is None else here.strategy.num_replicas_in_sync
             return cls._made(spec, _owner(here), [value] * size)
         refusal.check_current(here, "Variable(…)")
+        here = here._of_run
         if here.num_replicas_in_sync == 1:
             return cls._made(spec, _owner(here), [value])
         frame = _getframe(1)
@@ -210,7 +211,7 @@ class Variable(ArrayLike):
             return None
         if _owner(here) is not self._strategy:
             raise ValueError(f"{self._whose()} and cannot be {verb} in a replica of {here.strategy!r}")
-        return here
+        return here._of_run
 
     def _whose(self) -> str:
         owner = "the default strategy" if self._strategy is None else repr(self._strategy)
