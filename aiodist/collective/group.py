@@ -337,6 +337,13 @@ class SyncGroup:
         self._judge(overdue)
         self.close()
 
+    def give_up(self, error: CollectiveError) -> None:
+        """End the group with a verdict that was found outside: its replicas cannot go on."""
+        self.verdict = error
+        if self.observer is not None:
+            self.observer.judged(self, error)
+        self.close()
+
     def _judge(self, overdue: Rendezvous | None = None) -> None:
         self.verdict = verdict.judge(self, overdue)
         if self.observer is not None:

@@ -26,7 +26,7 @@ def await_chain(awaitable: Any) -> tuple[Location, ...]:
         if running:
             frames += _running_above(frame)
             break
-    return tuple(_location(frame) for frame in frames if not _is_plumbing(frame))
+    return tuple(_location(frame) for frame in frames if not is_plumbing(frame))
 
 
 def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
@@ -50,7 +50,8 @@ def _running_above(frame: FrameType) -> list[FrameType]:
     return above[::-1] if caller is frame else []
 
 
-def _is_plumbing(frame: FrameType) -> bool:
+def is_plumbing(frame: FrameType) -> bool:
+    """Whether a frame is an event loop's or aiodist's own, which a traceback for a person leaves out."""
     return str(frame.f_globals.get("__name__", "")).startswith(_PLUMBING)
 
 
