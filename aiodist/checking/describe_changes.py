@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiodist.checking.tasks import member_of
-from aiodist.collective.account import shown
+from aiodist.collective.wording import shown
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
 from aiodist.replica.stacks import await_chain

@@ -10,6 +10,7 @@ import numpy as np
 from aiodist.collective import signature as sig
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.reports import Reason
 
 _MAX_NEST = 100
@@ -33,10 +34,10 @@ class _Text:
         return self.text
 
 
-def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: str | None) -> str:
+def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: sig.LeafMark) -> str:
     """Return a leaf as ``float32[3]``; a Python number as ``float``; a NumPy scalar as ``np.float32``.
 
-    Rows of a whole of that shape are ``IndexedSlices(float32[1000, 16])``.
+    Rows of a whole of that shape are ``IndexedSlices(float32[1000, 16])``, a PyTorch tensor is ``torch.float32[3]``.
     """
     if leaf_type == sig.LeafType.PYTHON_NUMBER:
         return str(dtype.__name__)
@@ -44,6 +45,8 @@ def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: str | None) 
     if leaf_type == sig.LeafType.NUMPY_SCALAR:
         return f"np.{name}"
     array = f"{name}[{', '.join('*' if size is None else str(size) for size in shape)}]"
+    if isinstance(leaf_type, ForeignType):
+        return f"{leaf_type.name}.{array}"
     return f"IndexedSlices({array})" if leaf_type == sig.LeafType.INDEXED_SLICES else array
 
 
@@ -87,6 +90,8 @@ def _detail_text(detail: Reason, signature: Signature) -> str:
         return f"source={value}"
     if detail is Reason.MERGE_FN:
         return str(value.name)
+    if signature[sig.SHAPES] is None:
+        return str(list(value))  # the replicas of a new group
     per_leaf = [value] if signature[sig.STRUCTURE] is None else list(value)
     shown = per_leaf[0] if len(set(per_leaf)) == 1 else tuple(per_leaf)
     if signature[sig.KIND].name == "all_to_all" and len(set(per_leaf)) == 1:

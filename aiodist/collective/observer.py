@@ -29,6 +29,9 @@ class Observer(Protocol):
     def run_begun(self, group: SyncGroup, fn: Callable[..., Any]) -> None:
         """A run of ``fn`` begins; ``group.members`` are its replicas, none of which has started."""
 
+    def started(self, member: Member) -> None:
+        """A replica's function is called now."""
+
     def arrived(self, member: Member, meeting: Rendezvous) -> None:
         """A replica has issued its collective number ``meeting.number``; the last arrival comes before `completed`."""
 
@@ -60,6 +63,10 @@ class _Several:
     def run_begun(self, group: SyncGroup, fn: Callable[..., Any]) -> None:
         for observer in self._observers:
             observer.run_begun(group, fn)
+
+    def started(self, member: Member) -> None:
+        for observer in self._observers:
+            observer.started(member)
 
     def arrived(self, member: Member, meeting: Rendezvous) -> None:
         for observer in self._observers:

@@ -12,6 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
+from aiodist.vocabulary import foreign_arrays
+from aiodist.vocabulary.arraylike import ArrayLike
+from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.reports import Reason
 
@@ -30,7 +33,10 @@ PATH: Final = 8
 
 
 class LeafType:
-    """What a leaf is, beside its shape and dtype. An array on the host, the commonest, is marked by None."""
+    """What a leaf is, beside its shape and dtype. A NumPy array, the commonest, is marked by None.
+
+    Another framework's array is marked by its `ForeignType`.
+    """
 
     NUMPY_ARRAY: Final = None
     NUMPY_SCALAR: Final = "NumPy scalar"
@@ -41,22 +47,36 @@ class LeafType:
 _NUMBERS = (int, float, complex, bool)
 
 
-def describe_leaf(leaf: Any) -> tuple[tuple[Any, ...], Any, str | None]:
-    """Return shape, dtype (for a Python number its type) and leaf type of one leaf; None for a size not known.
+LeafMark: TypeAlias = str | ForeignType | None
+Leaf: TypeAlias = tuple[tuple[Any, ...], Any, LeafMark, Any]
+
+
+def describe_leaf(leaf: Any) -> Leaf:
+    """Return a leaf's shape, dtype (for a Python number its type), mark, and what of it takes part in a collective.
+
+    The shape has None for a size that is not known; the mark is what `LeafType` says; what takes part is the leaf, the
+    array that it reads as, or a NumPy array over its memory.
 
     Raises:
-        TypeError: the leaf is no NumPy array, NumPy scalar, Python number or IndexedSlices.
+        ImportError: it is a foreign array of bfloat16, and ml_dtypes is not installed.
+        TypeError: it is no array, NumPy scalar, Python number or IndexedSlices.
     """
     kind = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
-        return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY
+        return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
     if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is not immutable, as scalars are
-        return (), leaf.dtype, LeafType.NUMPY_SCALAR
+        return (), leaf.dtype, LeafType.NUMPY_SCALAR, leaf
     if kind in _NUMBERS:
-        return (), kind, LeafType.PYTHON_NUMBER
+        return (), kind, LeafType.PYTHON_NUMBER, leaf
     if kind is IndexedSlices:
-        return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES
-    raise TypeError(_unsupported(leaf))
+        return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES, leaf
+    if isinstance(leaf, ArrayLike):
+        return describe_leaf(leaf.read_value())
+    foreign = foreign_arrays.type_of(leaf)
+    if foreign is None:
+        raise TypeError(_unsupported(leaf))
+    array = foreign.view(leaf)
+    return array.shape, array.dtype, foreign, array
 
 
 def _unsupported(leaf: Any) -> str:
@@ -67,7 +87,7 @@ def _unsupported(leaf: Any) -> str:
             "meaning a collective would lose; pass np.asarray(value)"
         )
     return (
-        "expected a nest of NumPy arrays, NumPy scalars and Python numbers, got an object of type "
+        "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "
         f"{kind.__module__}.{kind.__qualname__}: {_short(leaf)}"
     )
 
@@ -117,7 +137,7 @@ def _native(dtypes: Any) -> Any:
     return dtypes.newbyteorder("=") if isinstance(dtypes, np.dtype) else dtypes
 
 
-def leaf_fields(signature: Signature) -> list[tuple[tuple[int, ...], Any, str | None]]:
+def leaf_fields(signature: Signature) -> list[tuple[tuple[int, ...], Any, LeafMark]]:
     """Return shape, dtype and leaf type of every leaf; a size that is not compared is None in the shape."""
     if signature[SHAPES] is None:
         return []
@@ -125,3 +145,8 @@ def leaf_fields(signature: Signature) -> list[tuple[tuple[int, ...], Any, str | 
         return [(signature[SHAPES], signature[DTYPES], signature[TYPES])]
     types = signature[TYPES] or (None,) * len(signature[SHAPES])
     return list(zip(signature[SHAPES], signature[DTYPES], types, strict=True))
+
+
+def has_foreign(types: Any) -> bool:
+    """Return whether there are another framework's arrays among leaf types, as a signature has them."""
+    return any(isinstance(mark, ForeignType) for mark in (types if isinstance(types, tuple) else (types,)))

@@ -10,12 +10,14 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective.exchange import normalized_axis
-from aiodist.collective.rendezvous import OutBuffers
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import (
     DETAIL,
     OP,
     SHAPES,
     STRUCTURE,
+    Leaf,
+    LeafMark,
     LeafType,
     Signature,
     describe_leaf,
@@ -97,8 +99,11 @@ def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, 
 def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Return structure, shapes, dtypes, leaf types and leaves of a value, as `signature` lays them out.
 
+    The leaves are what takes part in the collective: of foreign arrays NumPy arrays over their memory.
+
     Raises:
-        TypeError: a leaf is no NumPy array, NumPy scalar or Python number.
+        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
+        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
     """
     ndarray = np.ndarray
     if type(value) is dict:
@@ -109,17 +114,17 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
             leaves, structure = nests.flatten_flat_dict(value)
             return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
     elif isinstance(value, (np.ndarray, np.generic, int, float, complex)):
-        return (None, *describe_leaf(value), value)
+        return None, *describe_leaf(value)
     leaves, structure = nests.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
-        return (None, *describe_leaf(value), value)
+        return None, *describe_leaf(value)
     if not leaves:
         return structure, (), (), None, leaves
-    shapes, dtypes, types = zip(*_described(structure, leaves), strict=True)
-    return structure, shapes, dtypes, types if any(types) else None, leaves
+    shapes, dtypes, types, taking_part = zip(*_described(structure, leaves), strict=True)
+    return structure, shapes, dtypes, types if any(types) else None, list(taking_part)
 
 
-def _described(structure: nests.Structure, leaves: Sequence[Any]) -> list[tuple[Any, Any, Any]]:
+def _described(structure: nests.Structure, leaves: Sequence[Any]) -> list[Leaf]:
     found = []
     for index, leaf in enumerate(leaves):
         try:
@@ -185,7 +190,7 @@ def out_buffers(out: Any, signature: Signature) -> OutBuffers | None:
     return OutBuffers(buffers, out)
 
 
-def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: str | None, op: ReduceOp) -> None:
+def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: LeafMark, op: ReduceOp) -> None:
     if leaf_type in (LeafType.PYTHON_NUMBER, LeafType.INDEXED_SLICES) or not isinstance(buffer, np.ndarray):
         raise TypeError(f"out must hold arrays, where the value has arrays, got {buffer!r}")
     expected = kernels.result_dtype(op, dtype)

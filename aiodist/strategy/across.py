@@ -12,9 +12,10 @@ import aiodist_kernels as kernels
 from aiodist.collective import sparse
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import LeafType, describe_leaf
+from aiodist.collective.signature import LeafMark, LeafType, describe_leaf, has_foreign
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import ReduceOp
 
@@ -34,24 +35,44 @@ def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int) -> Any:
 def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
     if leaf is None:  # an empty nest, as in a collective
         return None
-    components = _components(op, leaf, num_replicas)
-    described = [describe_leaf(component) for component in components]
-    if any(leaf_type is LeafType.INDEXED_SLICES for *_, leaf_type in described):
-        _check_rows(op, described, axis)
+    shapes, dtypes, types, arrays = _described(_components(op, leaf, num_replicas))
+    if LeafType.INDEXED_SLICES in types:
+        _check_rows(op, dtypes, types, axis)
     elif axis is not None:
-        return _reduce_along(op, [np.asarray(component) for component in components], axis)
-    shapes, dtypes, types = ([*column] for column in zip(*described, strict=True))
-    dtypes = [_native(dtype) for dtype in dtypes]
-    for what, column in (("shape", shapes), ("dtype", dtypes), ("type", types)):
-        for replica_id, found in enumerate(column):
-            if found != column[0]:
-                raise ValueError(
-                    f"the components must have the same {what}; replica 0's is {column[0]}, replica {replica_id}'s is "
-                    f"{found}; to reduce ragged batches, give the axis that they differ along"
-                )
+        return _given(types[0], _reduce_along(op, [np.asarray(array) for array in arrays], axis))
+    for what, column in (("shape", shapes), ("dtype", list(map(_native, dtypes))), ("type", types)):
+        _check_same(what, column)
     if types[0] is LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtypes[0])
-    return reduce_leaf(op, components, types[0])
+    return _given(types[0], reduce_leaf(op, arrays, types[0]))
+
+
+def _described(components: Sequence[Any]) -> tuple[list[Any], list[Any], list[LeafMark], list[Any]]:
+    """Return shapes, dtypes, leaf types, and what is to be combined."""
+    shapes, dtypes, types, arrays = ([*column] for column in zip(*map(describe_leaf, components), strict=True))
+    if has_foreign(tuple(types)):
+        _check_same("type", types)
+    return shapes, dtypes, types, arrays
+
+
+def _check_same(what: str, column: Sequence[Any]) -> None:
+    for replica_id, found in enumerate(column):
+        if found != column[0]:
+            hint = "; to reduce ragged batches, give the axis that they differ along" if what == "shape" else ""
+            raise ValueError(
+                f"the components must have the same {what}; replica 0's is {_text(column[0])}, replica {replica_id}'s "
+                f"is {_text(found)}{hint}"
+            )
+
+
+def _text(found: Any) -> str:
+    if isinstance(found, ForeignType):
+        return f"{found.name} array"
+    return "NumPy array" if found is LeafType.NUMPY_ARRAY else str(found)
+
+
+def _given(leaf_type: LeafMark, result: Any) -> Any:
+    return leaf_type.give(result) if isinstance(leaf_type, ForeignType) else result
 
 
 def _components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
@@ -73,11 +94,11 @@ def _check_count(leaf: DistributedValues[Any], num_replicas: int) -> None:
         raise ValueError(f"expected {num_replicas} components, one for each replica, got {len(leaf.values)}")
 
 
-def _check_rows(op: ReduceOp, described: Sequence[tuple[Any, Any, Any]], axis: Any) -> None:
+def _check_rows(op: ReduceOp, dtypes: Sequence[Any], types: Sequence[LeafMark], axis: Any) -> None:
     """Check a reduction of IndexedSlices."""
     if axis is not None:
         raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
-    for _, dtype, leaf_type in described:
+    for dtype, leaf_type in zip(dtypes, types, strict=True):
         if leaf_type is LeafType.INDEXED_SLICES:
             sparse.check(op, dtype)
 
@@ -175,17 +196,16 @@ def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
             normalized_axis(axis, len(describe_leaf(leaf)[0]))
         return leaf
     _check_count(leaf, num_replicas)
-    for component in leaf.values:
-        if describe_leaf(component)[2] is LeafType.INDEXED_SLICES:
-            raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
-    first = np.asarray(leaf.values[0])
-    along = normalized_axis(axis, first.ndim)
-    for replica_id, component in enumerate(leaf.values):
-        array = np.asarray(component)
-        if not _same_but_along([along], array, first):
+    _, _, types, arrays = _described(leaf.values)
+    if LeafType.INDEXED_SLICES in types:
+        raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
+    arrays = [np.asarray(array) for array in arrays]
+    along = normalized_axis(axis, arrays[0].ndim)
+    for replica_id, array in enumerate(arrays):
+        if not _same_but_along([along], array, arrays[0]):
             raise ValueError(
-                f"the components may differ along axis {along} only; replica 0's is {first.dtype}{list(first.shape)}, "
-                f"replica {replica_id}'s is {array.dtype}{list(array.shape)}"
+                f"the components may differ along axis {along} only; replica 0's is {arrays[0].dtype}"
+                f"{list(arrays[0].shape)}, replica {replica_id}'s is {array.dtype}{list(array.shape)}"
             )
-    whole = np.concatenate([np.asarray(component) for component in leaf.values], axis=along)
-    return _frozen(whole.astype(_native(whole.dtype), copy=False))
+    whole = np.concatenate(arrays, axis=along)
+    return _given(types[0], _frozen(whole.astype(_native(whole.dtype), copy=False)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,14 @@ from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist_kernels import Accumulate, ReduceOp
 
 Array = np.ndarray[Any, Any]
-Update = Callable[[Array, Array], Array]
+_CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 
 
-UPDATES: dict[str, Update] = {"assign": lambda _, value: value, "assign_add": np.add, "assign_sub": np.subtract}
+def updated(method: str, old: Array, value: Array) -> Array:
+    """Return what a component becomes: a read-only array that shares no memory with the value."""
+    new = np.array(value, order="K", subok=False) if method == "assign" else np.asarray(_CHANGES[method](old, value))
+    new.flags.writeable = False
+    return new
 
 
 def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:

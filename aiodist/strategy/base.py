@@ -18,7 +18,7 @@ from aiodist.replica.refusal import ANY_THREAD, NO_RUN
 from aiodist.replica.scheduler import run_replicas
 from aiodist.strategy import across, creation
 from aiodist.strategy.extended import StrategyExtended
-from aiodist.strategy.scope import Scope, require_cross_replica
+from aiodist.strategy.scope import Scope, components_here, require_cross_replica
 from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
 from aiodist.strategy.warmup import compile_kernels
@@ -146,7 +146,7 @@ class Strategy(DataMethods, V1Strategy):
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op)
         await checkpoint()
-        return across.reduce_nest(op, value, axis, self.num_replicas_in_sync)
+        return across.reduce_nest(op, value, axis, components_here(self))
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order.
@@ -165,7 +165,7 @@ class Strategy(DataMethods, V1Strategy):
         """
         require_cross_replica(self, "strategy.gather")
         await checkpoint()
-        return across.gather_nest(value, axis, self.num_replicas_in_sync)
+        return across.gather_nest(value, axis, components_here(self))
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, so that NumPy need not serve large values for long.
@@ -190,9 +190,9 @@ class Strategy(DataMethods, V1Strategy):
             ValueError: a per-replica value has another number of components than there are replicas.
         """
         value = as_distributed(value)
-        if isinstance(value, DistributedValues) and len(value.values) == self.num_replicas_in_sync:
+        size = components_here(self)
+        if isinstance(value, DistributedValues) and len(value.values) == size:
             return value.values
-        size = self.num_replicas_in_sync
         return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
 
     def _standing_group(self) -> SyncGroup:
@@ -201,7 +201,7 @@ class Strategy(DataMethods, V1Strategy):
         if group.size > 1:
             group.thread = NO_RUN
         else:
-            group.attach(SoloEngine(functools.partial(merge, group, self)), ANY_THREAD)
+            group.attach(SoloEngine(functools.partial(merge, self)), ANY_THREAD)
         return group
 
 

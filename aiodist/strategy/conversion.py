@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist.vocabulary.foreign_arrays import type_of
 from aiodist_kernels import ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -20,12 +21,12 @@ def initial_array(value: Any, dtype: Any) -> Array:
     Raises:
         TypeError: the value is no array or number, or not of the dtype's kind.
     """
-    given = np.asarray(value)
+    given = _as_array(value)
     wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
     if wanted.kind != "b":
         kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
     _check_kind(value, given, wanted)
-    return frozen_copy(np.asarray(value, wanted))
+    return frozen_copy(_as_array(value, wanted))
 
 
 def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
@@ -36,13 +37,18 @@ def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: st
         TypeError: the value is no array or number, or of a kind that would lose more than precision.
         ValueError: it has another shape; nothing is broadcast.
     """
-    given = np.asarray(value)
+    given = _as_array(value)
     if given.shape != shape:
         raise ValueError(
             f"the variable {name!r} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}"
         )
     _check_kind(value, given, dtype)
-    return given if given.dtype == dtype and given.dtype.isnative else np.asarray(value, dtype)
+    return given if given.dtype == dtype and given.dtype.isnative else _as_array(value, dtype)
+
+
+def _as_array(value: Any, dtype: np.dtype[Any] | None = None) -> Array:
+    foreign = type_of(value)
+    return np.asarray(value if foreign is None else foreign.view(value), dtype)
 
 
 def _check_kind(value: Any, given: Array, dtype: np.dtype[Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.devices import resolve
+from aiodist.vocabulary.foreign_arrays import type_of
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 
 
@@ -46,4 +47,11 @@ def placed(value: Any, devices: Sequence[str]) -> Any:
     """Return a nest of results as it stands on these devices: bare on one, each leaf mirrored on several."""
     if len(devices) == 1:
         return value
-    return nests.map_leaves(lambda leaf: None if leaf is None else Mirrored([leaf] * len(devices)), value)
+    return nests.map_leaves(lambda leaf: None if leaf is None else Mirrored(_each(leaf, len(devices))), value)
+
+
+def _each(leaf: Any, count: int) -> list[Any]:
+    foreign = type_of(leaf)
+    if foreign is None:
+        return [leaf] * count
+    return [leaf, *foreign.give_each(foreign.view(leaf).copy(order="K"), count - 1)]

@@ -15,11 +15,12 @@ from aiodist.replica import arguments
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
-from aiodist.strategy.scope import require_cross_replica
+from aiodist.strategy.scope import components_here, require_cross_replica
 from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.devices import resolve
+from aiodist.vocabulary.foreign_arrays import type_of
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.values import DistributedValues, regroup
@@ -136,7 +137,7 @@ class StrategyExtended:
         return await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
-        size = self._required(what).num_replicas_in_sync
+        size = components_here(self._required(what))
         op = arguments.reduce_op(reduce_op)
         arguments.options(options, None)
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
@@ -257,4 +258,7 @@ def _copy(leaf: Any) -> Any:
         return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
     if isinstance(leaf, Variable):
         leaf = leaf.read_value()
+    foreign = type_of(leaf)
+    if foreign is not None:
+        return foreign.give(foreign.view(leaf).copy(order="K"))
     return frozen_copy(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -8,6 +8,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import numpy as np
 
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.foreign_arrays import is_foreign
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 
 T = TypeVar("T")
@@ -146,7 +147,11 @@ def _same_bare_object(values: Sequence[Any]) -> bool:
 
 def _regroup_leaf(components: tuple[Any, ...], always_wrap: bool) -> Any:
     first = components[0]
-    wrapped = isinstance(first, (np.ndarray, np.generic, IndexedSlices)) or (always_wrap and first is not None)
+    wrapped = (
+        isinstance(first, (np.ndarray, np.generic, IndexedSlices))
+        or is_foreign(first)
+        or (always_wrap and first is not None)
+    )
     if not wrapped and all(component is first for component in components):
         return first
     return PerReplica(components)

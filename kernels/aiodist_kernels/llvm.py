@@ -36,4 +36,9 @@ def multiply_add(builder: Builder, x: Value, y: Value, z: Value) -> Value:
     bits = 64 if isinstance(kind.element, ir.DoubleType) else 32
     signature = ir.FunctionType(kind, [kind] * 3)
     name = f"llvm.fma.v{kind.count}f{bits}"
-    return builder.call(_numba.get_or_insert_function(builder.module, signature, name), [x, y, z])
+    return builder.call(function(builder.module, signature, name), [x, y, z])
+
+
+def function(module: Any, signature: Any, name: str) -> Value:
+    """Return a function of the module, declared at the first call."""
+    return _numba.get_or_insert_function(module, signature, name)

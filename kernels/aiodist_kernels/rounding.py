@@ -10,11 +10,11 @@ from aiodist_kernels.rules import FLOAT64, DType
 def rounded(values: Array, dtype: DType) -> Array:
     """Return `values` as `dtype`, each rounded once to nearest even; fresh memory if they differ."""
     if dtype.isbuiltin != 1 and values.dtype == FLOAT64:  # bfloat16
-        values = _to_odd_float32(values)
+        values = to_odd_float32(values)
     return values.astype(dtype, copy=False)
 
 
-def _to_odd_float32(values: Array) -> Array:
+def to_odd_float32(values: Array) -> Array:
     """Round float64 to float32 such that a second rounding to bfloat16 is right.
 
     Libraries convert float64 to bfloat16 by way of float32 and so round twice. Rounding to odd

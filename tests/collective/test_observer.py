@@ -37,6 +37,9 @@ class Listener:
     def run_begun(self, group: SyncGroup, fn: Callable[..., Any]) -> None:
         self.note(group, f"run of {fn.__name__} on {len(group.members)}")
 
+    def started(self, member: Member) -> None:
+        self.note(member.group, f"{member.replica_id} started")
+
     def arrived(self, member: Member, meeting: Rendezvous) -> None:
         call = call_text(meeting.call_of(member.replica_id)[0])
         self.note(member.group, f"{member.replica_id} at #{meeting.number} {call}")
@@ -71,8 +74,10 @@ async def test_run_is_told_event_by_event() -> None:
         await run(mirrored(2), reduce_once)
     assert listener.heard == [
         "run of replica on 2",
+        "0 started",
         "0 at #0 all_reduce(SUM, float32[3])",
         "0 waits #0",
+        "1 started",
         "1 at #0 all_reduce(SUM, float32[3])",
         "complete #0",
         "1 waits #0",
@@ -92,7 +97,7 @@ async def test_disagreement_is_told_with_its_verdict() -> None:
     listener = Listener()
     with observing(listener), pytest.raises(CollectiveError):
         await run(mirrored(2), program)
-    told = [line for line in listener.heard if "waits" not in line]
+    told = [line for line in listener.heard if "waits" not in line and "started" not in line]
     assert told == [
         "run of replica on 2",
         "0 at #0 all_reduce(SUM, float)",
@@ -144,7 +149,7 @@ async def test_runs_beside_the_block_are_not_told() -> None:
         tasks.start_soon(run, mirrored(5), reduce_once)
     assert sorted(mine.heard) == sorted(theirs.heard)
     assert mine.heard[0] == "run of replica on 3"
-    assert len(mine.heard) == 15
+    assert len(mine.heard) == 18
 
 
 async def test_several_observers_are_told_the_same() -> None:

@@ -41,7 +41,7 @@ CALLS: list[Call] = [
         "string",
         lambda c: c.all_reduce("SUM", "text"),
         TypeError,
-        r"expected a nest of NumPy arrays.*builtins\.str: 'text'",
+        r"expected a nest of arrays.*builtins\.str: 'text'",
     ),
     ("object", lambda c: c.all_reduce("SUM", object()), TypeError, r"got an object of type builtins\.object"),
     ("set", lambda c: c.broadcast({1, 2}), TypeError, r"got an object of type builtins\.set"),

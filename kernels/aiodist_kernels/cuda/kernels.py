@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels: how threads go over leaves and buffers. The same source is simulated, compiled, and run.
+
+    direct(out, addresses, vectors, lanes)
+        out         address of the result
+        addresses   of the buffers, a tuple: they travel in the launch, with no upload
+        vectors     vectors that the leaf has; 0 where an address is no multiple of 16
+        lanes       lanes that it has
+
+    tabled(table, chunks, count)
+        table       address of 64-bit words in device memory, see `tables`
+        chunks      entries at the table's head, each for one block
+        count       buffers of each leaf
+
+Loops are written with `while`: a `range` with a step costs a 64-bit division in every thread. A
+thread loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be
+one of the buffers.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from aiodist_kernels.cuda.forms import UNROLLED, Form
+from aiodist_kernels.cuda.provider import cuda
+
+Kernel = Callable[..., None]
+
+
+class Functions(Protocol):
+    """Makes what a kernel calls: `intrinsics.Compiled` or `simulated.Simulated`."""
+
+    def reduce_direct(self, *, vector: bool) -> Any: ...  # noqa: D102
+    def reduce_row(self, *, vector: bool) -> Any: ...  # noqa: D102
+    def begin(self, *, vector: bool) -> Any: ...  # noqa: D102
+    def fold(self, many: int, *, vector: bool) -> Any: ...  # noqa: D102
+    def end(self, *, vector: bool) -> Any: ...  # noqa: D102
+    def word(self) -> Any: ...  # noqa: D102
+
+
+def make(form: Form, functions: Functions) -> Kernel:
+    """Return the kernel of a form as a Python function, to be compiled or simulated."""
+    if not form.tabled:
+        return _direct(form, functions)
+    return _tabled(form, functions) if form.recipe.count else _tabled_any(form, functions)
+
+
+def _direct(form: Form, functions: Functions) -> Kernel:
+    width, grain = form.width, form.grain
+    whole, single = functions.reduce_direct(vector=True), functions.reduce_direct(vector=False)
+
+    def direct(out: Any, addresses: Any, vectors: Any, lanes: Any) -> None:
+        thread = cuda.grid(1)
+        threads = cuda.gridsize(1)
+        index = thread
+        while index < vectors:
+            whole(out, addresses, index * width)
+            index += threads
+        index = vectors * width + thread * grain
+        while index < lanes:
+            single(out, addresses, index)
+            index += threads * grain
+
+    return direct
+
+
+def _tabled(form: Form, functions: Functions) -> Kernel:
+    """Make the kernel for many leaves of a fixed number of buffers each."""
+    width, grain, chunk_lanes = form.width, form.grain, form.chunk
+    word = functions.word()
+    whole, single = functions.reduce_row(vector=True), functions.reduce_row(vector=False)
+
+    def tabled(table: Any, chunks: Any, _count: Any) -> None:
+        thread = cuda.threadIdx.x
+        chunk = cuda.blockIdx.x
+        while chunk < chunks:
+            leaf = table + 8 * word(table, 2 * chunk)
+            low = word(table, 2 * chunk + 1)
+            out = word(leaf, 0)
+            high = min(low + chunk_lanes, word(leaf, 1))
+            middle = max(low, min(high, word(leaf, 2)))
+            addresses = leaf + 24
+            index = low + thread * width
+            while index < middle:
+                whole(out, addresses, index)
+                index += cuda.blockDim.x * width
+            index = middle + thread * grain
+            while index < high:
+                single(out, addresses, index)
+                index += cuda.blockDim.x * grain
+            chunk += cuda.gridDim.x
+
+    return tabled
+
+
+def _tabled_any(form: Form, functions: Functions) -> Kernel:
+    """Make the kernel for any number of buffers: the fold goes on in steps of many, then of one.
+
+    What it does to a vector and to an element stands in it twice: their accumulators are of different types,
+    and without a device at hand no function can be compiled that one kernel calls.
+    """
+    width, grain, chunk_lanes, many = form.width, form.grain, form.chunk, UNROLLED
+    word = functions.word()
+    begin, end = functions.begin(vector=True), functions.end(vector=True)
+    fold_many, fold_one = functions.fold(many, vector=True), functions.fold(1, vector=True)
+    begin_single, end_single = functions.begin(vector=False), functions.end(vector=False)
+    fold_single = functions.fold(1, vector=False)
+
+    def tabled_any(table: Any, chunks: Any, count: Any) -> None:
+        thread = cuda.threadIdx.x
+        chunk = cuda.blockIdx.x
+        while chunk < chunks:
+            leaf = table + 8 * word(table, 2 * chunk)
+            low = word(table, 2 * chunk + 1)
+            out = word(leaf, 0)
+            high = min(low + chunk_lanes, word(leaf, 1))
+            middle = max(low, min(high, word(leaf, 2)))
+            addresses = leaf + 24
+            index = low + thread * width
+            while index < middle:
+                total = begin(addresses, index)
+                done = 1
+                while done + many <= count:
+                    total = fold_many(total, addresses + 8 * done, index)
+                    done += many
+                while done < count:
+                    total = fold_one(total, addresses + 8 * done, index)
+                    done += 1
+                end(out, total, index, count)
+                index += cuda.blockDim.x * width
+            index = middle + thread * grain
+            while index < high:
+                single = begin_single(addresses, index)
+                done = 1
+                while done < count:
+                    single = fold_single(single, addresses + 8 * done, index)
+                    done += 1
+                end_single(out, single, index, count)
+                index += cuda.blockDim.x * grain
+            chunk += cuda.gridDim.x
+
+    return tabled_any

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one file that chooses who compiles for CUDA.
+
+`numba.cuda` is either the target that Numba itself still carries, or, where the package numba-cuda is
+installed, that one: it takes the name over. Both simulate kernels when `NUMBA_ENABLE_CUDASIM=1` was
+set before Numba was imported, and both compile PTX without a GPU, if libNVVM is there. numba-cuda-mlir,
+the successor, is not among the choices: it has neither a simulator nor PTX without a driver, and
+its intrinsics are not written in LLVM's instructions.
+"""
+
+import importlib.metadata
+import importlib.util
+import types as python_types
+from collections.abc import Callable
+from typing import Any, Final
+
+import numba
+from numba import cuda as _cuda
+
+cuda: Final[Any] = _cuda
+
+_config: Any = importlib.import_module("numba.core.config")
+
+INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
+"""What brings a compiler for CUDA, its libraries, and what launches kernels."""
+
+
+def simulated() -> bool:
+    """Say whether kernels run in the simulator."""
+    return bool(_config.ENABLE_CUDASIM)
+
+
+def name() -> str:
+    """Return who provides `numba.cuda`: a name and a version."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        return f"numba {numba.__version__} (its own CUDA target)"
+    return f"numba-cuda {importlib.metadata.version('numba-cuda')}"
+
+
+def extending() -> python_types.ModuleType:
+    """Return the provider's module with `intrinsic`; it exists only where kernels are compiled."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        return importlib.import_module("numba.extending")
+    return importlib.import_module("numba.cuda.extending")
+
+
+def types() -> Any:
+    """Return the provider's types."""
+    if importlib.util.find_spec("numba_cuda") is None:
+        return importlib.import_module("numba.core.types")
+    return importlib.import_module("numba.cuda.types")
+
+
+def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capability: tuple[int, int]) -> str:
+    """Compile a kernel to PTX, with or without a GPU on this machine.
+
+    Args:
+        function: the kernel.
+        arguments: the provider's types of its arguments.
+        capability: of the device, e.g. (9, 0).
+
+    Raises:
+        ImportError: the compiler's libraries are not installed.
+    """
+    try:
+        text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
+    except (OSError, RuntimeError, _NvvmError()) as error:
+        raise ImportError(f"compiling for CUDA needs libNVVM and NVRTC: {INSTALL} ({error})") from error
+    return str(text)
+
+
+def _NvvmError() -> type[Exception]:  # noqa: N802
+    kind: type[Exception] = importlib.import_module("numba.cuda.cudadrv.error").NvvmSupportError
+    return kind

@@ -1,0 +1,102 @@
+"""Programs with a planted fault, and correct twins of them: what each must be told, and how they are registered.
+
+A program takes a replica's context, and where its replicas share something, that as well. Every line that the report
+must name ends in the comment ``# named``. A correct twin looks like a fault and is none: nothing may be raised.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from aiodist import CollectiveMismatchError, CollectiveTimeoutError, IncompleteCollectiveError, Reason
+
+Program = Callable[..., Awaitable[Any]]
+
+REPLICAS = 4
+EVERYONE = tuple(range(REPLICAS))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One program.
+
+    Attributes:
+        program: ``async def program(ctx)``, or ``program(ctx, shared)``.
+        family: the kind of fault, for the table of results.
+        error: what comes out of the run; None from a correct program.
+        reason: the report's reason, where there is a report.
+        suspects: the replicas that it must blame.
+        shared: makes what the replicas of one run share.
+        plain: it shows under the plain schedule, so on any event loop; else only exploring schedules finds it.
+        anyio: it runs on trio, too.
+        peers: it makes sense where replicas are processes or threads of another framework.
+    """
+
+    program: Program
+    family: str
+    error: type[BaseException] | None = None
+    reason: Reason | None = None
+    suspects: tuple[int, ...] = ()
+    shared: Callable[[], Any] | None = None
+    plain: bool = True
+    anyio: bool = True
+    peers: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.program.__name__
+
+    def named_lines(self) -> list[str]:
+        """Return the places that the report must name, as ``file.py:line``."""
+        lines, first = inspect.getsourcelines(self.program)
+        file = inspect.getsourcefile(self.program) or ""
+        return [
+            f"{file.rpartition('/')[2]}:{number}"
+            for number, line in enumerate(lines, first)
+            if line.rstrip().endswith("# named")
+        ]
+
+    def bound(self) -> Callable[[Any], Awaitable[Any]]:
+        """Return the program of one run, which takes a context alone."""
+        if self.shared is None:
+            return self.program
+        shared = self.shared()
+        return lambda ctx: self.program(ctx, shared)
+
+
+CASES: list[Case] = []
+
+
+def mismatch(reason: Reason, *suspects: int, **more: Any) -> Callable[[Program], Program]:
+    """Register a program whose replicas are at different collectives."""
+    return _register(CollectiveMismatchError, reason, suspects, more)
+
+
+def incomplete(reason: Reason, *suspects: int, **more: Any) -> Callable[[Program], Program]:
+    """Register a program in which some replicas never come to a collective that others wait in."""
+    error = CollectiveTimeoutError if reason is Reason.TIMEOUT else IncompleteCollectiveError
+    return _register(error, reason, suspects, more)
+
+
+def raises(error: type[BaseException], **more: Any) -> Callable[[Program], Program]:
+    """Register a program out of which an exception of its own comes, as itself."""
+    return _register(error, None, (), more)
+
+
+def correct(**more: Any) -> Callable[[Program], Program]:
+    """Register a program that has no fault."""
+    return _register(None, None, (), more)
+
+
+def _register(
+    error: type[BaseException] | None, reason: Reason | None, suspects: tuple[int, ...], more: dict[str, Any]
+) -> Callable[[Program], Program]:
+    def register(program: Program) -> Program:
+        family = program.__module__.rpartition(".")[2].replace("_", " ")
+        CASES.append(Case(program, family, error, reason, suspects, **more))
+        return program
+
+    return register

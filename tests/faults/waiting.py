@@ -1,0 +1,95 @@
+"""Cancelled waits, timeouts, slow replicas, threads, timers: what a replica does while the others wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import anyio
+import numpy as np
+
+from aiodist import CommunicationOptions, Reason, ReduceOp, ReplicaContext
+from tests.faults.case import correct, incomplete
+
+SUM = ReduceOp.SUM
+LOSS = np.array([1.0, 2.0], np.float32)
+
+
+@incomplete(Reason.ABANDONED, 1)
+async def timeout_around_one_collective(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        await anyio.sleep(0.05)
+    with anyio.move_on_after(0.01 if ctx.replica_id_in_sync_group == 1 else 60):
+        await ctx.all_reduce(SUM, LOSS)  # named
+    await ctx.barrier()
+
+
+@incomplete(Reason.ABANDONED, 2, anyio=False)
+async def cancelled_child_task(ctx: ReplicaContext) -> None:
+    async def reduce() -> None:
+        await ctx.all_reduce(SUM, LOSS)  # named
+
+    if ctx.replica_id_in_sync_group == 0:
+        await asyncio.sleep(0.02)
+    task = asyncio.create_task(reduce())
+    if ctx.replica_id_in_sync_group == 2:
+        await asyncio.sleep(0.01)
+        task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await ctx.barrier()
+
+
+@incomplete(Reason.TIMEOUT, 3, shared=anyio.Event)
+async def never_comes(ctx: ReplicaContext, never: anyio.Event) -> None:
+    if ctx.replica_id_in_sync_group == 3:
+        await never.wait()  # named
+    await ctx.all_reduce(SUM, LOSS, CommunicationOptions(timeout_seconds=0.02))  # named
+
+
+@correct(peers=True)
+async def slow_replica(ctx: ReplicaContext) -> None:
+    for _ in range(3):
+        await anyio.sleep(0.002 * ctx.replica_id_in_sync_group)
+        await ctx.all_reduce(SUM, LOSS)
+
+
+@correct()
+async def computes_in_a_thread(ctx: ReplicaContext) -> None:
+    for step in range(3):
+        if ctx.replica_id_in_sync_group == step:
+            await ctx.run_sync(time.sleep, 0.002)
+        await ctx.all_reduce(SUM, LOSS)
+
+
+@correct()
+async def timeout_that_does_not_fire(ctx: ReplicaContext) -> None:
+    with anyio.fail_after(60):
+        await ctx.all_reduce(SUM, LOSS)
+    await ctx.barrier()
+
+
+@correct()
+async def timeout_away_from_collectives(ctx: ReplicaContext) -> None:
+    with anyio.move_on_after(0.001 * ctx.replica_id_in_sync_group):
+        await anyio.sleep_forever()
+    await ctx.all_reduce(SUM, LOSS)
+
+
+@correct(shared=anyio.Event, anyio=False)
+async def woken_by_a_timer(ctx: ReplicaContext, event: anyio.Event) -> None:
+    if ctx.replica_id_in_sync_group == 1:
+        asyncio.get_running_loop().call_later(0.005, event.set)
+        await event.wait()
+    await ctx.all_reduce(SUM, LOSS)
+
+
+@correct(anyio=False)
+async def woken_by_a_thread(ctx: ReplicaContext) -> None:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    if ctx.replica_id_in_sync_group == 2:
+        wake = loop.run_in_executor(None, lambda: loop.call_soon_threadsafe(future.set_result, None))
+        await future
+        await wake
+    await ctx.all_reduce(SUM, LOSS)

@@ -1,0 +1,222 @@
+"""Collectives and cross-replica reductions of other frameworks' arrays, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import CollectiveMismatchError, PerReplica
+from tests.frameworks import toy
+from tests.frameworks.frameworks import Framework, seen
+from tests.replica.kinds_of_values import Pair
+from tests.replica.programs import here, mirrored, on_each, replica
+
+pytestmark = pytest.mark.anyio
+
+DTYPES = ["float32", "float16", "int32", "uint8"]
+
+
+def numbers(replica_id: int, *shape: int, dtype: str = "float32") -> np.ndarray:
+    return (np.arange(int(np.prod(shape))).reshape(shape) + 10 * replica_id).astype(dtype)
+
+
+def to_list(framework: Framework, value: Any) -> Any:
+    assert isinstance(value, framework.type)
+    return seen(value).tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "MIN", "MAX", "PRODUCT"])
+async def test_all_reduce_gives_what_it_gives_for_numpy(framework: Framework, op: str, dtype: str) -> None:
+    async def program() -> bool:
+        mine = numbers(replica(), 2, 3, dtype=dtype)
+        wanted = await here().all_reduce(op, mine)
+        got = await here().all_reduce(op, framework.make(mine))
+        return bool(to_list(framework, got) == wanted.astype(seen(got).dtype).tolist())
+
+    assert await on_each(3, program) == (True, True, True)
+
+
+async def test_other_collectives_give_the_framework_s_arrays(framework: Framework) -> None:
+    async def program() -> tuple[Any, ...]:
+        ctx, mine = here(), framework.make(numbers(replica(), 2))
+        got = (
+            await ctx.all_gather(mine, 0),
+            await ctx.broadcast(mine, 1),
+            await ctx.reduce_scatter("SUM", mine),
+            await ctx.all_to_all(mine),
+        )
+        return tuple(to_list(framework, value) for value in got)
+
+    assert await on_each(2, program) == (
+        ([0, 1, 10, 11], [10, 11], [10], [0, 10]),
+        ([0, 1, 10, 11], [10, 11], [12], [1, 11]),
+    )
+
+
+async def test_nest_holds_several_frameworks_arrays(framework: Framework) -> None:
+    async def program() -> Any:
+        nest = {"a": Pair(framework.make(np.ones(2, np.float32)), np.ones(1)), "b": [2.0, None]}
+        return await here().all_reduce("SUM", nest)
+
+    for got in await on_each(2, program):
+        assert to_list(framework, got["a"].left) == [2, 2]
+        assert type(got["a"].right) is np.ndarray
+        assert got["b"] == [4.0, None]
+
+
+async def test_arrays_without_dimension_and_with_strides(framework: Framework) -> None:
+    async def program() -> Any:
+        scalar = await here().all_reduce("SUM", framework.make(np.float32(replica())))
+        strided = await here().all_reduce("SUM", framework.make(numbers(replica(), 4, 4))[::2, 1:3])
+        empty = await here().all_reduce("SUM", framework.make(np.zeros((0, 2), np.float32)))
+        return to_list(framework, scalar), to_list(framework, strided), seen(empty).shape
+
+    assert await on_each(2, program) == ((1.0, [[12, 14], [28, 30]], (0, 2)),) * 2
+
+
+async def test_single_replica_gets_its_result_in_its_own_kind(framework: Framework) -> None:
+    ctx = aiodist.get_replica_context()
+    assert isinstance(ctx, aiodist.ReplicaContext)
+    given = framework.make(np.ones(2, np.float32))
+    assert to_list(framework, await ctx.all_reduce("SUM", given)) == [1, 1]
+
+
+async def test_another_array_type_on_one_replica_is_a_mismatch(framework: Framework) -> None:
+    async def program() -> None:
+        mine = np.ones(3, np.float32)
+        await here().all_reduce("SUM", {"w": mine if replica() == 1 else framework.make(mine)})
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        await on_each(3, program)
+    report = caught.value.report
+    assert report.reason == "device"
+    assert report.suspects == (1,)
+    assert f"all_reduce(SUM, {{'w': {framework.name}.float32[3]}})" in str(report)
+    assert f"value['w']: {framework.name}.float32[3] on replicas 0 and 2, float32[3] on replica 1" in str(report)
+
+
+async def test_run_regroups_them_and_passes_components_on(framework: Framework) -> None:
+    strategy = mirrored(2)
+
+    async def make() -> Any:
+        return {"x": framework.make(numbers(replica(), 2))}
+
+    async def read(x: Any) -> Any:
+        return to_list(framework, x)
+
+    made = await strategy.run(make)
+    assert isinstance(made["x"], PerReplica)
+    assert strategy.experimental_local_results(await strategy.run(read, (made["x"],))) == ([0, 1], [10, 11])
+
+
+async def test_reduce_and_gather_in_cross_replica_context(framework: Framework) -> None:
+    strategy = mirrored(2)
+    value = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 2))])
+    ragged = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 1))])
+    assert to_list(framework, await strategy.reduce("SUM", value, None)) == [10, 12]
+    assert to_list(framework, await strategy.reduce("MEAN", ragged, 0)) == pytest.approx(11 / 3)
+    assert to_list(framework, await strategy.gather(ragged, 0)) == [0, 1, 10]
+
+
+async def test_reduce_of_mixed_array_types_raises(framework: Framework) -> None:
+    mixed = PerReplica([np.ones(2, np.float32), framework.make(np.ones(2, np.float32))])
+    with pytest.raises(ValueError, match=f"replica 0's is NumPy array, replica 1's is {framework.name} array"):
+        await mirrored(2).reduce("SUM", mixed, None)
+    with pytest.raises(ValueError, match="the same type"):
+        await mirrored(2).gather(mixed, 0)
+
+
+async def test_extended_puts_copies_on_each_destination(framework: Framework) -> None:
+    strategy = mirrored(2)
+    value = PerReplica([framework.make(numbers(0, 2)), framework.make(numbers(1, 2))])
+    reduced = await strategy.extended.reduce_to("SUM", value, ["CPU:0", "CPU:1"])
+    copies = await strategy.extended.broadcast_to(value.values[1], ["CPU:0", "CPU:1"])
+    for mirrored_value, wanted in ((reduced, [10, 12]), (copies, [10, 11])):
+        assert [to_list(framework, component) for component in mirrored_value.values] == [wanted, wanted]
+        if framework.mutable:
+            first, second = map(seen, mirrored_value.values)
+            assert not np.shares_memory(first, second)
+
+
+async def test_variable_takes_and_gathers_them(framework: Framework) -> None:
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable = aiodist.Variable(framework.make(np.zeros(2, np.float32)), aggregation="sum")
+
+    async def program() -> None:
+        await variable.assign_add(framework.make(numbers(replica(), 2)))
+
+    await strategy.run(program)
+    assert variable.numpy().tolist() == [10, 12]
+
+
+async def test_bfloat16_comes_back_as_bfloat16() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    async def program() -> Any:
+        return await here().all_reduce("MEAN", torch.tensor([1.5, 3.0], dtype=torch.bfloat16) * (1 + 2 * replica()))
+
+    for got in await on_each(2, program):
+        assert got.dtype == torch.bfloat16
+        assert got.tolist() == [3.0, 6.0]
+
+
+async def test_tensor_that_requires_grad_is_refused_with_the_way_out() -> None:
+    tensor = toy.Tensor(np.ones(2))
+    tensor.requires_grad = True
+
+    async def program() -> None:
+        here().all_reduce("SUM", {"loss": tensor})
+
+    with pytest.raises(TypeError, match=r"value\['loss'\]: .*requires grad.*value\.detach\(\).*parameter\.grad"):
+        await on_each(1, program)
+
+
+async def test_real_parameter_is_refused_with_the_way_out() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    async def program() -> None:
+        here().all_reduce("SUM", torch.nn.Parameter(torch.ones(2)))
+
+    with pytest.raises(TypeError, match=r"torch\.Parameter that requires grad"):
+        await on_each(1, program)
+
+
+async def test_array_on_an_unknown_device_is_refused() -> None:
+    class Elsewhere(toy.Tensor):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 99, 0
+
+    async def program() -> None:
+        here().all_reduce("SUM", Elsewhere(np.ones(2)))
+
+    with pytest.raises(TypeError, match=r"host memory.*device type 99"):
+        await on_each(1, program)
+
+
+async def test_array_without_memory_is_refused() -> None:
+    class Meta(toy.Tensor):
+        def __dlpack_device__(self) -> tuple[int, int]:
+            raise ValueError("Unknown device type meta for Dlpack")
+
+    async def program() -> None:
+        here().all_reduce("SUM", Meta(np.ones(2)))
+
+    with pytest.raises(TypeError, match=r"expected an array in memory.*Unknown device type meta"):
+        await on_each(1, program)
+
+
+async def test_array_that_numpy_cannot_look_at_is_refused() -> None:
+    class Opaque(toy.Tensor):
+        def __dlpack__(self, **options: Any) -> Any:
+            raise BufferError("can't export this layout")
+
+    async def program() -> None:
+        here().all_reduce("SUM", Opaque(np.ones(2)))
+
+    with pytest.raises(TypeError, match=r"NumPy cannot look at this .*Opaque: can't export this layout"):
+        await on_each(1, program)

@@ -1,0 +1,48 @@
+"""A framework of arrays as others see it: mutable arrays with DLPack, and nothing of NumPy's.
+
+It stands in where no real one is installed. Like PyTorch's, its tensors cannot be made read-only.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+int16 = np.dtype(np.int16)
+
+
+class Tensor:
+    """An array, with as much of a tensor's surface as tests need."""
+
+    requires_grad = False
+
+    def __init__(self, array: Any) -> None:
+        self.array = np.asarray(array)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.array.dtype
+
+    def __getitem__(self, key: Any) -> Tensor:
+        return Tensor(self.array[key])
+
+    def __array_namespace__(self) -> ModuleType:
+        return sys.modules[__name__]
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+def from_dlpack(other: Any) -> Tensor:
+    """Return a tensor over the other array's memory."""
+    return Tensor(np.from_dlpack(other))

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Host memory as kernels see a device's: addresses of leaves, poisoned results with guards around them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from aiodist_kernels import Accumulate, ReduceOp, reduce
+from aiodist_kernels.cuda.tables import Leaf
+from aiodist_kernels.layout import address
+from tests.kernels import arrays
+from tests.kernels.arrays import assert_same_bits
+
+GUARD = 64
+POISON = 0xA5
+
+
+def aligned(nbytes: int, offset: int) -> np.ndarray:
+    """Return poisoned bytes, and a guard behind them, that begin `offset` bytes behind a multiple of 16."""
+    raw = np.full(nbytes + GUARD + 32, POISON, np.uint8)
+    start = -address(raw) % 16 + offset
+    return raw[start : start + nbytes + GUARD]
+
+
+def placed(values: np.ndarray, offset: int) -> np.ndarray:
+    """Return a copy of `values` that begins `offset` bytes behind a multiple of 16."""
+    memory = aligned(values.nbytes, offset)[: values.nbytes].view(values.dtype)
+    memory[...] = values
+    return memory
+
+
+@dataclasses.dataclass
+class Reduction:
+    """One leaf: its buffers, where its result goes, and what that must be."""
+
+    buffers: list[np.ndarray]
+    memory: np.ndarray
+    out: np.ndarray
+    wanted: np.ndarray
+
+    @property
+    def leaf(self) -> Leaf:
+        return Leaf(address(self.out), tuple(map(address, self.buffers)), self.wanted.size)
+
+    def check(self) -> None:
+        """Compare the result's bits, and see that nothing behind it was written."""
+        assert_same_bits(self.out, self.wanted)
+        assert (self.memory[self.out.nbytes :] == POISON).all(), "written behind the end"
+
+
+def reduction(
+    op: ReduceOp,
+    dtype: np.dtype,
+    count: int,
+    size: int,
+    *,
+    seed: int = 0,
+    accumulate: Accumulate = "native",
+    offset: int = 0,
+    in_place: int | None = None,
+) -> Reduction:
+    """Make a leaf of random values; its result may go to the memory of one of the buffers."""
+    buffers = [placed(values, offset) for values in arrays.buffers(seed, count, (size,), dtype)]
+    wanted = reduce(op, [buffer.copy() for buffer in buffers], accumulate=accumulate)
+    memory = aligned(wanted.nbytes, offset if wanted.dtype == dtype else 0)
+    out = memory[: wanted.nbytes].view(wanted.dtype)
+    if in_place is not None:
+        out = buffers[in_place]
+        memory = out.view(np.uint8)
+    return Reduction(buffers, memory, out, wanted)

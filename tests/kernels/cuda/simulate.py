@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run kernels in the CUDA simulator, in a process of their own: it must be chosen before Numba is imported.
+
+    NUMBA_ENABLE_CUDASIM=1 python -m tests.kernels.cuda.simulate
+
+prints one JSON object: for each case the traceback of what went wrong, or null.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist_kernels.cuda.kernels import make
+from aiodist_kernels.cuda.provider import cuda, simulated
+from aiodist_kernels.cuda.simulated import Simulated
+from aiodist_kernels.cuda.tables import pack, vectors
+from aiodist_kernels.layout import address
+from aiodist_kernels.recipes import components
+from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
+from tests.kernels.cuda.memory import Reduction, reduction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from aiodist_kernels.cuda.forms import Form
+
+    Job = tuple[Callable[[Case], None], Case]
+
+BLOCKS, THREADS = 2, 8
+
+
+def launch(form: Form, dtype: np.dtype, leaves: Sequence[Reduction]) -> None:
+    """Reduce the leaves with the kernel of one form, and check each."""
+    kernel: Any = cuda.jit(make(form, Simulated(form)))[BLOCKS, THREADS]
+    if form.tabled:
+        table = pack(form, [leaf.leaf for leaf in leaves], components(dtype))
+        kernel(address(table.words), table.chunks, len(leaves[0].buffers))
+    else:
+        leaf = leaves[0].leaf
+        lanes = leaf.elements * components(dtype)
+        kernel(leaf.out, leaf.buffers, vectors(form, leaf, lanes), lanes)
+    for each in leaves:
+        each.check()
+
+
+def every_form(case: Case) -> None:
+    """Run each kernel of a case once, on an odd number of elements."""
+    for seed, (form, count) in enumerate(case.forms()):
+        size = 3 + BLOCKS * THREADS * form.width // form.grain * 3 // 2
+        leaf = reduction(case.op, case.dtype, count, size, seed=seed, accumulate=case.accumulate)
+        launch(form, case.dtype, [leaf])
+
+
+def every_size(case: Case) -> None:
+    """Sizes around whole vectors and a round of all threads."""
+    for form, count in case.forms()[:2]:
+        for size in (1, 2, form.width, form.width + 1, 2 * THREADS * form.width, 1001):
+            launch(form, case.dtype, [reduction(case.op, case.dtype, count, size, seed=size)])
+
+
+def misaligned(case: Case) -> None:
+    """Addresses that are multiples of an element only."""
+    for form, count in (*case.forms()[:4], case.forms()[-1]):
+        launch(form, case.dtype, [reduction(case.op, case.dtype, count, 77, offset=case.dtype.itemsize % 16)])
+
+
+def in_place(case: Case) -> None:
+    """The result takes the place of a buffer, first, middle or last."""
+    if case.rule.result != case.dtype:
+        return
+    for form, count in (*case.forms()[2:4], case.forms()[-1]):
+        for place in (0, 1, count - 1):
+            launch(form, case.dtype, [reduction(case.op, case.dtype, count, 99, in_place=place)])
+
+
+def many_leaves(case: Case) -> None:
+    """One launch for leaves of many sizes: empty ones, single elements, several chunks, unaligned ones."""
+    for form, count in ((form, count) for form, count in case.forms() if form.tabled and count in {1, 3, 9}):
+        sizes = (5, 0, 1, form.chunk // form.grain + 7, 0, 64, 2 * form.chunk // form.grain)
+        leaves = [reduction(case.op, case.dtype, count, size, seed=i) for i, size in enumerate(sizes)]
+        leaves.append(reduction(case.op, case.dtype, count, 33, offset=case.dtype.itemsize % 16))
+        launch(form, case.dtype, leaves)
+
+
+def run(jobs: Mapping[str, Job]) -> dict[str, str | None]:
+    """Run each job; return what went wrong."""
+    outcome: dict[str, str | None] = {}
+    for name, (job, case) in jobs.items():
+        try:
+            job(case)
+        except Exception:  # noqa: BLE001  (whatever it is, it is the outcome of this case)
+            outcome[name] = traceback.format_exc()
+        else:
+            outcome[name] = None
+    return outcome
+
+
+SPECIAL = (every_size, misaligned, in_place, many_leaves)
+
+
+def jobs() -> dict[str, Job]:
+    """Return all there is to run, by name."""
+    found: list[Job] = [(every_form, case) for case in CASES]
+    found += [(job, case) for job in SPECIAL for case in ONE_OF_EACH_LAYOUT]
+    return {f"{job.__name__}[{case}]": (job, case) for job, case in found}
+
+
+if __name__ == "__main__":
+    assert simulated(), "set NUMBA_ENABLE_CUDASIM=1"
+    np.seterr(all="ignore")
+    json.dump(run(jobs()), sys.stdout)
