@@ -55,9 +55,7 @@ def _replica(report: ReplicaReport, waiter: Waiter | None) -> ReplicaReport:
         return report
     handle = waiter.suspension.things[0]
     signature, code, offset = handle._meeting.call_of(handle._member.position)
-    return replace(
-        report, state=ReplicaState.WAITING, call=call_text(signature), location=location(code, offset)
-    )
+    return replace(report, state=ReplicaState.WAITING, call=call_text(signature), location=location(code, offset))
 
 
 def _where(group: SyncGroup | None, replicas: Sequence[ReplicaReport]) -> tuple[int, tuple[int, ...]]:

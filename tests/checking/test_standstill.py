@@ -281,7 +281,7 @@ def test_main_that_waits_for_ever_outside_of_runs_is_ended_too() -> None:
     error = ended(main).error
     assert isinstance(error, DeadlockError)
     assert error.report.replicas == ()
-    assert "in _forever" in str(error)
+    assert "_forever() at " in str(error)
 
 
 async def _forever() -> None:
