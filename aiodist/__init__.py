@@ -24,6 +24,7 @@ from aiodist.strategy.mirrored import MirroredStrategy
 from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist.tools.tracing.trace import trace
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -97,4 +98,6 @@ __all__ = [
     "Reason",
     "CallRecord",
     "Location",
+    # To see what replicas did, and when.
+    "trace",
 ]

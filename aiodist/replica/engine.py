@@ -83,6 +83,8 @@ class AsyncioEngine(_TaskEngine):
         self._alarm: TimerHandle | None = None
         plain = type(self.loop).time is BaseEventLoop.time
         self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time  # the same, a call shorter
+        own = isinstance(self.loop, BaseEventLoop)  # uvloop's stands still within a turn, and counts milliseconds
+        self.fine_clock = self.clock if own else time.monotonic
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
         self.reducers = Reducers(self.call_soon_threadsafe)
@@ -128,6 +130,7 @@ class TrioEngine(_TaskEngine):
         self._alarm = CancelScope()
         self.chain = Chain()
         self.clock = lowlevel.current_clock().current_time  # also after the run, and what it reads is this loop's own
+        self.fine_clock = self.clock
         self.call_soon = token.run_sync_soon
         self.call_soon_threadsafe = token.run_sync_soon
         self.reducers = Reducers(self.call_soon_threadsafe)
