@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ pytestmark = pytest.mark.anyio
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the thread that each reduction or gathering is done in."""
     seen: list[int] = []
-    for name in ("reduce_nest", "gather_nest"):
 
-        def spy(*args: Any, plain: Any = getattr(across, name)) -> Any:
+    def spied(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def spy(*args: Any) -> Any:
             seen.append(threading.get_ident())
             return plain(*args)
 
-        monkeypatch.setattr(across, name, spy)
+        return spy
+
+    for name in ("reduce_nest", "gather_nest"):
+        monkeypatch.setattr(across, name, spied(getattr(across, name)))
     return seen
 
 
