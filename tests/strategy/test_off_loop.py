@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the thread that each reduction or gathering is done in."""
     seen: list[int] = []
 
-    def spied(plain: Callable[..., Any]) -> Callable[..., Any]:
-        def spy(*args: Any) -> Any:
-            seen.append(threading.get_ident())
-            return plain(*args)
-
-        return spy
+    def spy(plain: Any, *args: Any) -> Any:
+        seen.append(threading.get_ident())
+        return plain(*args)
 
     for name in ("reduce_nest", "gather_nest"):
-        monkeypatch.setattr(across, name, spied(getattr(across, name)))
+        monkeypatch.setattr(across, name, partial(spy, getattr(across, name)))
     return seen
 
 
