@@ -13,7 +13,7 @@ from aiodist import CommunicationOptions, IndexedSlices, MirroredStrategy, PerRe
 from aiodist.collective.all_reduce import Reduction
 from aiodist.collective.packs import packs
 from aiodist.collective.signature import LeafType
-from aiodist.strategy import extended
+from aiodist.strategy import extended, off_loop
 from tests.collective.runs import mirrored, run
 
 
@@ -47,7 +47,7 @@ def test_pack_is_one_unit_of_reducing(bytes_per_pack: int, units: int) -> None:
 
 def test_rows_of_unknown_number_make_one_unit() -> None:
     rows = [IndexedSlices(np.ones((1, 2)), [replica], (2, 2)) for replica in range(2)]
-    columns = [[np.ones(3), np.ones(3)], rows]
+    columns: list[list[Any]] = [[np.ones(3), np.ones(3)], [*rows]]
     types = [LeafType.NUMPY_ARRAY, LeafType.INDEXED_SLICES]
     work = Reduction(ReduceOp.SUM, columns, types, CommunicationOptions(bytes_per_pack=1)).work(list)
     assert len(work.phases[0]) == 1
@@ -71,11 +71,10 @@ async def test_bits_do_not_depend_on_packs() -> None:
 @pytest.mark.anyio
 async def test_batch_reduce_to_goes_pack_by_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    plain: Any = extended.call_off_loop
 
-    async def spy(values: list[object], fn: object) -> Any:
+    async def spy(values: list[object], fn: Any) -> Any:
         seen.append(len(values))
-        return await plain(values, fn)
+        return await off_loop.call_off_loop(values, fn)
 
     monkeypatch.setattr(extended, "call_off_loop", spy)
     value = PerReplica([np.ones(10, np.float32)] * 2)  # 80 bytes with both components
