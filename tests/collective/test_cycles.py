@@ -48,8 +48,7 @@ async def test_groups_in_opposite_order_are_reported_as_the_cycle_they_are() -> 
 
 async def test_a_cycle_may_pass_through_the_runs_own_group_and_merge_calls() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group < 2:
-            group = ctx.new_group([1, 0])
+        group = ctx.new_group([1, 0]) if ctx.replica_id_in_sync_group < 2 else ctx
         if ctx.replica_id_in_sync_group == 0:
             await group.merge_call(print)
         await ctx.all_reduce("SUM", 1.0)
@@ -73,7 +72,7 @@ async def test_a_cycle_of_three_leaves_out_who_only_waits_for_it() -> None:
     await run(mirrored(4), partial(pairs, crossed=False))
     error = await error_of(partial(pairs, crossed=True), 4)
     assert (error.report.reason, error.report.suspects) == ("cycle", (0, 1, 2))
-    assert [replica.state for replica in error.report.replicas] == ["waiting"] * 4
+    assert [replica.state for replica in error.report.replicas[:3]] == ["waiting"] * 3
 
 
 async def test_it_is_found_when_the_last_await_comes_late() -> None:
