@@ -110,8 +110,7 @@ class CycleWatch:
         waiters = [waiter for meeting in meetings for waiter in meeting.waiters if waiter is not None]
         certain = stuck(waits, root.engine.only_wait(root, suspects, waiters))
         if certain:
-            root.pronounce(_error(root, waits, certain))
-            root.close()
+            root.give_up(_error(root, waits, certain))
             return
         took = time.perf_counter() - began
         self._not_before = root._clock() + max(PAUSE_SECONDS, _PAUSE_PER_LOOK * took)

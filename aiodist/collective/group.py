@@ -327,11 +327,14 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self.root.pronounce(verdict.judge(self, overdue))
-        self.root.close()
+        self.root.give_up(verdict.judge(self, overdue))
 
-    def pronounce(self, error: CollectiveError) -> None:
-        """Make this the verdict on the run, whose own group this is."""
+    def give_up(self, error: CollectiveError) -> None:
+        """End the run with a verdict on it, also one found outside, where it is seen that nobody can go on."""
+        self._note(error)
+        self.close()
+
+    def _note(self, error: CollectiveError) -> None:
         self.verdict = error
         if self.observer is not None:
             self.observer.judged(self, error)
@@ -340,7 +343,7 @@ class SyncGroup:
         """Return the verdict, once all replicas have ended; None when there was no trouble, in any group of the run."""
         for group in self.groups():
             if self.verdict is None and group.trouble is not None and not self.closed:
-                self.pronounce(verdict.judge(group))
+                self._note(verdict.judge(group))
         return self.verdict
 
     def groups(self) -> list[SyncGroup]:
@@ -368,8 +371,6 @@ class SyncGroup:
         meeting.released = True
         self.engine.wake_failed(meeting.waiters)
 
-    # Time.
-
     def _set_alarm(self, at: float) -> None:
         if not self.closed and (self._alarm is None or at < self._alarm):
             self._alarm = at
@@ -378,11 +379,10 @@ class SyncGroup:
     def ring(self) -> None:
         """Look what is overdue in the run's groups: the end of the grace, or a meeting's own deadline."""
         self._alarm = None
-        now = self._clock()
         for group in self.groups():
-            group._look(now)
+            group._look(self._clock())
         if self.branches is not None:
-            self.branches.watch.ring(now)
+            self.branches.watch.ring(self._clock())
 
     def _look(self, now: float) -> None:
         if self.closed:

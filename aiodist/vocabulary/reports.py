@@ -74,6 +74,7 @@ class Reason(enum.StrEnum):
     EXITED = "exited"
     ABANDONED = "abandoned"
     TIMEOUT = "timeout"
+    DEADLOCK = "deadlock"
     CYCLE = "cycle"  # replicas wait for each other, each in a collective of another group
 
 
