@@ -5,18 +5,19 @@ Up to eight replicas have a line each; more are told by camps, so that the accou
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType
 
 from aiodist.collective import hints
 from aiodist.collective import signature as sig
 from aiodist.collective.describe import FunctionKey, leaf_text
 from aiodist.collective.signature import Signature
+from aiodist.collective.wording import count as _count
+from aiodist.collective.wording import ids, shown, shown_file
+from aiodist.collective.wording import ids_briefly as _who_briefly
 from aiodist.vocabulary import nests
-from aiodist.vocabulary.reports import CallRecord, Location, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.reports import CallRecord, Reason, ReplicaReport, ReplicaState
 
 _LINE_EACH = 8
 _MOST_CAMPS = 12
@@ -31,6 +32,7 @@ class Findings:
         camps: who arrived, by equal calls, the largest camp first.
         columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
+        group: what the group is called; None for the run's own.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
 
@@ -41,6 +43,7 @@ class Findings:
     camps: Sequence[tuple[Sequence[int], Signature]]
     columns: Sequence[int | None]
     abandoned: tuple[int, ...]
+    group: str | None
     timeout_seconds: float
 
 
@@ -52,40 +55,8 @@ def write(findings: Findings) -> str:
     return "\n".join(lines)
 
 
-def ids(replicas: Iterable[int]) -> str:
-    """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``."""
-    runs = _runs(sorted(replicas))
-    parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
-    parts = [part for run in parts for part in run.split(", ")]
-    if len(parts) == 1 and "-" not in parts[0]:
-        return f"replica {parts[0]}"
-    head = ", ".join(parts[:-1])
-    return f"replicas {head} and {parts[-1]}" if head else f"replicas {parts[-1]}"
-
-
-def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    runs: list[tuple[int, int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = runs[-1][0], number
-        else:
-            runs.append((number, number))
-    return runs
-
-
-def shown(location: Location) -> str:
-    """Return a location as text, its file relative to the working directory where it lies below it."""
-    return f"{shown_file(location.file)}:{location.line} in {location.function}"
-
-
-def shown_file(file: str) -> str:
-    """Return a file's name, relative to the working directory where it lies below it."""
-    here = f"{Path.cwd()}{os.sep}"
-    return file.removeprefix(here)
-
-
 def _headline(findings: Findings) -> str:
-    number = f"collective #{findings.sequence_number}"
+    number = _collective(findings)
     if findings.reason is Reason.EXITED:
         gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
         return f"{ids(gone)} ended without {number}, which {_others(findings, gone)}"
@@ -97,20 +68,30 @@ def _headline(findings: Findings) -> str:
     return f"replicas disagree at {number}"
 
 
+def _collective(findings: Findings) -> str:
+    if findings.sequence_number < 0:
+        return f"the creation of {findings.group}"
+    number = f"collective #{findings.sequence_number}"
+    return f"{number} of {findings.group}" if findings.group is not None else number
+
+
 def _left_before(findings: Findings, replica: ReplicaReport) -> bool:
+    if findings.sequence_number < 0:
+        return replica.state.ended and replica.call is None
     return replica.state.ended and len_of_program(replica) <= findings.sequence_number
 
 
 def _others(findings: Findings, gone: Sequence[int]) -> str:
     waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
-    if waiting:
+    if waiting and findings.sequence_number >= 0:
         return f"{_wait(waiting)} in"
-    return f"{ids(set(range(len(findings.replicas))) - set(gone))} called"
+    called = "made" if findings.sequence_number < 0 else "called"
+    return f"{ids({r.replica_id for r in findings.replicas} - set(gone))} {called}"
 
 
 def _what_is_late(findings: Findings) -> str:
     arrived = {replica_id for members, _ in findings.camps for replica_id in members}
-    missing = set(range(len(findings.replicas))) - arrived
+    missing = {r.replica_id for r in findings.replicas} - arrived
     if not missing:
         return "its merge function has not returned"
     return f"{ids(missing)} {'has' if len(missing) == 1 else 'have'} not arrived, {_wait(arrived)} in it"
@@ -154,10 +135,6 @@ def len_of_program(replica: ReplicaReport) -> int:
     return replica.history[-1].sequence_number + 1 if replica.history else 0
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in (1, 2, 3)]  # type: ignore[arg-type]
     return [
@@ -179,13 +156,6 @@ def _by_camp(findings: Findings, marked: set[int]) -> list[str]:
     rest = sum(len(members) for _, members in ordered[_MOST_CAMPS:])
     more = [f"  … and {_count(rest, 'replica')} in {len(ordered) - _MOST_CAMPS} more ways"] if rest else []
     return _columns(rows) + more
-
-
-def _who_briefly(members: Sequence[int]) -> str:
-    runs = _runs(members)
-    if len(runs) <= 4:
-        return ids(members)
-    return f"{ids(members[:3])} …"
 
 
 # What differs, inside the values.
@@ -214,7 +184,8 @@ def _structures_differ(a: nests.Structure | None, b: nests.Structure | None) -> 
 
 def _columns_differ(findings: Findings) -> list[str]:
     """Tell calls apart that stand on one line."""
-    places = {findings.replicas[members[0]].location for members, _ in findings.camps}
+    location_of = {replica.replica_id: replica.location for replica in findings.replicas}
+    places = {location_of[members[0]] for members, _ in findings.camps}
     if len(places) > 1 or None in findings.columns:
         return []
     columns = [
@@ -272,7 +243,8 @@ def _leaf_differs(
 def _last_agreement(findings: Findings) -> list[str]:
     last = next((r for r in reversed(_common_history(findings)) if r.sequence_number < findings.sequence_number), None)
     if last is None:
-        return ["This is the first collective of the run."] if findings.sequence_number == 0 else []
+        whole = "run" if findings.group is None else "group"
+        return [f"This is the first collective of the {whole}."] if findings.sequence_number == 0 else []
     where = f"{shown_file(last.location.file)}:{last.location.line}"
     return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {where}."]
 

@@ -90,6 +90,8 @@ def _detail_text(detail: Reason, signature: Signature) -> str:
         return f"source={value}"
     if detail is Reason.MERGE_FN:
         return str(value.name)
+    if signature[sig.SHAPES] is None:
+        return str(list(value))  # the replicas of a new group
     per_leaf = [value] if signature[sig.STRUCTURE] is None else list(value)
     shown = per_leaf[0] if len(set(per_leaf)) == 1 else tuple(per_leaf)
     if signature[sig.KIND].name == "all_to_all" and len(set(per_leaf)) == 1:

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from aiodist.collective import reduction
+from aiodist.collective.all_reduce import Reduction
 from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, LeafType, Signature, leaf_fields
-from aiodist_kernels import Accumulate
+from aiodist.collective.work import Work
+from aiodist_kernels import Accumulate, policy
 
 Array = np.ndarray[Any, Any]
 
@@ -115,25 +117,33 @@ def barrier(signature: Signature, values: Sequence[None], accumulate: Accumulate
 
 def broadcast(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
     """Return a copy of the source's value."""
-    return _each_leaf(signature, values[signature[DETAIL]], lambda leaf, _: _frozen_copy(leaf))
+    value = values[signature[DETAIL]]
+    return _now_or_apart([value], lambda: _each_leaf(signature, value, lambda leaf, _: _frozen_copy(leaf)))
 
 
 def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
     """Return the replicas' arrays put together along the axis, in replica order."""
-    return _each_column(signature, values, lambda leaves, axis: _frozen(_concatenate(leaves, axis)))
+
+    def whole(leaves: Sequence[Any], axis: int) -> Array:
+        return _frozen(_concatenate(leaves, axis))
+
+    return _now_or_apart(values, lambda: _each_column(signature, values, whole))
 
 
-def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> list[Any]:
+def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
     """Return, for each replica, its part of the reduction: the i-th along the axis, views of one array."""
-    op, size = signature[OP], len(values)
+    alone, axes, size = signature[STRUCTURE] is None, _per_leaf(signature), len(values)
+    columns = [values] if alone else list(zip(*values, strict=True))
+    total = Reduction(signature[OP], columns, (None,) * len(columns), accumulate)
 
-    def parts(leaves: Sequence[Any], axis: int) -> list[Array]:
-        return np.split(reduction.reduce_leaf(op, leaves, None, accumulate), size, axis=axis)
+    def parts(results: list[Array]) -> list[Any]:
+        split = [np.split(result, size, axis=axis) for result, axis in zip(results, axes, strict=True)]
+        return _to_replicas(signature, split[0] if alone else split, size)
 
-    return _to_replicas(signature, _each_column(signature, values, parts), size)
+    return total.work(parts) if total.blocks() else parts(total.reduce())
 
 
-def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> list[Any]:
+def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
     """Return, for each replica i, the i-th part of every replica's array, put together in replica order."""
     size = len(values)
 
@@ -142,7 +152,20 @@ def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumula
         split = [np.split(leaf, size, axis=split_axis) for leaf in leaves]
         return [_frozen(_concatenate(column, concat_axis)) for column in zip(*split, strict=True)]
 
-    return _to_replicas(signature, _each_column(signature, values, parts), size)
+    return _now_or_apart(values, lambda: _to_replicas(signature, _each_column(signature, values, parts), size))
+
+
+def _now_or_apart(values: Sequence[Any], move: Callable[[], Any]) -> Any:
+    """Return what a function that copies these values makes; or the `Work` that it is, where they are large."""
+    copied = sum(leaf.nbytes for value in values for leaf in _leaves(value) if isinstance(leaf, np.ndarray))
+    if not policy.blocks(2 * copied):
+        return move()
+    results: list[Any] = []
+    return Work([[lambda: results.append(move())]], results.pop)
+
+
+def _leaves(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else (value,)
 
 
 def _each_leaf(signature: Signature, value: Any, fn: Callable[[Any, Any], Any]) -> Any:

@@ -13,6 +13,9 @@ verdict does not depend on who came first. It is set as the error of every open 
 **Failure.** A replica's own exception closes the group at once: it is the cause, and what the others then run into is
 an echo.
 
+**Groups of some replicas** (`subgroup`) are sync groups like the run's own, their `root`, each with an order of its
+own. What ends a replica ends it in all of them, and the verdict on one closes all: the root keeps the list.
+
 What was rejected: judging at the moment of the second arrival (blames whoever came second); an error queue that each
 replica polls (a replica that never calls again never learns); raising from the call instead of the await (the caller
 may be building a list of pending handles, and the other waiters need the await in any case).
@@ -21,73 +24,57 @@ may be building a list of pending handles, and the other waiters need the await 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import CodeType
-from typing import Any, Protocol
+from typing import Any
+from weakref import WeakSet
 
-from aiodist.collective import verdict
-from aiodist.collective.callsite import Path, place, same_path, same_place
+from aiodist.collective import sameness, verdict
+from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
-from aiodist.collective.rendezvous import OutBuffers, Rendezvous
-from aiodist.collective.signature import KIND, NAME, PATH, STRUCTURE, Signature, first_difference, meaning
+from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.signature import KIND, STRUCTURE, Signature
+from aiodist.collective.work import Work
 from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.nests import Structure
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import Reason, ReplicaState
+from aiodist.vocabulary.reports import ReplicaState
 
 GRACE_SECONDS = 0.1
 HISTORY = 256
 _NEVER = 1 << 62
+_ALWAYS = -1 << 62
 
 Record = tuple[int, Signature, CodeType, int, dict[int, tuple[Signature, CodeType, int]] | None]
 
 
-class Engine(Protocol):
-    """What a sync group needs of the event loop that its replicas run on."""
-
-    @property
-    def handle(self) -> Callable[[Rendezvous, Member, Structure | None], Any]:
-        """Makes what a collective call returns."""
-        ...
-
-    @property
-    def clock(self) -> Callable[[], float]:
-        """Tells the time, in seconds."""
-        ...
-
-    def call_soon(self, fn: Callable[[], object], /) -> object:
-        """Call ``fn`` in the loop, after what is ready now."""
-
-    def wake(self, waiters: Sequence[Any]) -> None:
-        """Resume these, in this order, each after the one before it has run; None stands for nobody."""
-
-    def wake_failed(self, waiters: Sequence[Any]) -> None:
-        """Resume these with the error of their meeting, before they can be cancelled; None stands for nobody."""
-
-    def alarm(self, at: float) -> None:
-        """Call the group's `ring` at that time of ``clock``."""
-
-    def start_merge(self, meeting: Rendezvous) -> None:
-        """Run the merge function of a meeting and hand the outcome to the group's `finish_merge`."""
-
-    def cancel(self) -> None:
-        """Cancel every replica."""
-
-
 class SyncGroup:
-    """The replicas of one run, and their meetings.
+    """The replicas of one run, or some of them, and their meetings.
 
     Args:
         devices: the replicas' devices, one each.
         order_check: what call sites are compared by.
         options: the strategy's, of which the timeout and the accumulator hold for every collective.
+
+    Attributes:
+        root: the run's own group, of all its replicas; of that group itself, it is the group.
+        parts: in the run's own group, the run's other groups; None as long as there is none.
+        kept: in the run's own group, others that must last to the end of the run.
+        making: groups of some of its members that not all of those have made yet.
+        serial: when it was made, among the groups of a run.
     """
+
+    serial = 0
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = len(devices)
-        self.members = [Member(replica_id, device, self) for replica_id, device in enumerate(devices)]
+        self.members = [Member(position, device, self) for position, device in enumerate(devices)]
+        self.root = self
+        self.parts: WeakSet[SyncGroup] | None = None
+        self.kept: set[SyncGroup] = set()
+        self.making: dict[Any, Any] = {}
         self.order_check = order_check
         self.options = options
         self._has_options = options != CommunicationOptions()
@@ -113,9 +100,17 @@ class SyncGroup:
         self._clock = engine.clock
         self.thread = thread
 
+    @property
+    def label(self) -> str | None:
+        """What reports call it; None for the run's own group, of which they need not speak."""
+        return None
+
+    def keep(self) -> None:
+        """Last as long as the run does, whoever lets go of it."""
+
     def now(self) -> int:
         """Return the time on the event loop's clock, in nanoseconds."""
-        return int(self._clock() * 1e9)
+        return int(self.engine.fine_clock() * 1e9)
 
     # The way of a collective that goes well.
 
@@ -156,9 +151,9 @@ class SyncGroup:
         if options is not None:
             self._apply(options, meeting, member)
         if out is not None:
-            meeting.outs = {**(meeting.outs or {}), member.replica_id: out}
+            meeting.outs = {**(meeting.outs or {}), member.position: out}
         member.sequence = number + 1
-        meeting.values[member.replica_id] = value
+        meeting.values[member.position] = value
         meeting.missing -= 1
         handle = self._handle(meeting, member, signature[STRUCTURE])
         if self.observer is not None:
@@ -166,7 +161,7 @@ class SyncGroup:
         if self.trouble is not None:
             self._arrive_in_trouble(member, meeting)
         elif not meeting.missing:
-            self._agree(meeting, member.replica_id)
+            self._agree(meeting, member.position)
         return handle
 
     def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
@@ -182,7 +177,7 @@ class SyncGroup:
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
         if options.timeout_seconds is not None:
             self._limit(meeting, options.timeout_seconds)
-        if member.replica_id == 0 and options.accumulate != "native":
+        if member.position == 0 and options.accumulate != "native":
             meeting.accumulate = options.accumulate
 
     def _limit(self, meeting: Rendezvous, seconds: float) -> None:
@@ -197,10 +192,13 @@ class SyncGroup:
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
         if signature[KIND].combine is None:
-            self.engine.start_merge(meeting)
+            self.engine.start_merge(self, meeting)
             return
         try:
-            meeting.combine()
+            work = meeting.combine()
+            if work is not None:
+                self._carry_out(meeting, work)
+                return
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             meeting.fail(error)
         meeting.last = last
@@ -214,6 +212,22 @@ class SyncGroup:
             self.engine.wake(meeting.waiters)
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
             self.engine.call_soon(partial(self.release, meeting))
+
+    def _carry_out(self, meeting: Rendezvous, work: Work) -> None:
+        """Let worker threads make the result. Nobody is missing: the meeting can be neither late nor abandoned."""
+        meeting.under_way = True
+        meeting.deadline = None
+        self.engine.carry_out(work, partial(self.finish_work, meeting))
+
+    def finish_work(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
+        """Complete a meeting with what worker threads have made."""
+        meeting.under_way = False
+        if error is None:
+            meeting.take(result)
+        else:
+            meeting.fail(error)
+        self._complete(meeting)
+        self.release(meeting)
 
     def _complete(self, meeting: Rendezvous) -> None:
         meeting.complete = True
@@ -247,27 +261,11 @@ class SyncGroup:
 
     def _compare(self, member: Member, meeting: Rendezvous, signature: Signature, code: CodeType, offset: int) -> None:
         """Compare the meaning of an arrival that is not literally the first one's."""
-        difference = self.difference((signature, code, offset), (meeting.signature, meeting.code, meeting.offset))
+        difference = sameness.difference(self.order_check, (signature, code, offset), meeting.call)
         if difference is not None:
             signature[KIND].check(signature, self.size)
             self._set_trouble(meeting.number)
         meeting.add_other(member.replica_id, signature, code, offset)
-
-    def difference(self, a: tuple[Signature, CodeType, int], b: tuple[Signature, CodeType, int]) -> Reason | None:
-        """Return the first thing in which two calls differ; None where they are the same collective."""
-        found = first_difference(a[0], b[0])
-        if found is not None or a[0][NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
-            return found
-        same = same_path(a[0][PATH], b[0][PATH]) if self.paths else same_place(*a[1:], *b[1:])
-        return None if same else Reason.CALL_SITE
-
-    def fingerprint(self, call: tuple[Signature, CodeType, int]) -> tuple[object, ...]:
-        """Return all that must agree for calls to be the same collective, as one hashable value."""
-        signature, code, offset = call
-        if signature[NAME] is not None or self.order_check is OrderCheck.SIGNATURE:
-            return meaning(signature)
-        sites: Path = signature[PATH] if self.paths else ((code, offset, code.co_filename),)
-        return (*meaning(signature), *(place(*site[:2]) for site in sites))
 
     def _set_trouble(self, number: int) -> None:
         if self.trouble is None or number < self.trouble:
@@ -281,22 +279,28 @@ class SyncGroup:
             self._fail(meeting, self.verdict or verdict.judge(self))
             return
         if not meeting.missing and meeting.number < self.trouble:
-            self._agree(meeting, member.replica_id)
+            self._agree(meeting, member.position)
         self._consider(member)
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""
-        if meeting.complete or self.closed:
+        if meeting.complete or meeting.under_way or self.closed:
             return
         member.abandon(meeting.number)
         self._set_trouble(meeting.number)
         self._consider(member)
 
     def end(self, member: Member, state: ReplicaState, error: BaseException | None = None) -> None:
-        """Note that a replica's function has ended, how, and with what failure of its own."""
+        """Note that a replica's function has ended, how, and with what failure of its own: in all groups of the run."""
         member.end = state
         if self.observer is not None:
             self.observer.ended(member, error)
+        self._end(member, state)
+        for part in list(member.parts or ()):
+            part.group._end(part, state)
+
+    def _end(self, member: Member, state: ReplicaState) -> None:
+        member.end = state
         self._ended_at = min(self._ended_at, member.sequence)
         if self.closed:
             return
@@ -310,11 +314,11 @@ class SyncGroup:
         """Look whether the trouble can be judged, now that this member has done something."""
         assert self.trouble is not None
         if self._unsettled is None:
-            self._unsettled = {m.replica_id for m in self.members if not m.has_settled(self.trouble)}
+            self._unsettled = {m.position for m in self.members if not m.has_settled(self.trouble)}
         elif member.has_settled(self.trouble):
-            self._unsettled.discard(member.replica_id)
+            self._unsettled.discard(member.position)
         else:
-            self._unsettled.add(member.replica_id)
+            self._unsettled.add(member.position)
         if not self._unsettled:
             self._decide()
         elif len(self._unsettled) < self._fewest_unsettled:
@@ -325,28 +329,43 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self._judge(overdue)
+        self.root.give_up(verdict.judge(self, overdue))
+
+    def give_up(self, error: CollectiveError) -> None:
+        """End the run with a verdict on it, also one found outside, where it is seen that nobody can go on."""
+        self._note(error)
         self.close()
 
-    def _judge(self, overdue: Rendezvous | None = None) -> None:
-        self.verdict = verdict.judge(self, overdue)
+    def _note(self, error: CollectiveError) -> None:
+        self.verdict = error
         if self.observer is not None:
-            self.observer.judged(self, self.verdict)
+            self.observer.judged(self, error)
 
     def conclude(self) -> CollectiveError | None:
-        """Return the verdict, once all replicas have ended; None when there was no trouble."""
-        if self.verdict is None and self.trouble is not None and not self.closed:
-            self._judge()
+        """Return the verdict, once all replicas have ended; None when there was no trouble, in any group of the run."""
+        for group in self.groups():
+            if self.verdict is None and group.trouble is not None and not self.closed:
+                self._note(verdict.judge(group))
         return self.verdict
 
+    def groups(self) -> list[SyncGroup]:
+        """Return every group of the run, its own first, in the order in which they were made."""
+        return [self, *sorted(self.parts or (), key=lambda group: group.serial)]
+
     def close(self) -> None:
-        """End the group: nothing completes any more, who waits gets the verdict, the others are cancelled."""
-        self.closed = True
-        self.trouble = -1
-        for number in sorted(self.open):
-            if self.verdict is not None:
-                self._fail(self.open[number], self.verdict)
+        """End the run's groups: nothing completes any more, who waits gets the verdict, the others are cancelled."""
+        for group in self.groups():
+            group._shut(self.verdict)
         self.engine.cancel()
+
+    def _shut(self, error: CollectiveError | None) -> None:
+        self.closed = True
+        self.verdict = error
+        self.trouble = _ALWAYS
+        if error is not None:
+            for number in sorted(self.open):
+                if not self.open[number].under_way:
+                    self._fail(self.open[number], error)
 
     def _fail(self, meeting: Rendezvous, error: BaseException) -> None:
         meeting.fail(error)
@@ -354,28 +373,28 @@ class SyncGroup:
         meeting.released = True
         self.engine.wake_failed(meeting.waiters)
 
-    # Time.
-
     def _set_alarm(self, at: float) -> None:
         if not self.closed and (self._alarm is None or at < self._alarm):
             self._alarm = at
             self.engine.alarm(at)
 
     def ring(self) -> None:
-        """Look what is overdue: the end of the grace, or a meeting's own deadline."""
+        """Look what is overdue in the run's groups: the end of the grace, or a meeting's own deadline."""
         self._alarm = None
+        for group in self.groups():
+            group._look(self._clock())
+
+    def _look(self, now: float) -> None:
         if self.closed:
             return
-        now = self._clock()
+        timed = [meeting for meeting in self.open.values() if meeting.deadline is not None]
+        late = min(timed, key=lambda meeting: meeting.deadline or 0.0, default=None)
         if self._grace_ends is not None and self._grace_ends <= now:
+            self._grace_ends = None
             self._decide()
-            return
-        deadlines = sorted((m.deadline, m.number) for m in self.open.values() if m.deadline is not None)
-        if deadlines and deadlines[0][0] <= now:
-            self._decide(self.open[deadlines[0][1]])
-            return
-        pending = [deadline for deadline, _ in deadlines[:1]]
-        if self._grace_ends is not None:
-            pending.append(self._grace_ends)
-        if pending:
-            self._set_alarm(min(pending))
+        elif late is not None and late.deadline is not None and late.deadline <= now:
+            self._decide(late)
+        else:
+            for at in (self._grace_ends, late.deadline if late is not None else None):
+                if at is not None:
+                    self._set_alarm(at)

@@ -61,7 +61,7 @@ _NOT_A_BRANCH = (Reason.EXITED, Reason.ABANDONED, Reason.TIMEOUT)
 
 def _branch(replicas: Sequence[ReplicaReport], suspects: Sequence[int]) -> str | None:
     """Say where the first suspect left the others: the branch around its call that is not around theirs."""
-    odd = next((replicas[i] for i in suspects if replicas[i].location is not None), None)
+    odd = next((r for r in replicas if r.replica_id in suspects and r.location is not None), None)
     others = [r.location for r in replicas if r.replica_id not in suspects and r.location is not None]
     if odd is None or odd.location is None or not others or odd.state is not ReplicaState.WAITING:
         return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiodist.collective import exchange, reduction
+from aiodist.collective.all_reduce import all_reduce
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.reports import Reason
 from aiodist_kernels import Accumulate
@@ -26,8 +27,8 @@ class Kind:
     Attributes:
         name: as it is called on a replica context.
         detail: what the signature's detail is, and so what is wrong when that differs.
-        combine: from signature, the replicas' values in replica order and the accumulator, to the result;
-            None where a function of the user's makes it.
+        combine: from signature, the replicas' values in replica order and the accumulator, to the result,
+            or the `Work` that it takes; None where a function of the user's makes it.
         shared: one result serves all replicas; else there is one for each.
         check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
     """
@@ -42,7 +43,7 @@ class Kind:
         return self.name
 
 
-ALL_REDUCE = Kind("all_reduce", Reason.AXIS, reduction.all_reduce, check=reduction.check)
+ALL_REDUCE = Kind("all_reduce", Reason.AXIS, all_reduce, check=reduction.check)
 ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check)
 BROADCAST = Kind("broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source)
 REDUCE_SCATTER = Kind(
@@ -50,4 +51,5 @@ REDUCE_SCATTER = Kind(
 )
 ALL_TO_ALL = Kind("all_to_all", Reason.AXIS, exchange.all_to_all, shared=False, check=exchange.check_all_to_all)
 BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier)
+NEW_GROUP = Kind("new_group", Reason.AXIS, exchange.barrier)
 MERGE_CALL = Kind("merge_call", Reason.MERGE_FN, None, shared=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from aiodist.vocabulary.reports import Location, ReplicaState
 
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class Member:
-    """A replica in its sync group.
+    """A replica in a sync group.
 
     Attributes:
-        replica_id: its id, from 0.
+        position: its place in the group, from 0: what it is called by in the group's own context.
+        replica_id: its id in the run, from 0: what reports call it by. In the run's own group it is the position.
         device: its device, in canonical form.
         group: its sync group.
         sequence: the number of its next collective, so also how many it has issued.
@@ -24,12 +26,27 @@ class Member:
         abandoned_at: ``sequence`` at the moment of that cancellation.
         told: the error that ended the group has been raised in it.
         stack: tells where it is suspended or runs, innermost last.
+        parts: in the run's own group, what the replica is in other groups; None as long as it is in none.
     """
 
-    __slots__ = ("abandoned", "abandoned_at", "device", "end", "group", "replica_id", "sequence", "stack", "told")
+    __slots__ = (
+        "__weakref__",
+        "abandoned",
+        "abandoned_at",
+        "device",
+        "end",
+        "group",
+        "parts",
+        "position",
+        "replica_id",
+        "sequence",
+        "stack",
+        "told",
+    )
 
-    def __init__(self, replica_id: int, device: str, group: SyncGroup) -> None:
-        self.replica_id = replica_id
+    def __init__(self, position: int, device: str, group: SyncGroup) -> None:
+        self.position = position
+        self.replica_id = position
         self.device = device
         self.group = group
         self.sequence = 0
@@ -38,6 +55,7 @@ class Member:
         self.abandoned_at = 0
         self.told = False
         self.stack: Callable[[], tuple[Location, ...]] = tuple
+        self.parts: WeakSet[Member] | None = None
 
     def abandon(self, number: int) -> None:
         """Note that it was cancelled out of that collective, which is not complete."""

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from types import CodeType, TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
+from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.reduction import in_native_order
 from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature, has_foreign
+from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
 from aiodist_kernels import Accumulate
-
-
-class OutBuffers(NamedTuple):
-    """A replica's own buffers for a result: the leaves, and the nest that they stand in."""
-
-    leaves: list[np.ndarray[Any, Any]]
-    nest: Any
 
 
 class Rendezvous:
@@ -30,23 +24,24 @@ class Rendezvous:
     Attributes:
         number: k, the sequence number.
         signature, code, offset: what the first arrival asked, and from where.
-        others: by replica id, signature, code and offset of arrivals that are not literally the first one's.
-        values: by replica id, what each brought: a leaf, or a list of leaves for a nest; emptied on completion.
+        others: by id in the run, signature, code and offset of arrivals that are not literally the first one's.
+        values: by position in the group, what each brought: a leaf, or a list of them; emptied on completion.
         started: when the first arrived, on the event loop's clock.
         missing: how many replicas have not arrived.
-        last: the id of the replica whose arrival completed it.
+        last: the position of the replica whose arrival completed it.
         plain: the result is what every replica gets, as it is.
         shared_nest: the result is a list of leaves, which every replica gets in containers of its own.
         by_replica: there is a result for each replica, by its id, also where one would serve all.
         agreed: every replica has arrived, and all mean the same.
+        under_way: worker threads make the result, from what all have brought.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
-        outs: by replica id, the buffers that it wants the result in.
-        waiters: who waits, by replica id, and behind them the second and further tasks of replicas.
+        outs: by position, the buffers that it wants the result in.
+        waiters: who waits, by position, and behind them the second and further tasks of replicas.
     """
 
     # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
-    agreed = complete = released = plain = shared_nest = by_replica = False
+    agreed = under_way = complete = released = plain = shared_nest = by_replica = False
     last = -1
     accumulate: Accumulate = "native"
     result: Any = None
@@ -68,11 +63,16 @@ class Rendezvous:
         self.values: list[Any] = [None] * size
         self.waiters: list[Any] = [None] * size
 
+    @property
+    def call(self) -> tuple[Signature, CodeType, int]:
+        """What the first arrival asked, and from where."""
+        return self.signature, self.code, self.offset
+
     def call_of(self, replica_id: int) -> tuple[Signature, CodeType, int]:
         """Return what that replica asked and from where; it has arrived."""
         if self.others is not None and replica_id in self.others:
             return self.others[replica_id]
-        return self.signature, self.code, self.offset
+        return self.call
 
     def add_other(self, replica_id: int, signature: Signature, code: CodeType, offset: int) -> None:
         """Keep an arrival that is not literally the first one's."""
@@ -85,10 +85,10 @@ class Rendezvous:
         self.error = error
         self.traceback = error.__traceback__  # each replica that raises the error begins from here
 
-    def add_waiter(self, replica_id: int, waiter: Any) -> None:
+    def add_waiter(self, position: int, waiter: Any) -> None:
         """Keep a task of that replica to be woken: its first in replica order, further ones behind all of those."""
-        if self.waiters[replica_id] is None:
-            self.waiters[replica_id] = waiter
+        if self.waiters[position] is None:
+            self.waiters[position] = waiter
         else:
             self.waiters.append(waiter)
 
@@ -96,44 +96,45 @@ class Rendezvous:
         """Whether anybody waits."""
         return any(waiter is not None for waiter in self.waiters)
 
-    def read(self, replica_id: int, structure: nests.Structure | None) -> Any:
+    def read(self, position: int, structure: nests.Structure | None) -> Any:
         """Return the result for that replica: containers of its own, around leaves that may be shared.
 
         Args:
-            replica_id: the replica's id.
+            position: the replica's, in the group.
             structure: the structure of what it brought.
         """
         signature = self.signature
-        if self.outs is not None and replica_id in self.outs:
-            return self.outs[replica_id].nest
-        result = self.result if signature[KIND].shared and not self.by_replica else self.result[replica_id]
+        if self.outs is not None and position in self.outs:
+            return self.outs[position].nest
+        result = self.result if signature[KIND].shared and not self.by_replica else self.result[position]
         if structure is None or signature[SHAPES] is None:  # a single leaf, or no value at all
             return result
         return nests.unflatten(structure, result)
 
-    def combine(self) -> None:
-        """Compute the result of what the replicas brought, and put it where they want it."""
+    def combine(self) -> Work | None:
+        """Compute the result of what the replicas brought, and keep it; or return the work that it is."""
         signature = self.signature
         if self.others is not None:  # which may differ from the first arrival in byte order
             self.values = list(map(in_native_order, self.values))
-        self.result = signature[KIND].combine(signature, self.values, self.accumulate)
-        if self.outs is not None:
-            self._fill_outs(self.outs)
-        if signature[TYPES] is not None and has_foreign(signature[TYPES]):
-            self._hand_out()
-        elif self.outs is None and signature[KIND].shared:
-            self.plain = signature[STRUCTURE] is None
+        if self.outs is None:
+            result = signature[KIND].combine(signature, self.values, self.accumulate)
+        else:
+            result = all_reduce_into(signature, self.values, self.accumulate, self.outs)
+        foreign = signature[TYPES] is not None and has_foreign(signature[TYPES])
+        if type(result) is Work:
+            return result.then(self._handed_out) if foreign else result
+        self.take(self._handed_out(result) if foreign else result)
+        return None
+
+    def take(self, result: Any) -> None:
+        """Keep a result."""
+        self.result = result
+        if not self.by_replica and self.outs is None and self.signature[KIND].shared:
+            self.plain = self.signature[STRUCTURE] is None
             self.shared_nest = not self.plain
 
-    def _hand_out(self) -> None:
-        """Turn the result's arrays, where replicas brought another framework's, into that framework's again."""
+    def _handed_out(self, result: Any) -> Any:
+        """Turn a result's arrays, where replicas brought another framework's, into that framework's again."""
         takers = [i for i in range(len(self.values)) if self.outs is None or i not in self.outs]
-        self.result = hand_out(self.signature, self.result, takers)
         self.by_replica = True
-
-    def _fill_outs(self, outs: dict[int, OutBuffers]) -> None:
-        """Write the shared result into the buffers that replicas brought."""
-        leaves = self.result if self.signature[STRUCTURE] is not None else [self.result]
-        for buffers in outs.values():
-            for buffer, leaf in zip(buffers.leaves, leaves, strict=True):
-                np.copyto(buffer, leaf)
+        return hand_out(self.signature, result, takers)

@@ -17,6 +17,7 @@ from aiodist.collective.callsite import location, place
 from aiodist.collective.describe import call_text
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.sameness import Call, difference, fingerprint
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.errors import (
     CollectiveError,
@@ -36,7 +37,6 @@ from aiodist.vocabulary.reports import (
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
-Call = tuple[Signature, CodeType, int]
 _REASONS = list(Reason)
 
 
@@ -57,7 +57,7 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
     """
     meeting = overdue or _first_in_trouble(group)
     camps = _camps(group, meeting)
-    missing = [m for m in group.members if not m.arrived_at(meeting.number)]
+    missing = [m for m in _by_id(group) if not m.arrived_at(meeting.number)]
     reason = _reason(group, camps, missing, meeting)
     findings = account.Findings(
         reason=reason,
@@ -67,6 +67,7 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         camps=[(camp.members, camp.call[0]) for camp in camps],
         columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
+        group=group.label,
         timeout_seconds=0.0 if meeting.deadline is None else meeting.deadline - meeting.started,
     )
     report = CollectiveReport(
@@ -76,12 +77,16 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
 
 
 def _first_in_trouble(group: SyncGroup) -> Rendezvous:
-    """Return the open meeting with the lowest number that cannot complete any more."""
+    """Return the open meeting with the lowest number that cannot complete any more.
+
+    Where replicas are missing from the creation of a group, one that somebody waits in says more.
+    """
     for number in sorted(group.open):
         meeting = group.open[number]
         if meeting.agreed and all(m.abandoned != number for m in group.members):
             continue
-        if any((m.end is not None and m.sequence <= number) or m.abandoned == number for m in group.members):
+        gone = any((m.end is not None and m.sequence <= number) or m.abandoned == number for m in group.members)
+        if gone and (number >= 0 or max(group.open) < 0):
             return meeting
         if len(_camps(group, meeting)) > 1:
             return meeting
@@ -91,19 +96,19 @@ def _first_in_trouble(group: SyncGroup) -> Rendezvous:
 def _camps(group: SyncGroup, meeting: Rendezvous) -> list[Camp]:
     """Return who has arrived at a meeting, by what their calls mean; the largest camp first."""
     camps: dict[object, Camp] = {}
-    first = group.fingerprint((meeting.signature, meeting.code, meeting.offset))
+    first = fingerprint(group.order_check, meeting.call)
     others = meeting.others or {}
-    for member in group.members:
+    for member in _by_id(group):
         if member.arrived_at(meeting.number):
             call = meeting.call_of(member.replica_id)
-            key = group.fingerprint(call) if member.replica_id in others else first
+            key = fingerprint(group.order_check, call) if member.replica_id in others else first
             camps.setdefault(key, Camp(call, [])).members.append(member.replica_id)
     return sorted(camps.values(), key=lambda camp: (-len(camp.members), camp.members[0]))
 
 
 def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meeting: Rendezvous) -> Reason:
     if len(camps) > 1:
-        found = (group.difference(camp.call, camps[0].call) for camp in camps[1:])
+        found = (difference(group.order_check, camp.call, camps[0].call) for camp in camps[1:])
         return min((reason for reason in found if reason is not None), key=_REASONS.index)
     if any(member.end is not None and member.sequence <= meeting.number for member in missing):
         return Reason.EXITED
@@ -115,7 +120,7 @@ def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meet
 def _suspects(
     group: SyncGroup, camps: list[Camp], missing: Sequence[Member], reason: Reason, meeting: Rendezvous
 ) -> tuple[int, ...]:
-    everyone = tuple(range(group.size))
+    everyone = tuple(member.replica_id for member in _by_id(group))
     if reason is Reason.TIMEOUT:
         return tuple(member.replica_id for member in missing) or (0,)  # all are there: replica 0's merge_fn hangs
     gone = [m.replica_id for m in missing if m.end is not None or m.abandoned == meeting.number]
@@ -135,15 +140,26 @@ def _error_class(reason: Reason) -> type[CollectiveError]:
     return CollectiveTimeoutError if reason is Reason.TIMEOUT else CollectiveMismatchError
 
 
-def _replicas(group: SyncGroup, meeting: Rendezvous) -> tuple[ReplicaReport, ...]:
+def snapshot(group: SyncGroup) -> tuple[ReplicaReport, ...]:
+    """Return what every replica does at this moment."""
+    return _replicas(group, None)
+
+
+def _replicas(group: SyncGroup, meeting: Rendezvous | None) -> tuple[ReplicaReport, ...]:
     historian = _Historian(group)
-    return tuple(_replica(group, member, meeting, historian) for member in group.members)
+    return tuple(_replica(group, member, meeting, historian) for member in _by_id(group))
 
 
-def _replica(group: SyncGroup, member: Member, meeting: Rendezvous, historian: _Historian) -> ReplicaReport:
+def _by_id(group: SyncGroup) -> list[Member]:
+    """Return the members in the order of their ids, which is not that of their positions in every group."""
+    return sorted(group.members, key=lambda member: member.replica_id)
+
+
+def _replica(group: SyncGroup, member: Member, meeting: Rendezvous | None, historian: _Historian) -> ReplicaReport:
     waits_in = _waits_in(group, member, meeting)
     record = historian.record(waits_in.number, waits_in.call_of(member.replica_id)) if waits_in else None
-    state = member.end or (ReplicaState.WAITING if record else ReplicaState.RUNNING)
+    waits = record is not None and record.sequence_number >= 0
+    state = member.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
     return ReplicaReport(
         replica_id=member.replica_id,
         device=member.device,
@@ -155,13 +171,16 @@ def _replica(group: SyncGroup, member: Member, meeting: Rendezvous, historian: _
     )
 
 
-def _waits_in(group: SyncGroup, member: Member, meeting: Rendezvous) -> Rendezvous | None:
-    """Return the meeting that a replica waits in: this one if it is there, else the first that it has not left."""
-    if member.end is not None:
+def _waits_in(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> Rendezvous | None:
+    """Return the meeting that a replica waits in: this one if it is there, else the first that it has not left.
+
+    Nobody waits in the creation of a group, so there it is enough to have been there.
+    """
+    if member.end is not None and (meeting is None or meeting.number >= 0):
         return None
-    if member.arrived_at(meeting.number):
+    if meeting is not None and member.arrived_at(meeting.number):
         return meeting
-    return next((group.open[n] for n in sorted(group.open) if member.arrived_at(n)), None)
+    return next((group.open[n] for n in sorted(group.open) if n >= 0 and member.arrived_at(n)), None)
 
 
 class _Historian:
@@ -169,7 +188,7 @@ class _Historian:
 
     def __init__(self, group: SyncGroup) -> None:
         self._open = [group.open[number] for number in sorted(group.open) if not group.open[number].agreed]
-        self._agreed = list(group.agreed)
+        self._agreed = [record for record in group.agreed if record[0] >= 0]
         self._shared = not any(others for *_, others in self._agreed)
         self._records: dict[tuple[int, int, int, int], CallRecord] = {}
         self._histories: dict[tuple[int, ...], tuple[CallRecord, ...]] = {}
@@ -188,7 +207,7 @@ class _Historian:
         own = [
             self.record(meeting.number, meeting.call_of(member.replica_id))
             for meeting in self._open
-            if member.sequence > meeting.number
+            if member.sequence > meeting.number >= 0
         ]
         if not self._shared:
             return (*(self._agreed_record(member, *record) for record in self._agreed), *own)

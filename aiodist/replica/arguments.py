@@ -10,7 +10,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective.exchange import normalized_axis
-from aiodist.collective.rendezvous import OutBuffers
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import (
     DETAIL,
     OP,

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from sys import _getframe
 from threading import get_ident
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
 from aiodist.collective import kinds
 from aiodist.collective.callsite import call_path
 from aiodist.collective.member import Member
-from aiodist.collective.rendezvous import OutBuffers
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import PATH, Signature
 from aiodist.replica import arguments, refusal
+from aiodist.replica.branching import member_of_new_group
 from aiodist.replica.current import current
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.merge import MergeCall, function_key
@@ -54,7 +57,7 @@ class ReplicaContext:
         replica_id_in_sync_group: its id.
     """
 
-    __slots__ = ("__weakref__", "_member", "_strategy", "_thread", "_tokens", "_worker")
+    __slots__ = ("__weakref__", "_branches", "_member", "_run", "_strategy", "_thread", "_tokens", "_worker")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         group = strategy._standing_group()
@@ -65,7 +68,7 @@ class ReplicaContext:
         self._bind(strategy, group.members[replica_id_in_sync_group], None)
 
     @classmethod
-    def _of(cls, strategy: Any, member: Member, worker: DeviceWorker) -> ReplicaContext:
+    def _of(cls, strategy: Any, member: Member, worker: DeviceWorker | None) -> ReplicaContext:
         """Return the context of a replica that runs."""
         context = cls.__new__(cls)
         context._bind(strategy, member, worker)
@@ -77,10 +80,19 @@ class ReplicaContext:
         self._worker = worker
         self._thread = member.group.thread
         self._tokens: list[Token[Any]] = []
+        self._run: ReplicaContext | None = None
+        self._branches: WeakSet[ReplicaContext] | None = None
+
+    @property
+    def _of_run(self) -> ReplicaContext:
+        """The same replica's context in the run's own group."""
+        return self._run or self
 
     def _retire(self) -> None:
         """Refuse collectives from now on: the replica's function is over."""
         self._thread = refusal.RETIRED
+        for branch in self._branches or ():
+            branch._thread = refusal.RETIRED
 
     def __enter__(self) -> Self:
         self._tokens.append(current.set(self))
@@ -89,18 +101,21 @@ class ReplicaContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        current.reset(self._tokens.pop())
+        for index in reversed(range(len(self._tokens))):  # the last that was entered in this task
+            with suppress(ValueError):
+                current.reset(self._tokens[index])
+                del self._tokens[index]
+                return
 
     def __repr__(self) -> str:
-        return (
-            f"<ReplicaContext: replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync} "
-            f"on {self._member.device}>"
-        )
+        group, me = self._member.group, f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
+        where = f"{me} in {group.label}" if group.label is not None else me
+        return f"<ReplicaContext: {where} on {self._member.device}>"
 
     @property
     def replica_id_in_sync_group(self) -> int:
-        """This replica's id, from 0."""
-        return self._member.replica_id
+        """This replica's id, from 0; in a group that `new_group` made, its position there."""
+        return self._member.position
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -293,6 +308,36 @@ class ReplicaContext:
             kinds.MERGE_CALL, None, function_key(merge_fn), name, structure, None, None, None, self._path(frame, name),
         )  # fmt: skip
         return self._issue(frame, signature, call)
+
+    def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
+        """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.
+
+        Only members call it, each with the same arguments; nobody waits. The groups that members make for the same
+        replicas under the same name are one and the same: the first of each, the second of each, and so on. In the
+        group's context this replica's id is its position in ``replica_ids``. Its methods are used as they are, in any
+        task of the replica; ``with group:`` makes it what `get_replica_context` returns. Variables belong to the
+        strategy: in such a block, too, an assignment is made by all replicas.
+
+        Args:
+            replica_ids: the members, as this context counts them, in the order that they are to have.
+            name: what reports call the group; it stands in for the call site.
+
+        Returns:
+            The context.
+
+        Raises:
+            ReplicaContextError: the call is made outside this replica.
+            TypeError: an argument of the wrong type.
+            ValueError: no replicas, unknown ones, one that is given twice; or this one is not among them.
+        """
+        refusal.check_current(self, "new_group")
+        member = member_of_new_group(self, replica_ids, name, _getframe(1))
+        run = self._of_run
+        context = ReplicaContext._of(self._strategy, member, self._worker)
+        context._run = run
+        run._branches = run._branches if run._branches is not None else WeakSet()
+        run._branches.add(context)
+        return context
 
     async def run_sync(self, fn: Callable[..., T], *args: Any) -> T:
         """Run a plain function in the worker thread of this replica's device, and wait for it.

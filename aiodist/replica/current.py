@@ -17,9 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossReplica:
-    """Cross-replica context of a strategy."""
+    """Cross-replica context of a strategy.
+
+    Attributes:
+        strategy: the strategy.
+        size: how many components per-replica values have: in a merge function, as many as its group has replicas.
+    """
 
     strategy: Any
+    size: int
 
 
 current: ContextVar[ReplicaContext | CrossReplica | None] = ContextVar("aiodist_current", default=None)

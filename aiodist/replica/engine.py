@@ -14,6 +14,7 @@ from anyio import CancelScope, sleep_until
 from anyio.abc import TaskGroup
 
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.work import Work
 from aiodist.replica.chain import Chain, Parked
 from aiodist.replica.handle import (
     AsyncioHandle,
@@ -23,6 +24,7 @@ from aiodist.replica.handle import (
     SoloHandle,
     TrioHandle,
 )
+from aiodist.replica.reducers import Done, Reducers
 from aiodist.vocabulary.errors import ReplicaContextError
 
 with suppress(
@@ -34,26 +36,35 @@ if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
 Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
-Merge: TypeAlias = Callable[[Rendezvous], Coroutine[Any, Any, None]]
+Merge: TypeAlias = "Callable[[SyncGroup, Rendezvous], Coroutine[Any, Any, None]]"
 
 
 class _TaskEngine:
     """What engines of event loops have in common: replicas and merge functions are tasks of one task group.
 
     Args:
-        group: the sync group that it serves.
+        group: the run's own sync group; the run's other groups use the engine, too.
         tasks: the task group that the replicas run in.
         merge: runs the merge function of a meeting.
+
+    Attributes:
+        reducers: the run's worker threads.
     """
+
+    reducers: Reducers
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         self._group = group
         self._tasks = tasks
         self._merge = merge
 
-    def start_merge(self, meeting: Rendezvous) -> None:
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Run the merge function of a meeting in a task of its own, with replica 0's context variables."""
-        meeting.values[0].context.run(self._tasks.start_soon, self._merge, meeting)
+        meeting.values[0].context.run(self._tasks.start_soon, self._merge, group, meeting)
+
+    def carry_out(self, work: Work, done: Done) -> None:
+        """Let worker threads make a result, and call ``done`` in the loop with what comes of it."""
+        self.reducers.carry_out(work, done)
 
     def cancel(self) -> None:
         """Cancel every replica."""
@@ -72,8 +83,11 @@ class AsyncioEngine(_TaskEngine):
         self._alarm: TimerHandle | None = None
         plain = type(self.loop).time is BaseEventLoop.time
         self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time  # the same, a call shorter
+        own = isinstance(self.loop, BaseEventLoop)  # uvloop's stands still within a turn, and counts milliseconds
+        self.fine_clock = self.clock if own else time.monotonic
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
+        self.reducers = Reducers(self.call_soon_threadsafe)
 
     def start(self, replicas: Sequence[Start]) -> None:
         """Start the replicas, in this order."""
@@ -116,8 +130,10 @@ class TrioEngine(_TaskEngine):
         self._alarm = CancelScope()
         self.chain = Chain()
         self.clock = lowlevel.current_clock().current_time  # also after the run, and what it reads is this loop's own
+        self.fine_clock = self.clock
         self.call_soon = token.run_sync_soon
         self.call_soon_threadsafe = token.run_sync_soon
+        self.reducers = Reducers(self.call_soon_threadsafe)
 
     def start(self, replicas: Sequence[Start]) -> None:
         """Start the replicas, in this order: each starts the next, for trio runs a batch in any order."""
@@ -174,8 +190,17 @@ class SoloEngine:
     def alarm(self, at: float) -> None:
         """Nothing can be late."""
 
-    def start_merge(self, meeting: Rendezvous) -> None:
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Leave the merge function to the await, which is in a task that can be cancelled."""
+
+    def carry_out(self, work: Work, done: Done) -> None:
+        """Make the result at once."""
+        try:
+            result = work.carry_out()
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for the await)
+            done(None, error)
+        else:
+            done(result, None)
 
     def cancel(self) -> None:
         """There is no task to cancel."""

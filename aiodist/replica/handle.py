@@ -58,7 +58,7 @@ class CollectiveHandle(Generic[T]):
         """Return the result for this replica, or raise what went wrong."""
         error = self._meeting.error
         if error is None:
-            return self._meeting.read(self._member.replica_id, self._structure)
+            return self._meeting.read(self._member.position, self._structure)
         self._member.told = True
         if isinstance(error, CollectiveError):
             raise type(error)(error.report)  # one of its own for each replica, which gets its own traceback
@@ -75,13 +75,15 @@ class CollectiveHandle(Generic[T]):
         """
         if self._meeting.error is not None:
             return self._member.told
-        return not awaited and self._meeting.last == self._member.replica_id
+        return not awaited and self._meeting.last == self._member.position
 
     def __del__(self) -> None:
         if not (self._awaited or self._member.group.closed or sys.is_finalizing()):
             self._warn()
 
     def _warn(self) -> None:
+        if not self._meeting.complete:
+            self._member.group.keep()
         signature, code, offset = self._meeting.call_of(self._member.replica_id)
         warnings.warn_explicit(
             f"replica {self._member.replica_id} never awaited {call_text(signature)}, called at "
@@ -103,17 +105,19 @@ class AsyncioHandle(CollectiveHandle[T]):
         meeting, member = self._meeting, self._member
         if meeting.released:
             # `_gives_way`, written out: this is the last arrival's path in every meeting
-            if member.told if meeting.error is not None else meeting.last == member.replica_id and not awaited:
+            if member.told if meeting.error is not None else meeting.last == member.position and not awaited:
                 yield
         else:
             future: Future[None] = Future(loop=member.group.engine.loop)
-            if meeting.waiters[member.replica_id] is None:
-                meeting.waiters[member.replica_id] = future
+            if meeting.waiters[member.position] is None:
+                meeting.waiters[member.position] = future
             else:
                 meeting.waiters.append(future)
             try:
                 yield from future
             except CancelledError:
+                if meeting.under_way:
+                    yield from member.group.engine.reducers.settle().__await__()
                 member.group.abandon(member, meeting)
                 raise
         if meeting.plain:
@@ -139,12 +143,14 @@ class TrioHandle(CollectiveHandle[T]):
         chain: Chain = group.engine.chain
         if not meeting.released:
             parked = chain.new_parked()
-            meeting.add_waiter(self._member.replica_id, parked)
-            if meeting.last == self._member.replica_id:
+            meeting.add_waiter(self._member.position, parked)
+            if meeting.last == self._member.position:
                 group.release(meeting)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
+                if meeting.under_way:
+                    await group.engine.reducers.settle()
                 group.abandon(self._member, meeting)
                 raise
         elif self._gives_way(awaited):
@@ -200,5 +206,5 @@ class SoloHandle(CollectiveHandle[T]):
         if self._meeting.complete:
             await checkpoint()
         else:
-            await self._member.group.engine.merge(self._meeting)
+            await self._member.group.engine.merge(self._member.group, self._meeting)
         return cast("T", self._outcome())

@@ -48,10 +48,10 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
     return FunctionKey("", type(fn), type(fn).__qualname__)
 
 
-async def merge(group: SyncGroup, strategy: Any, meeting: Rendezvous) -> None:
+async def merge(strategy: Any, group: SyncGroup, meeting: Rendezvous) -> None:
     """Run replica 0's merge function on everyone's regrouped arguments and complete the meeting with its outcome."""
     calls: list[MergeCall] = meeting.values
-    token = current.set(CrossReplica(strategy))
+    token = current.set(CrossReplica(strategy, group.size))
     try:
         args = tuple(regroup(column, "merge_call arguments") for column in zip(*(c.args for c in calls), strict=True))
         kwargs = {name: regroup([c.kwargs[name] for c in calls], "merge_call arguments") for name in calls[0].kwargs}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from aiodist.collective.account import ids, shown_file
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
+from aiodist.collective.wording import ids, shown_file
 from aiodist.vocabulary.errors import CollectiveError
 
 if TYPE_CHECKING:
@@ -16,19 +18,23 @@ if TYPE_CHECKING:
 def note_of_failure(group: SyncGroup, member: Member) -> str:
     """Say which replica failed, and where the others were waiting at that moment."""
     note = f"replica {member.replica_id} of {group.size} on {member.device}"
+    waits = (_who_waits(each, member.replica_id) for each in group.groups())
+    return "; ".join([note, *filter(None, waits)][:2])
+
+
+def _who_waits(group: SyncGroup, failed: int) -> str | None:
+    """Say who waits in the first open collective of a group, and where."""
     for number in sorted(group.open):
         meeting = group.open[number]
-        waiting = [m.replica_id for m in group.members if m is not member and m.arrived_at(number)]
-        if waiting and not meeting.agreed:
-            from aiodist.collective.callsite import location
-            from aiodist.collective.describe import call_text
-
+        waiting = [m.replica_id for m in group.members if m.replica_id != failed and m.arrived_at(number)]
+        if waiting and not meeting.agreed and number >= 0:
             signature, code, offset = meeting.call_of(waiting[0])
             place = location(code, offset)
             were = "was" if len(waiting) == 1 else "were"
-            call = call_text(signature).partition("(")[0]
-            return f"{note}; {ids(waiting)} {were} waiting in {call} #{number} at {shown_file(place.file)}:{place.line}"
-    return note
+            call = f"{call_text(signature).partition('(')[0]} #{number}"
+            where = f"{call} of {group.label}" if group.label else call
+            return f"{ids(waiting)} {were} waiting in {where} at {shown_file(place.file)}:{place.line}"
+    return None
 
 
 def error_of(verdict: CollectiveError | None, failures: Mapping[int, BaseException]) -> BaseException | None:

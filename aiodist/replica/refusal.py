@@ -44,6 +44,8 @@ def check_current(context: ReplicaContext, what: str) -> None:
 def _check_place(context: ReplicaContext, here: Any, what: str) -> None:
     if here is context or (here is None and context._thread == ANY_THREAD):
         return
+    if here is not None and not isinstance(here, CrossReplica) and here._of_run is context._of_run:
+        return  # one is that of a group
     if isinstance(here, CrossReplica):
         raise ReplicaContextError(
             f"{what} of {_name(context)} was called in cross-replica context (under strategy.scope() or in a merge "
@@ -61,4 +63,5 @@ def _check_place(context: ReplicaContext, here: Any, what: str) -> None:
 
 
 def _name(context: ReplicaContext) -> str:
-    return f"replica {context.replica_id_in_sync_group} of {context.num_replicas_in_sync}"
+    member = context._member
+    return f"replica {member.replica_id} of {member.group.root.size}"

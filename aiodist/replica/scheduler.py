@@ -72,7 +72,7 @@ class _Run:
         """Run the replicas and return what they return."""
         try:
             async with create_task_group() as tasks:
-                engine = new_engine(self._group, tasks, partial(merge, self._group, self._strategy))
+                engine = new_engine(self._group, tasks, partial(merge, self._strategy))
                 self._attach(engine)
                 engine.start([partial(self._drive, member) for member in self._group.members])
             verdict = self._group.conclude()
@@ -86,6 +86,8 @@ class _Run:
         finally:
             for worker in self._workers:
                 worker.close()
+            if self._group.engine is not None:
+                self._group.engine.reducers.close()
             if self._group.observer is not None:
                 self._group.observer.run_ended(self._group)
         error = error_of(verdict, self._failures)
@@ -130,6 +132,9 @@ class _Run:
         self._group.end(member, state, self._failures.get(member.replica_id))
         if state is ReplicaState.FAILED:
             self._tell_shielded()
+        reducers = self._group.engine.reducers
+        if reducers.under_way:  # what it has not awaited: its arrays are its own again when the run is over
+            await reducers.settle()
 
     def _call(self, member: Member, context: ReplicaContext) -> Any:
         current.set(context)
@@ -159,11 +164,11 @@ class _Run:
 
     def _tell_shielded(self) -> None:
         """Raise in replicas that wait where no cancellation reaches them: nobody will come."""
-        group = self._group
-        for number in sorted(group.open):
-            meeting = group.open[number]
-            if meeting.has_waiters() and not meeting.agreed:
-                group._fail(meeting, judge(group))
+        for group in self._group.groups():
+            for number in sorted(group.open):
+                meeting = group.open[number]
+                if meeting.has_waiters() and not meeting.agreed:
+                    group._fail(meeting, judge(group))
 
     def _context(self, member: Member) -> ReplicaContext:
         worker = DeviceWorker(member.device, self._group.engine.call_soon_threadsafe)

@@ -1,32 +1,57 @@
 """Where a replica is: the chain of awaits of its coroutine, from its function to the innermost one.
 
-A task's own stack shows a single frame; the coroutine that each frame awaits has to be followed. Frames of event loops
-and of aiodist's plumbing are left out, as a traceback for a person leaves them out.
+A task's own stack shows a single frame; the coroutine that each frame awaits has to be followed. Where Python gives no
+attribute to follow (the iterator of a future, a step of an async generator, what ``__await__`` of a coroutine returns),
+the garbage collector knows what an object refers to.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterator
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiodist.vocabulary.reports import Location
 
 _PLUMBING = ("aiodist.collective", "aiodist.replica", "aiodist.strategy", "asyncio.", "trio.", "anyio.")
+_WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
+
+class Link(NamedTuple):
+    """One link of a chain of awaits.
+
+    Attributes:
+        awaitable: what is awaited: a coroutine, a generator, an async generator; at the end of the chain anything.
+        frame: its frame; None where it has none.
+        running: it runs at this moment, so it awaits nothing.
+    """
+
+    awaitable: Any
+    frame: FrameType | None
+    running: bool
+
+
+def links(awaitable: Any) -> Iterator[Link]:
+    """Follow a chain of awaits from its outermost link to what it ends in."""
+    while awaitable is not None:
+        frame, running, inner = _look_into(awaitable)
+        yield Link(awaitable, frame, running)
+        if running:
+            return
+        awaitable = inner if frame is not None else _behind(awaitable)
 
 
 def await_chain(awaitable: Any) -> tuple[Location, ...]:
     """Return the places where a coroutine is suspended, or runs now, innermost last."""
     frames: list[FrameType] = []
-    while awaitable is not None:
-        frame, running, awaitable = _look_into(awaitable)
-        if frame is None:
-            break
-        frames.append(frame)
-        if running:
-            frames += _running_above(frame)
-            break
-    return tuple(_location(frame) for frame in frames if not _is_plumbing(frame))
+    for link in links(awaitable):
+        if link.frame is not None:
+            frames.append(link.frame)
+            if link.running:
+                frames += _running_above(link.frame)
+    return tuple(place_of(frame) for frame in frames if not is_plumbing(frame))
 
 
 def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
@@ -36,8 +61,27 @@ def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
     if isinstance(awaitable, GeneratorType):
         return awaitable.gi_frame, awaitable.gi_running, awaitable.gi_yieldfrom
     if isinstance(awaitable, AsyncGeneratorType):
-        return awaitable.ag_frame, awaitable.ag_running, awaitable.ag_await
+        # from inside, one that is suspended in an await counts as running: somebody's step of it is
+        return awaitable.ag_frame, awaitable.ag_running and awaitable.ag_await is None, awaitable.ag_await
     return None, False, None
+
+
+def _behind(awaitable: Any) -> Any:
+    """Return the one thing with frames, or the future, that an opaque iterator or wrapper stands for."""
+    if not _is_opaque(awaitable):
+        return None
+    found = [one for one in gc.get_referents(awaitable) if isinstance(one, _WITH_FRAMES) or hasattr(one, "get_loop")]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_opaque(awaitable: Any) -> bool:
+    return type(awaitable).__name__ in {
+        "FutureIter",
+        "coroutine_wrapper",
+        "async_generator_asend",
+        "async_generator_athrow",
+        "anext_awaitable",
+    }
 
 
 def _running_above(frame: FrameType) -> list[FrameType]:
@@ -50,10 +94,12 @@ def _running_above(frame: FrameType) -> list[FrameType]:
     return above[::-1] if caller is frame else []
 
 
-def _is_plumbing(frame: FrameType) -> bool:
+def is_plumbing(frame: FrameType) -> bool:
+    """Whether a frame is an event loop's or aiodist's own, which a traceback for a person leaves out."""
     return str(frame.f_globals.get("__name__", "")).startswith(_PLUMBING)
 
 
-def _location(frame: FrameType) -> Location:
+def place_of(frame: FrameType) -> Location:
+    """Return where a frame is."""
     code = frame.f_code
     return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)

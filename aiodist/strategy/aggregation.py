@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,14 @@ from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist_kernels import Accumulate, ReduceOp
 
 Array = np.ndarray[Any, Any]
-Update = Callable[[Array, Array], Array]
+_CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 
 
-UPDATES: dict[str, Update] = {"assign": lambda _, value: value, "assign_add": np.add, "assign_sub": np.subtract}
+def updated(method: str, old: Array, value: Array) -> Array:
+    """Return what a component becomes: a read-only array that shares no memory with the value."""
+    new = np.array(value, order="K", subok=False) if method == "assign" else np.asarray(_CHANGES[method](old, value))
+    new.flags.writeable = False
+    return new
 
 
 def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
@@ -64,7 +68,7 @@ def _check_equal(values: Sequence[Array], name: str) -> None:
 
 def equal(a: Array, b: Array) -> bool:
     """Whether two arrays of one shape hold the same values; one NaN is like another."""
-    return a is b or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
+    return a is b or bool((a == b).all()) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
 
 
 def parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anyio.lowlevel import checkpoint
-
 from aiodist.collective.group import SyncGroup
 from aiodist.data.methods import DataMethods
 from aiodist.replica import arguments
@@ -18,7 +16,8 @@ from aiodist.replica.refusal import ANY_THREAD, NO_RUN
 from aiodist.replica.scheduler import run_replicas
 from aiodist.strategy import across, creation
 from aiodist.strategy.extended import StrategyExtended
-from aiodist.strategy.scope import Scope, require_cross_replica
+from aiodist.strategy.off_loop import call_off_loop
+from aiodist.strategy.scope import Scope, components_here, require_cross_replica
 from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
 from aiodist.strategy.warmup import compile_kernels
@@ -145,8 +144,8 @@ class Strategy(DataMethods, V1Strategy):
         """
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op)
-        await checkpoint()
-        return across.reduce_nest(op, value, axis, self.num_replicas_in_sync)
+        size = components_here(self)
+        return await call_off_loop(value, lambda: across.reduce_nest(op, value, axis, size))
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order.
@@ -164,8 +163,8 @@ class Strategy(DataMethods, V1Strategy):
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
-        await checkpoint()
-        return across.gather_nest(value, axis, self.num_replicas_in_sync)
+        size = components_here(self)
+        return await call_off_loop(value, lambda: across.gather_nest(value, axis, size))
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, so that NumPy need not serve large values for long.
@@ -190,9 +189,9 @@ class Strategy(DataMethods, V1Strategy):
             ValueError: a per-replica value has another number of components than there are replicas.
         """
         value = as_distributed(value)
-        if isinstance(value, DistributedValues) and len(value.values) == self.num_replicas_in_sync:
+        size = components_here(self)
+        if isinstance(value, DistributedValues) and len(value.values) == size:
             return value.values
-        size = self.num_replicas_in_sync
         return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
 
     def _standing_group(self) -> SyncGroup:
@@ -201,7 +200,7 @@ class Strategy(DataMethods, V1Strategy):
         if group.size > 1:
             group.thread = NO_RUN
         else:
-            group.attach(SoloEngine(functools.partial(merge, group, self)), ANY_THREAD)
+            group.attach(SoloEngine(functools.partial(merge, self)), ANY_THREAD)
         return group
 
 

@@ -48,5 +48,8 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         raise TypeError(f"expected a strategy or None, got {strategy!r}")
     here = current.get()
     if isinstance(here, ReplicaContext) and not here.strategy._is_default:
-        raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica_id_in_sync_group}")
-    current.set(None if strategy is None or strategy._is_default else CrossReplica(strategy))
+        raise ReplicaContextError(f"a strategy cannot be set inside replica {here._member.replica_id}")
+    if strategy is None or strategy._is_default:
+        current.set(None)
+    else:
+        current.set(CrossReplica(strategy, strategy.num_replicas_in_sync))

@@ -24,13 +24,21 @@ class Scope:
         self._before.append(current.get())
         if not self._strategy._is_default:
             require_cross_replica(self._strategy, "strategy.scope()")
-            current.set(CrossReplica(self._strategy))
+            current.set(CrossReplica(self._strategy, self._strategy.num_replicas_in_sync))
         return self._strategy
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         current.set(self._before.pop())
+
+
+def components_here(strategy: Strategy) -> int:
+    """Return how many components per-replica values of a strategy have here: fewer in the merge function of a group."""
+    here = current.get()
+    if isinstance(here, CrossReplica) and here.strategy is strategy:
+        return here.size
+    return strategy.num_replicas_in_sync
 
 
 def require_cross_replica(strategy: object, what: str) -> None:
@@ -49,6 +57,6 @@ def require_cross_replica(strategy: object, what: str) -> None:
         )
     if isinstance(here, ReplicaContext):
         raise ReplicaContextError(
-            f"{what} was called inside replica {here.replica_id_in_sync_group}; it belongs outside, or in a function "
+            f"{what} was called inside replica {here._member.replica_id}; it belongs outside, or in a function "
             "passed to `await ctx.merge_call(fn)`"
         )

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.strategy.aggregation import UPDATES, equal
-from aiodist.strategy.conversion import converted, frozen_copy
+from aiodist.strategy.aggregation import equal, updated
+from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary.arraylike import Array, ArrayLike
 from aiodist.vocabulary.values import select_replica
@@ -66,7 +66,7 @@ class VariableComponent(ArrayLike):
 
     def _assign(self, method: str, value: Any) -> VariableComponent:
         new = converted(value, self.shape, self.dtype, self.name)
-        self._components[self._replica_id] = frozen_copy(UPDATES[method](self.read_value(), new))
+        self._components[self._replica_id] = updated(method, self.read_value(), new)
         return self
 
 
@@ -96,6 +96,7 @@ async def update_components(
         )
     if variable._mirrored:
         _check_equal(variable.name, components)
+        components = components[:1] * size
     variable._put(components)
     return results
 

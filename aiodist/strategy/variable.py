@@ -1,37 +1,32 @@
 """Variables: state with one component for each replica, kept the same on all of them, or brought together on reading.
 
 Components are arrays that never change: an assignment puts others in their place. So a value that was read stays what
-it was, whatever is assigned later, by whichever replica.
+it was, whatever is assigned later, by whichever replica, and the replicas of a mirrored variable share one array.
 
-What replicas assign to a mirrored variable meets in a collective like any other, of a kind that belongs to the variable
-and the method (`Kind`): calls for two variables never combine, and a report names the variable. Below this file nobody
-knows of variables.
+Below this floor nobody knows of variables: a collective takes one as the array that it reads as (`ArrayLike`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from sys import _getframe
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from aiodist.collective.kinds import Kind
-from aiodist.collective.signature import Signature
 from aiodist.replica import arguments, refusal
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import CrossReplica, current
 from aiodist.strategy import aggregation as aggregating
-from aiodist.strategy.conversion import converted, frozen_copy, initial_array
+from aiodist.strategy import assigning
+from aiodist.strategy.conversion import frozen_copy, initial_array
 from aiodist.strategy.creation import Creations, Site, Spec, creations_of
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist.vocabulary.arraylike import Array, ArrayLike
 from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import DistributedValues, Mirrored, PerReplica
-from aiodist_kernels import Accumulate
+from aiodist.vocabulary.values import Mirrored, PerReplica
 
 
 class Variable(ArrayLike):
@@ -95,6 +90,7 @@ class Variable(ArrayLike):
             size = 1 if here is None else here.strategy.num_replicas_in_sync
             return cls._made(spec, _owner(here), [value] * size)
         refusal.check_current(here, "Variable(…)")
+        here = here._of_run
         if here.num_replicas_in_sync == 1:
             return cls._made(spec, _owner(here), [value])
         frame = _getframe(1)
@@ -123,8 +119,8 @@ class Variable(ArrayLike):
         return variable
 
     def _put(self, components: Sequence[Array]) -> None:
-        """Set the components, each to a copy of its own."""
-        self._components = [frozen_copy(component) for component in components]
+        """Set the components: read-only arrays, whose memory is nobody else's; replicas may have one in common."""
+        self._components = list(components)
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
@@ -215,7 +211,7 @@ class Variable(ArrayLike):
             return None
         if _owner(here) is not self._strategy:
             raise ValueError(f"{self._whose()} and cannot be {verb} in a replica of {here.strategy!r}")
-        return here
+        return here._of_run
 
     def _whose(self) -> str:
         owner = "the default strategy" if self._strategy is None else repr(self._strategy)
@@ -266,90 +262,37 @@ class Variable(ArrayLike):
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
         arguments.check_name(name)
         context = self._replica("assigned to")
-        if context is None:
-            self._assign_across(method, value)
-            return self
-        refusal.check_current(context, f"variable.{method}")
-        array = self._converted(value)
-        if self._mirrored:
-            reduce_op, path = self.aggregation.reduce_op, context._path(frame, name)
-            signature = (self._kind(method), reduce_op, None, name, None, self.shape, self.dtype, None, path)
-            return context._issue(frame, signature, array)
-        self._update_component(context.replica_id_in_sync_group, method, array)
-        return _Applied(self)
-
-    def _kind(self, method: str) -> Kind:
-        """Return this variable's own kind of collective for that method."""
-        if method not in self._kinds:
-            self._kinds[method] = Kind(f"{self.name}.{method}", Reason.AXIS, partial(self._meet, method))
-        return self._kinds[method]
-
-    def _meet(self, method: str, _: Signature, values: Sequence[Array], accumulate: Accumulate) -> Variable:
-        """Apply what the replicas assign: all of them have arrived."""
-        self._update_all(method, [aggregating.aggregate(self.aggregation, values, self.name, accumulate)])
-        return self
-
-    def _assign_across(self, method: str, value: Any) -> None:
-        """Assign outside replicas."""
+        if context is not None:
+            return assigning.in_replica(self, context, method, value, name, frame)
         here = current.get()
         if isinstance(here, CrossReplica) and self._strategy not in (None, here.strategy):
             raise ValueError(f"{self._whose()} and cannot be assigned to under {here.strategy!r}")
-        size = len(self._present())
-        if isinstance(value, DistributedValues):
-            values = [self._converted(component) for component in self._matching(value, size)]
-        else:
-            values = [self._converted(value)]
-        if self._mirrored:
-            self._update_all(method, [aggregating.aggregate(self.aggregation, values, self.name)])
-        else:
-            self._update_all(method, self._components_of(method, values, size))
+        assigning.across(self, method, value)
+        return self
 
-    def _components_of(self, method: str, values: list[Array], size: int) -> list[Array]:
-        """Return what each component of a sync-on-read variable gets of a value that is assigned from outside."""
-        if self.aggregation is VariableAggregation.SUM and method != "assign":
-            raise ValueError(
-                f"{method} outside a replica is not for the sync-on-read variable {self.name!r}, whose aggregation is "
-                f"SUM: each component would change by the value, and their sum by {size} times as much. "
-                f"Call {method} in a replica, or assign(variable.read_value() ± value)"
+    # Copying.
+
+    def __copy__(self) -> Self:
+        """Return another variable of the same strategy with the same value, as `copy.deepcopy` does.
+
+        Raises:
+            ReplicaContextError: in a replica, where each would make one of its own.
+        """
+        if isinstance(current.get(), ReplicaContext):
+            raise ReplicaContextError(
+                f"the variable {self.name!r} was copied in a replica, where each replica would make another variable; "
+                "copy it outside, or write Variable(variable.read_value()), which replicas make together"
             )
-        if len(values) == size or method != "assign":
-            return values
-        return aggregating.parts(self.aggregation, values[0], size)
+        return self._made(self._spec, self._strategy, self._present())
 
-    def _matching(self, value: DistributedValues[Any], size: int) -> tuple[Any, ...]:
-        if len(value.values) != size:
-            raise ValueError(
-                f"the variable {self.name!r} has {size} components, one for each replica, got a "
-                f"{type(value).__name__} with {len(value.values)}"
-            )
-        return value.values
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.__copy__()
 
-    def _converted(self, value: Any) -> Array:
-        return converted(value, self.shape, self.dtype, self.name)
-
-    def _update_all(self, method: str, values: Sequence[Array]) -> None:
-        """Update every component by its value, or by the one value that there is."""
-        update: Callable[[Array, Array], Array] = aggregating.UPDATES[method]
-        old = self._present()
-        each = list(values) * len(old) if len(values) == 1 else values
-        self._put([update(*pair) for pair in zip(old, each, strict=True)])
-
-    def _update_component(self, replica_id: int, method: str, value: Array) -> None:
-        components = self._present()
-        components[replica_id] = frozen_copy(aggregating.UPDATES[method](components[replica_id], value))
-
-
-class _Applied:
-    """An assignment that no other replica takes part in: applied by the call, awaited like the others."""
-
-    __slots__ = ("_variable",)
-
-    def __init__(self, variable: Variable) -> None:
-        self._variable = variable
-
-    def __await__(self) -> Generator[Any, Any, Variable]:
-        yield from ()
-        return self._variable
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            f"the variable {self.name!r} cannot be pickled: it belongs to a strategy, which lives in one process. "
+            "Pickle its value, variable.numpy(), and create a variable of that, or assign it, under a scope"
+        )
 
 
 def _owner(here: ReplicaContext | CrossReplica | None) -> Any:

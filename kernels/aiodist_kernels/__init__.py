@@ -6,10 +6,10 @@ is loaded only on request.
 """
 
 from aiodist_kernels.pieces import Pieces
-from aiodist_kernels.plans import KernelSpec, is_ready, pays, warm
+from aiodist_kernels.plans import KernelSpec, is_ready, pays_from, warm
 from aiodist_kernels.python_numbers import Number, check_number, reduce_numbers
 from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.reductions import bytes_moved, cut, reduce, reduce_alike, result_dtype
+from aiodist_kernels.reductions import bytes_moved, cost, cut, reduce, reduce_alike, result_dtype
 from aiodist_kernels.rules import Accumulate
 
 __all__ = [
@@ -20,9 +20,10 @@ __all__ = [
     "ReduceOp",
     "bytes_moved",
     "check_number",
+    "cost",
     "cut",
     "is_ready",
-    "pays",
+    "pays_from",
     "reduce",
     "reduce_alike",
     "reduce_numbers",

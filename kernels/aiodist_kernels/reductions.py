@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from aiodist_kernels import pieces
+from aiodist_kernels import pieces, policy
 from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
 from aiodist_kernels.layout import empty_like
 from aiodist_kernels.pieces import Pieces
@@ -129,6 +129,15 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
 def bytes_moved(op: ReduceOp, dtype: DType, size: int, count: int) -> int:
     """Return the bytes that reducing `count` buffers of `size` elements reads and writes."""
     return size * (count * dtype.itemsize + result_dtype(op, dtype).itemsize)
+
+
+def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumulate = "native") -> int:
+    """Return how many bytes could be moved in about the time that a reduction takes: what `policy` is asked with."""
+    moved = bytes_moved(op, dtype, size, count)
+    plan = find_plan(op, dtype, accumulate)
+    if plan.rule.dtype.itemsize == 2 and plan.rule.dtype.kind not in "iu" and not plan.kernels:
+        return moved * policy.SLOWNESS_OF_HALF_FLOATS
+    return moved
 
 
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:

@@ -1,0 +1,49 @@
+"""What a sync group needs of the event loop that its replicas run on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.work import Work
+from aiodist.vocabulary.nests import Structure
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
+    from aiodist.collective.member import Member
+
+
+class Engine(Protocol):
+    """What a sync group needs of the event loop that its replicas run on."""
+
+    @property
+    def handle(self) -> Callable[[Rendezvous, Member, Structure | None], Any]:
+        """Makes what a collective call returns."""
+        ...
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Tells the time, in seconds."""
+        ...
+
+    def call_soon(self, fn: Callable[[], object], /) -> object:
+        """Call ``fn`` in the loop, after what is ready now."""
+
+    def wake(self, waiters: Sequence[Any]) -> None:
+        """Resume these, in this order, each after the one before it has run; None stands for nobody."""
+
+    def wake_failed(self, waiters: Sequence[Any]) -> None:
+        """Resume these with the error of their meeting, before they can be cancelled; None stands for nobody."""
+
+    def alarm(self, at: float) -> None:
+        """Call `ring` of the run's own group at that time of ``clock``."""
+
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
+        """Run the merge function of a meeting and hand the outcome to the group's `finish_merge`."""
+
+    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
+        """Let worker threads make a result; then call ``done``, in the loop, with it or with what went wrong."""
+
+    def cancel(self) -> None:
+        """Cancel every replica."""
