@@ -24,10 +24,12 @@ from aiodist.strategy.mirrored import MirroredStrategy
 from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist.tools.tracing.trace import trace
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    DeadlockError,
     DeviceNotFoundError,
     IncompleteCollectiveError,
     ReplicaContextError,
@@ -87,6 +89,7 @@ __all__ = [
     "CollectiveMismatchError",
     "IncompleteCollectiveError",
     "CollectiveTimeoutError",
+    "DeadlockError",
     "ReplicaContextError",
     "DeviceNotFoundError",
     "CollectiveReport",
@@ -95,4 +98,6 @@ __all__ = [
     "Reason",
     "CallRecord",
     "Location",
+    # To see what replicas did, and when.
+    "trace",
 ]

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from aiodist.collective.warming import THREAD_NAME
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
@@ -47,12 +49,15 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
 # when its loop closes, and is not always joined. Trio keeps idle threads for ten seconds to use them again; an idle
 # one bears trio's own name and a busy one that of its job, so the name tells them apart.
 #
+# The thread that compiles kernels in the background belongs to the process, and ends when there is nothing to compile.
+#
 # Tasks cannot be seen after the test: the runner has cancelled what was left and closed the loop, without a word. So
 # the runner's own clean-up is watched: what it finds to cancel is what the program left behind. It serves asyncio.run,
 # asyncio.Runner, anyio and pytest-asyncio, on uvloop too. Trio needs no such check: a task there cannot outlive its
 # nursery.
 
 GRACE = 5.0
+NOT_OF_A_TEST = ("Trio thread ", THREAD_NAME)
 
 _cancel_all_tasks: Callable[[asyncio.AbstractEventLoop], None] = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 _threads_before = pytest.StashKey[set[threading.Thread]]()
@@ -71,8 +76,8 @@ def _belongs_to_anyios_plugin(task: asyncio.Task[Any]) -> bool:
 
 
 def _busy_threads() -> set[threading.Thread]:
-    """List the running threads, without those that lie idle in trio's cache."""
-    return {thread for thread in threading.enumerate() if not thread.name.startswith("Trio thread ")}
+    """List the running threads, without trio's idle ones and the process's one that compiles kernels."""
+    return {thread for thread in threading.enumerate() if not thread.name.startswith(NOT_OF_A_TEST)}
 
 
 def _threads_left(before: set[threading.Thread]) -> set[threading.Thread]:

@@ -12,8 +12,9 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective.out_buffers import OutBuffers, are_entangled
-from aiodist.collective.reduction import reduce_leaf
+from aiodist.collective.reduction import reduce_arrays, reduce_leaf
 from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature
+from aiodist.collective.warming import ask_for
 from aiodist.collective.work import Call, Work, worker_count
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.indexed_slices import IndexedSlices
@@ -32,15 +33,20 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
     if signature[STRUCTURE] is None:
         if types is None:
             if values[0].nbytes * len(values) < LOOK_FROM:
-                return reduce_leaf(op, values, None, accumulate)
+                return reduce_arrays(op, values, accumulate)
         elif types in (LeafType.NUMPY_SCALAR, LeafType.PYTHON_NUMBER):
             return reduce_leaf(op, values, types, accumulate)
         leaves = Reduction(op, [values], (types,), accumulate)
         return leaves.work(_only) if leaves.blocks() else leaves.reduce()[0]
-    nbytes = sum([leaf.nbytes for leaf in values[0]]) if types is None else sum(map(_nbytes, values[0]))
     columns = list(zip(*values, strict=True))
-    nest = Reduction(op, columns, (None,) * len(columns) if types is None else types, accumulate)
-    return nest.work(list) if nbytes * len(values) >= LOOK_FROM and nest.blocks() else nest.reduce()
+    if types is None:
+        if sum([leaf.nbytes for leaf in values[0]]) * len(values) < LOOK_FROM:
+            return [reduce_arrays(op, leaves, accumulate) for leaves in columns]
+        types = (None,) * len(columns)
+    elif sum(map(_nbytes, values[0])) * len(values) < LOOK_FROM:
+        return [reduce_leaf(op, leaves, kind, accumulate) for leaves, kind in zip(columns, types, strict=True)]
+    nest = Reduction(op, columns, types, accumulate)
+    return nest.work(list) if nest.blocks() else nest.reduce()
 
 
 def all_reduce_into(
@@ -151,9 +157,11 @@ class Reduction:
         return kernels.cost(self._op, leaves[0].dtype, leaves[0].size, len(leaves), self._accumulate)
 
     def _pieces(self, place: int, cost: int) -> Sequence[Call]:
+        leaves = self._columns[place]
+        ask_for(self._op, leaves[0].dtype, len(leaves), leaves[0].nbytes, self._accumulate)
         pieces = kernels.cut(
             self._op,
-            self._columns[place],
+            leaves,
             out=None if self._targets is None else self._targets[place],
             accumulate=self._accumulate,
             parts=policy.parts(cost, worker_count()),
@@ -196,6 +204,8 @@ def _is_array(leaf_type: LeafMark) -> bool:
 
 
 def _nbytes(leaf: Any) -> int:
-    """Return the bytes of a leaf of any type, about."""
-    array = leaf.values if isinstance(leaf, IndexedSlices) else leaf
-    return array.nbytes if isinstance(array, np.ndarray) else 0
+    """Return about how many bytes a leaf of any type has."""
+    if type(leaf) is IndexedSlices:
+        return LOOK_FROM  # each replica has another number of rows: look at them all
+    nbytes: int = getattr(leaf, "nbytes", 0)
+    return nbytes

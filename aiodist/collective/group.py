@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
-from weakref import WeakSet
 
 from aiodist.collective import sameness, verdict
+from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
@@ -60,8 +60,7 @@ class SyncGroup:
 
     Attributes:
         root: the run's own group, of all its replicas; of that group itself, it is the group.
-        parts: in the run's own group, the run's other groups; None as long as there is none.
-        kept: in the run's own group, others that must last to the end of the run.
+        branches: in the run's own group, the run's other groups; None as long as there is none.
         making: groups of some of its members that not all of those have made yet.
         serial: when it was made, among the groups of a run.
     """
@@ -72,8 +71,7 @@ class SyncGroup:
         self.size = len(devices)
         self.members = [Member(position, device, self) for position, device in enumerate(devices)]
         self.root = self
-        self.parts: WeakSet[SyncGroup] | None = None
-        self.kept: set[SyncGroup] = set()
+        self.branches: Branches | None = None
         self.making: dict[Any, Any] = {}
         self.order_check = order_check
         self.options = options
@@ -110,7 +108,7 @@ class SyncGroup:
 
     def now(self) -> int:
         """Return the time on the event loop's clock, in nanoseconds."""
-        return int(self._clock() * 1e9)
+        return int(self.engine.fine_clock() * 1e9)
 
     # The way of a collective that goes well.
 
@@ -329,25 +327,28 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self.root.judge(self, overdue)
-        self.root.close()
+        self.root.give_up(verdict.judge(self, overdue))
 
-    def judge(self, group: SyncGroup, overdue: Rendezvous | None = None) -> None:
-        """Come to the verdict on the run, one of whose groups is in trouble."""
-        self.verdict = verdict.judge(group, overdue)
+    def give_up(self, error: CollectiveError) -> None:
+        """End the run with a verdict on it, also one found outside, where it is seen that nobody can go on."""
+        self._note(error)
+        self.close()
+
+    def _note(self, error: CollectiveError) -> None:
+        self.verdict = error
         if self.observer is not None:
-            self.observer.judged(self, self.verdict)
+            self.observer.judged(self, error)
 
     def conclude(self) -> CollectiveError | None:
         """Return the verdict, once all replicas have ended; None when there was no trouble, in any group of the run."""
         for group in self.groups():
             if self.verdict is None and group.trouble is not None and not self.closed:
-                self.judge(group)
+                self._note(verdict.judge(group))
         return self.verdict
 
     def groups(self) -> list[SyncGroup]:
         """Return every group of the run, its own first, in the order in which they were made."""
-        return [self, *sorted(self.parts or (), key=lambda group: group.serial)]
+        return [self] if self.branches is None else [self, *self.branches.in_order()]
 
     def close(self) -> None:
         """End the run's groups: nothing completes any more, who waits gets the verdict, the others are cancelled."""
@@ -370,8 +371,6 @@ class SyncGroup:
         meeting.released = True
         self.engine.wake_failed(meeting.waiters)
 
-    # Time.
-
     def _set_alarm(self, at: float) -> None:
         if not self.closed and (self._alarm is None or at < self._alarm):
             self._alarm = at
@@ -380,9 +379,10 @@ class SyncGroup:
     def ring(self) -> None:
         """Look what is overdue in the run's groups: the end of the grace, or a meeting's own deadline."""
         self._alarm = None
-        now = self._clock()
         for group in self.groups():
-            group._look(now)
+            group._look(self._clock())
+        if self.branches is not None:
+            self.branches.watch.ring(self._clock())
 
     def _look(self, now: float) -> None:
         if self.closed:

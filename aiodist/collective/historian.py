@@ -40,6 +40,17 @@ def by_id(group: SyncGroup) -> list[Member]:
     return sorted(group.members, key=lambda member: member.replica_id)
 
 
+def report_on(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> ReplicaReport:
+    """Return the report on a replica, as that group sees it.
+
+    Args:
+        group: the group.
+        member: the replica in it.
+        meeting: what it waits in; None where it waits in nothing, or in no collective that is known.
+    """
+    return _replica(group, member, meeting, _Historian(group))
+
+
 def _replica(group: SyncGroup, member: Member, meeting: Rendezvous | None, historian: _Historian) -> ReplicaReport:
     waits_in = _waits_in(group, member, meeting)
     record = historian.record(waits_in.number, waits_in.call_of(member.replica_id)) if waits_in else None

@@ -10,6 +10,7 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.collective import sparse
 from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature, leaf_fields
+from aiodist.collective.warming import ask_for
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist_kernels import Accumulate, ReduceOp
 
@@ -44,12 +45,19 @@ def in_native_order(value: Any) -> Any:
     return value
 
 
+def reduce_arrays(op: ReduceOp, leaves: Sequence[Any], accumulate: Accumulate) -> Any:
+    """Return one array, reduced, read-only. This is the way of small values, which no compiled kernel would pay for."""
+    result = kernels.reduce_alike(op, leaves, accumulate)
+    result.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
+    return result
+
+
 def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate = "native") -> Any:
     """Return one leaf, reduced, of the type that the leaves have; arrays are read-only, foreign ones NumPy's still."""
     if leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, ForeignType):
-        result = kernels.reduce_alike(op, leaves, accumulate)
-        result.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
-        return result
+        first = leaves[0]
+        ask_for(op, first.dtype, len(leaves), first.nbytes, accumulate)
+        return reduce_arrays(op, leaves, accumulate)
     if leaf_type is LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, leaves)
     if leaf_type is LeafType.INDEXED_SLICES:

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from anyio.lowlevel import checkpoint
-
 from aiodist.collective.group import SyncGroup
 from aiodist.data.methods import DataMethods
 from aiodist.replica import arguments
@@ -18,6 +16,7 @@ from aiodist.replica.refusal import ANY_THREAD, NO_RUN
 from aiodist.replica.scheduler import run_replicas
 from aiodist.strategy import across, creation
 from aiodist.strategy.extended import StrategyExtended
+from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.scope import Scope, components_here, require_cross_replica
 from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
@@ -145,8 +144,8 @@ class Strategy(DataMethods, V1Strategy):
         """
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op)
-        await checkpoint()
-        return across.reduce_nest(op, value, axis, components_here(self))
+        size = components_here(self)
+        return await call_off_loop(value, lambda: across.reduce_nest(op, value, axis, size))
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order.
@@ -164,8 +163,8 @@ class Strategy(DataMethods, V1Strategy):
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
-        await checkpoint()
-        return across.gather_nest(value, axis, components_here(self))
+        size = components_here(self)
+        return await call_off_loop(value, lambda: across.gather_nest(value, axis, size))
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, so that NumPy need not serve large values for long.

@@ -15,6 +15,7 @@ from aiodist.replica import arguments
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
+from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.scope import components_here, require_cross_replica
 from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
@@ -141,8 +142,9 @@ class StrategyExtended:
         op = arguments.reduce_op(reduce_op)
         arguments.options(options, None)
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
-        await checkpoint()
-        return [placed(across.reduce_nest(op, value, None, size), devices) for value, devices in targets]
+        values = [value for value, _ in targets]
+        results = await call_off_loop(values, lambda: [across.reduce_nest(op, value, None, size) for value in values])
+        return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
         """Copy a value onto devices.

@@ -75,6 +75,8 @@ class Reason(enum.StrEnum):
     EXITED = "exited"
     ABANDONED = "abandoned"
     TIMEOUT = "timeout"
+    DEADLOCK = "deadlock"
+    CYCLE = "cycle"  # replicas wait for each other, each in a collective of another group
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ is loaded only on request.
 """
 
 from aiodist_kernels.pieces import Pieces
-from aiodist_kernels.plans import KernelSpec, is_ready, pays, warm
+from aiodist_kernels.plans import KernelSpec, is_ready, pays_from, warm
 from aiodist_kernels.python_numbers import Number, check_number, reduce_numbers
 from aiodist_kernels.reduce_op import ReduceOp
 from aiodist_kernels.reductions import bytes_moved, cost, cut, reduce, reduce_alike, result_dtype
@@ -23,7 +23,7 @@ __all__ = [
     "cost",
     "cut",
     "is_ready",
-    "pays",
+    "pays_from",
     "reduce",
     "reduce_alike",
     "reduce_numbers",

@@ -107,13 +107,13 @@ def is_ready(spec: KernelSpec) -> bool:
     return plan is not None and compiled_tier.form(spec.count) in plan.kernels
 
 
-def pays(spec: KernelSpec, nbytes: int) -> bool:
-    """Say whether a kernel would beat NumPy for buffers of `nbytes` each: worth warming up for.
+def pays_from(spec: KernelSpec) -> int:
+    """Return the bytes of one buffer from which a kernel would beat NumPy; `policy.NEVER` where there is none.
 
     Raises:
         TypeError: the op is not defined for the dtype.
     """
     rule = find_plan(spec.op, spec.dtype, spec.accumulate).rule
     if spec.dtype != rule.dtype or recipe_for(rule, spec.count) is None:
-        return False
-    return nbytes >= policy.compiled_from(rule, spec.count)
+        return policy.NEVER
+    return policy.compiled_from(rule, spec.count)

@@ -1,0 +1,35 @@
+"""Work in cross-replica context that would hold up the event loop, in a worker thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import anyio.to_thread
+from anyio.lowlevel import checkpoint
+
+from aiodist.strategy.variable import as_distributed
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist.vocabulary.values import DistributedValues
+from aiodist_kernels import policy
+
+T = TypeVar("T")
+
+
+async def call_off_loop(values: Any, fn: Callable[[], T]) -> T:
+    """Return what a function makes of these nests; where they are large, in a worker thread.
+
+    When the caller is cancelled, the cancellation is raised once the function has returned.
+    """
+    if policy.blocks(sum(map(_nbytes, nests.flatten_with_none(values)[0]))):
+        return await anyio.to_thread.run_sync(fn)
+    await checkpoint()
+    return fn()
+
+
+def _nbytes(leaf: Any) -> int:
+    leaf = as_distributed(leaf)
+    parts = leaf.values if isinstance(leaf, DistributedValues) else (leaf,)
+    nbytes: int = sum(getattr(p.values if isinstance(p, IndexedSlices) else p, "nbytes", 0) for p in parts)
+    return nbytes

@@ -1,0 +1,1 @@
+"""Tracing: the whole timeline of runs in one file, and what reads it."""
