@@ -28,8 +28,9 @@ def hints(findings: Findings) -> list[str]:
 
 
 _UNEVEN = [
-    "Give every replica equally many rounds, drop the remainder, or let one that has run out of data stand by:",
-    "  await ctx.join()",
+    "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
+    "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
+    "One that has run out of data can stand by instead: await ctx.join().",
 ]
 _SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
 _CONDITION = [

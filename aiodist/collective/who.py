@@ -19,7 +19,7 @@ _MOST_PLACES = 4
 
 def who(findings: Findings) -> list[str]:
     """Return a line for each replica, or for each camp where there are many, and the source lines of their calls."""
-    return [*_rows(findings), *_source_lines(findings)]
+    return [*_rows(findings), *_source_lines(findings), *_waits(findings)]
 
 
 def _rows(findings: Findings) -> list[str]:
@@ -43,8 +43,6 @@ def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
         return f"returned {value}{made}", shown(replica.ended_at) if replica.ended_at is not None else ""
     if replica.state.ended:
         return f"{replica.state} {made}", ""
-    if replica.waits_for is not None:
-        made = f"{made}, {replica.waits_for}"
     what = "cancelled out of it, goes on" if replica.replica_id in findings.abandoned else "elsewhere"
     return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
 
@@ -70,6 +68,19 @@ def _by_camp(findings: Findings, marked: set[int]) -> list[str]:
     rest = sum(len(members) for _, members in ordered[_MOST_CAMPS:])
     more = [f"  … and {count(rest, 'replica')} in {len(ordered) - _MOST_CAMPS} more ways"] if rest else []
     return _columns(rows) + more
+
+
+def _waits(findings: Findings) -> list[str]:
+    """Return what replicas wait for that are elsewhere, those that wait for the same together."""
+    alike: dict[str, list[int]] = {}
+    for replica in findings.replicas:
+        if replica.waits_for is not None:
+            alike.setdefault(replica.waits_for, []).append(replica.replica_id)
+    lines = []
+    for what, members in list(alike.items())[:_MOST_PLACES]:
+        clause = what.replace("waits", "wait", 1) if len(members) > 1 and what.startswith("waits") else what
+        lines.append(f"R{ids_briefly(members)[1:]} {clause}.")
+    return lines
 
 
 def _source_lines(findings: Findings) -> list[str]:
