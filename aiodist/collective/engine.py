@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
@@ -29,6 +29,23 @@ class Engine(Protocol):
 
     def call_soon(self, fn: Callable[[], object], /) -> object:
         """Call ``fn`` in the loop, after what is ready now."""
+
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> object:
+        """Call ``fn`` in the loop, after what is ready now, with no replica's context variables."""
+
+    def watched(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the same handles, of which each await of an open collective stirs the run's watch."""
+        ...
+
+    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any]) -> set[int]:
+        """Return those replicas of a run of which it is certain that they do nothing but wait in collectives.
+
+        Args:
+            root: the run's own group.
+            replicas: the ids of the replicas in question.
+            waiters: all who wait in the collectives that these wait in.
+        """
+        ...
 
     def wake(self, waiters: Sequence[Any]) -> None:
         """Resume these, in this order, each after the one before it has run; None stands for nobody."""

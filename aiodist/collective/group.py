@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
-from weakref import WeakSet
 
 from aiodist.collective import sameness, verdict
+from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
@@ -60,8 +60,7 @@ class SyncGroup:
 
     Attributes:
         root: the run's own group, of all its replicas; of that group itself, it is the group.
-        parts: in the run's own group, the run's other groups; None as long as there is none.
-        kept: in the run's own group, others that must last to the end of the run.
+        branches: in the run's own group, the run's other groups; None as long as there is none.
         making: groups of some of its members that not all of those have made yet.
         serial: when it was made, among the groups of a run.
     """
@@ -72,8 +71,7 @@ class SyncGroup:
         self.size = len(devices)
         self.members = [Member(position, device, self) for position, device in enumerate(devices)]
         self.root = self
-        self.parts: WeakSet[SyncGroup] | None = None
-        self.kept: set[SyncGroup] = set()
+        self.branches: Branches | None = None
         self.making: dict[Any, Any] = {}
         self.order_check = order_check
         self.options = options
@@ -350,7 +348,7 @@ class SyncGroup:
 
     def groups(self) -> list[SyncGroup]:
         """Return every group of the run, its own first, in the order in which they were made."""
-        return [self, *sorted(self.parts or (), key=lambda group: group.serial)]
+        return [self] if self.branches is None else [self, *self.branches.in_order()]
 
     def close(self) -> None:
         """End the run's groups: nothing completes any more, who waits gets the verdict, the others are cancelled."""
@@ -383,6 +381,8 @@ class SyncGroup:
         self._alarm = None
         for group in self.groups():
             group._look(self._clock())
+        if self.branches is not None:
+            self.branches.watch.ring(self._clock())
 
     def _look(self, now: float) -> None:
         if self.closed:

@@ -150,6 +150,17 @@ def _replicas(group: SyncGroup, meeting: Rendezvous | None) -> tuple[ReplicaRepo
     return tuple(_replica(group, member, meeting, historian) for member in _by_id(group))
 
 
+def report_on(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> ReplicaReport:
+    """Return the report on a replica, as that group sees it.
+
+    Args:
+        group: the group.
+        member: the replica in it.
+        meeting: what it waits in; None where it waits in nothing, or in no collective that is known.
+    """
+    return _replica(group, member, meeting, _Historian(group))
+
+
 def _by_id(group: SyncGroup) -> list[Member]:
     """Return the members in the order of their ids, which is not that of their positions in every group."""
     return sorted(group.members, key=lambda member: member.replica_id)

@@ -11,6 +11,7 @@ import sys
 import warnings
 from asyncio import CancelledError, Future
 from collections.abc import Generator
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from anyio import get_cancelled_exc_class
@@ -187,6 +188,24 @@ class ObservedTrioHandle(_Observed[T], TrioHandle[T]):
     """A handle on trio, in a run that is observed."""
 
     __slots__ = ()
+
+
+class _Watched(CollectiveHandle[T]):
+    """A handle in a run with groups, which looks for replicas that wait for each other."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        branches = self._member.group.root.branches
+        if branches is not None and self._meeting.missing:
+            branches.watch.stir()
+        return super().__await__()
+
+
+@cache
+def watched(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]]:
+    """Return handles like these, of which each await stirs the run's watch."""
+    return type(f"Watched{handle.__name__}", (_Watched, handle), {"__slots__": ()})
 
 
 class SoloHandle(CollectiveHandle[T]):

@@ -50,7 +50,7 @@ def look_at(task: Any) -> Waiter:
 def _owner_replica(task: Any) -> int | None:
     context = getattr(task, "context", None) or next((r for r in gc.get_referents(task) if type(r) is Context), None)
     owner = context.get(current) if context is not None else None
-    return owner.replica_id_in_sync_group if isinstance(owner, ReplicaContext) else None
+    return owner._member.replica_id if isinstance(owner, ReplicaContext) else None
 
 
 def _name(task: Any, chain: Sequence[Link], member: Member | None, replica_id: int | None) -> str:

@@ -75,6 +75,7 @@ class Reason(enum.StrEnum):
     ABANDONED = "abandoned"
     TIMEOUT = "timeout"
     DEADLOCK = "deadlock"
+    CYCLE = "cycle"  # replicas wait for each other, each in a collective of another group
 
 
 @dataclass(frozen=True, slots=True)

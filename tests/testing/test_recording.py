@@ -52,7 +52,7 @@ def test_only_runs_that_begin_inside_are_recorded() -> None:
             await anyio.lowlevel.checkpoint()
             with record_collectives() as record:
                 await strategy.run(other_program)
-        return record.calls
+                return record.calls
 
     assert anyio.run(main) == [CALLS[0], CALLS[2]]
 
