@@ -26,10 +26,12 @@ from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist.tools.tracing.trace import trace
+from aiodist.vocabulary.devices import set_logical_devices
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
+    DeadlockError,
     DeviceNotFoundError,
     IncompleteCollectiveError,
     ReplicaContextError,
@@ -56,6 +58,7 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "Strategy",
     "StrategyExtended",
+    "set_logical_devices",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
@@ -92,6 +95,7 @@ __all__ = [
     "IncompleteCollectiveError",
     "CollectiveTimeoutError",
     "WorkerLostError",
+    "DeadlockError",
     "ReplicaContextError",
     "DeviceNotFoundError",
     "CollectiveReport",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.vocabulary.errors import CollectiveError
 
 
 class Bridge(Protocol):
@@ -16,6 +17,10 @@ class Bridge(Protocol):
 
     def complain(self, overdue: Rendezvous | None) -> None:
         """Have all workers judged, this one being in trouble; `SyncGroup.settle` hears the verdict later."""
+
+    def judge_alone(self) -> CollectiveError:
+        """Return the verdict on what is known here, where replicas must be told at once."""
+        ...
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
         """Meet the other workers at the end of the run; return when there is nothing more to hear from them.

@@ -6,9 +6,9 @@ is taken for the truth.
 
 **Trouble.** An arrival that differs, a replica that ended without a collective that others wait in, and one that was
 cancelled out of one, put the group in trouble at that number. From then on no meeting at or behind that number
-completes. The replicas that have not yet shown what they do (`Member.has_settled`) are let run until each has, or until
-a tenth of a second goes by in which none of them does; then `verdict.judge` looks at what all of them did, so that the
-verdict does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
+completes. Replicas that can still make a call (`Member.has_settled`) are let run until none can, or until a tenth of
+a second goes by in which none of them settles; then `verdict.judge` looks at what all of them did, so that the verdict
+does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
 
 **Failure.** A replica's own exception closes the group at once: it is the cause, and what the others then run into is
 an echo.
@@ -28,10 +28,9 @@ from collections.abc import Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
-from weakref import WeakSet
 
 from aiodist.collective import sameness, verdict
-from aiodist.collective.bridge import Bridge
+from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
@@ -61,24 +60,20 @@ class SyncGroup:
 
     Attributes:
         root: the run's own group, of all its replicas; of that group itself, it is the group.
-        parts: in the run's own group, the run's other groups; None as long as there is none.
-        kept: in the run's own group, others that must last to the end of the run.
+        branches: in the run's own group, the run's other groups; None as long as there is none.
         making: groups of some of its members that not all of those have made yet.
         serial: when it was made, among the groups of a run.
-        world_size: how many replicas it has with those of other workers, the first here being number
-        offset: counted from 0.
-        bridge: leads to the other workers'; see `spanned`.
+        world_size, offset, bridge: with the replicas of other workers; see `spanned`.
     """
 
     serial = offset = 0
-    bridge: Bridge | None = None
+    bridge: Any = None
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
-        self.size = len(devices)
+        self.size = self.world_size = len(devices)
         self.members = [Member(position, device, self) for position, device in enumerate(devices)]
         self.root = self
-        self.parts: WeakSet[SyncGroup] | None = None
-        self.kept: set[SyncGroup] = set()
+        self.branches: Branches | None = None
         self.making: dict[Any, Any] = {}
         self.order_check = order_check
         self.options = options
@@ -96,15 +91,12 @@ class SyncGroup:
         self._grace_ends: float | None = None
         self._alarm: float | None = None
         self.engine: Any = None
-        self.world_size = self.size
         self.observer: Observer | None = None
 
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
-        self.engine = engine
-        self._handle = engine.handle
-        self._clock = engine.clock
-        self.thread = thread
+        self.engine, self.thread = engine, thread
+        self._handle, self._clock = engine.handle, engine.clock
 
     @property
     def label(self) -> str | None:
@@ -115,7 +107,7 @@ class SyncGroup:
         """Last as long as the run does, whoever lets go of it."""
 
     def now(self) -> int:
-        """Return the time in nanoseconds."""
+        """Return the time on the event loop's clock, in nanoseconds."""
         return int(self.engine.fine_clock() * 1e9)
 
     # The way of a collective that goes well.
@@ -173,7 +165,7 @@ class SyncGroup:
     def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
         meeting = self.open[number] = Rendezvous(number, signature, code, offset, self.size, self._clock())
         if self._has_options:
-            meeting.accumulate = self.options.accumulate
+            meeting.options = self.options
             if self.options.timeout_seconds is not None:
                 self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
@@ -183,8 +175,8 @@ class SyncGroup:
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
         if options.timeout_seconds is not None:
             self._limit(meeting, options.timeout_seconds)
-        if member.position == 0 and options.accumulate != "native":
-            meeting.accumulate = options.accumulate
+        if member.position == 0:
+            meeting.options = meeting.options.merge(options)
 
     def _limit(self, meeting: Rendezvous, seconds: float) -> None:
         deadline = meeting.started + seconds
@@ -286,7 +278,7 @@ class SyncGroup:
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)
-        self._consider(member)
+        self.consider(member)
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""
@@ -294,7 +286,7 @@ class SyncGroup:
             return
         member.abandon(meeting.number)
         self._set_trouble(meeting.number)
-        self._consider(member)
+        self.consider(member)
 
     def end(self, member: Member, state: ReplicaState, error: BaseException | None = None) -> None:
         """Note that a replica's function has ended, how, and with what failure of its own: in all groups of the run."""
@@ -313,12 +305,12 @@ class SyncGroup:
         unmet = [number for number in self.open if number >= member.sequence]
         if unmet:
             self._set_trouble(min(unmet))
-        if self.trouble is not None:
-            self._consider(member)
+        self.consider(member)
 
-    def _consider(self, member: Member) -> None:
+    def consider(self, member: Member) -> None:
         """Look whether the trouble can be judged, now that this member has done something."""
-        assert self.trouble is not None
+        if self.trouble is None or self.closed:
+            return
         if self._unsettled is None:
             self._unsettled = {m.position for m in self.members if not m.has_settled(self.trouble)}
         elif member.has_settled(self.trouble):
@@ -335,25 +327,28 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self.root.judge(self, overdue)
-        self.root.close()
+        self.root.give_up(verdict.judge(self, overdue))
 
-    def judge(self, group: SyncGroup, overdue: Rendezvous | None = None) -> None:
-        """Come to the verdict on the run, one of whose groups is in trouble."""
-        self.verdict = verdict.judge(group, overdue)
+    def give_up(self, error: CollectiveError) -> None:
+        """End the run with a verdict on it, also one found outside, where it is seen that nobody can go on."""
+        self._note(error)
+        self.close()
+
+    def _note(self, error: CollectiveError) -> None:
+        self.verdict = error
         if self.observer is not None:
-            self.observer.judged(self, self.verdict)
+            self.observer.judged(self, error)
 
     def conclude(self) -> CollectiveError | None:
         """Return the verdict, once all replicas have ended; None when there was no trouble, in any group of the run."""
         for group in self.groups():
             if self.verdict is None and group.trouble is not None and not self.closed:
-                self.judge(group)
+                self._note(verdict.judge(group))
         return self.verdict
 
     def groups(self) -> list[SyncGroup]:
         """Return every group of the run, its own first, in the order in which they were made."""
-        return [self, *sorted(self.parts or (), key=lambda group: group.serial)]
+        return [self] if self.branches is None else [self, *self.branches.in_order()]
 
     def close(self) -> None:
         """End the run's groups: nothing completes any more, who waits gets the verdict, the others are cancelled."""
@@ -376,8 +371,6 @@ class SyncGroup:
         meeting.released = True
         self.engine.wake_failed(meeting.waiters)
 
-    # Time.
-
     def _set_alarm(self, at: float) -> None:
         if not self.closed and (self._alarm is None or at < self._alarm):
             self._alarm = at
@@ -386,9 +379,10 @@ class SyncGroup:
     def ring(self) -> None:
         """Look what is overdue in the run's groups: the end of the grace, or a meeting's own deadline."""
         self._alarm = None
-        now = self._clock()
         for group in self.groups():
-            group._look(now)
+            group._look(self._clock())
+        if self.branches is not None:
+            self.branches.watch.ring(self._clock())
 
     def _look(self, now: float) -> None:
         if self.closed:

@@ -45,12 +45,9 @@ class SpannedGroup(SyncGroup):
         if self.trouble is None:
             self._set_trouble(min(member.sequence for member in self.members))
         for member in self.members:
-            self._consider(member)
+            self.consider(member)
 
     def settle(self, error: CollectiveError) -> None:
         """End the group with the verdict."""
         if not self.closed:
-            self.verdict = error
-            if self.observer is not None:
-                self.observer.judged(self, error)
-            self.close()
+            self.give_up(error)

@@ -80,6 +80,10 @@ class Crossing:
         limit = None if overdue is None or overdue.deadline is None else overdue.deadline - overdue.started
         self.tell(overdue=None if overdue is None or limit is None else (overdue.number, limit))
 
+    def judge_alone(self) -> CollectiveError:
+        """Return the verdict on what is known here, where replicas must be told at once."""
+        return self._team.judge(self.state())
+
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
         """Meet the other workers at the end of the run."""
         self._finishing = True
@@ -231,7 +235,7 @@ class Crossing:
         call = (meeting.signature, meeting.code, meeting.offset)
         name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
         try:
-            agreed = await self._agree(name, plan_of, meeting.accumulate, free)
+            agreed = await self._agree(name, plan_of, meeting.options.accumulate, free)
             if kind.across is None:
                 if not meeting.complete:
                     group.engine.start_merge(group, meeting)

@@ -8,7 +8,7 @@ after the other. A run takes a lane that all workers have free, or a new one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from operator import and_
 from types import CodeType
@@ -37,7 +37,7 @@ from aiodist.workers.lane import Lane
 from aiodist.workers.layout import Layout
 from aiodist.workers.record import ALL_FREE, Row
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tribunal import Control, LaneKey, Verdict
+from aiodist.workers.tribunal import Control, LaneKey, Verdict, judge
 
 _MOST_RUNS: Final = 63
 
@@ -65,6 +65,22 @@ class _RootEngine:
 
     def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
         """Never called: results are made of what all workers bring."""
+
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call it now."""
+        fn(*args)
+
+    def watched(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the same: there are no groups of some replicas here."""
+        return handle
+
+    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any]) -> set[int]:  # noqa: ARG002
+        """Return none, as of none it is known."""
+        return set()
+
+    def waits(self, replicas: Collection[int]) -> dict[int, str]:  # noqa: ARG002
+        """Return nothing: replicas do not run here."""
+        return {}
 
     def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Never called: there are no merge functions here."""
@@ -179,6 +195,10 @@ class Team:
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator."""
         self._control.report(key, state)
+
+    def judge(self, state: WorkerState) -> CollectiveError:
+        """Return the verdict on what this worker alone has to tell."""
+        return judge({state.rank: state}, self.span.layout, self._order_check).error()
 
     # Outside of replicas.
 

@@ -157,14 +157,14 @@ def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumu
     whole = [leaf for leaf in prepared.leaves if leaf.axis is None]
     along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
     if along:  # an axis holds for every leaf but IndexedSlices, which take none
-        return _plan_along(op, along, prepared.rebuild)
+        return _plan_along(op, along, prepared.rebuild, accumulate)
     plan = reduce_columns(op, [leaf.arrays for leaf in whole], [leaf.mark for leaf in whole], accumulate, span)
     return Plan(plan.transfers, lambda results: prepared.rebuild(plan.finish(results)))
 
 
-def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish) -> Plan:
+def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumulate: Accumulate) -> Plan:
     """Reduce each component along its axes here, and fold what comes of them in the order of all replicas."""
-    parts = [[across._part(op, array, leaf.axis) for array in leaf.arrays] for leaf in leaves]
+    parts = [[across._part(op, array, leaf.axis, accumulate) for array in leaf.arrays] for leaf in leaves]
 
     def finish(results: Sequence[Any]) -> Any:
         columns = [[part for worker in results[0] for part in worker[i]] for i in range(len(leaves))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -147,7 +147,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,
-    ) -> Coroutine[Any, Any, Any]:
+    ) -> Any:
         """Run a function on every replica of every worker; return this worker's replicas' values.
 
         Args:
@@ -191,7 +191,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             raise failure
         return result
 
-    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Coroutine[Any, Any, Any]:
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce a per-replica value to one, over the replicas of all workers and along an axis.
 
         Args:
@@ -212,7 +212,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         prepared = across_workers.prepare_reduce(op, value, axis, components_here(self))
         return self._together(across_workers.REDUCE, op, prepared, frame)
 
-    def gather(self, value: Any, axis: int) -> Coroutine[Any, Any, Any]:
+    def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order over all workers.
 
         Args:

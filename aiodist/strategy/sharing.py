@@ -42,7 +42,7 @@ def created_in_replica(variable: Variable, context: ReplicaContext, value: Array
     """Let a replica create a variable, and all others with it."""
     member, group = context._member, context._member.group
     name = variable.name if site.named else None
-    variable._token = (*group.bridge.key, member.sequence)  # type: ignore[union-attr]
+    variable._token = (*group.bridge.key, member.sequence)
     handle = group.arrive(member, _signature(variable, name, path), site.code, site.offset, value)
     handle._awaited = True  # nobody has to
 

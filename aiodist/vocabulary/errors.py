@@ -46,6 +46,15 @@ class WorkerLostError(CollectiveError):
     """
 
 
+class DeadlockError(CollectiveError):
+    """Nothing can run any more: what every replica waits for can only come from one that waits, too.
+
+    Raised on an event loop that can prove it: that of ``aiodist check`` and `aiodist.testing`. No timer is pending, and
+    no thread, subprocess or socket is at work. The report says who waits for what, and shows the cycle where there is
+    one.
+    """
+
+
 class ReplicaContextError(RuntimeError):
     """A call in the wrong context: outside a replica, in another's, after the run, or under another strategy."""
 
@@ -60,6 +69,7 @@ for _error in (
     IncompleteCollectiveError,
     CollectiveTimeoutError,
     WorkerLostError,
+    DeadlockError,
     ReplicaContextError,
     DeviceNotFoundError,
 ):

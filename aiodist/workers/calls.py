@@ -85,7 +85,8 @@ def resolved(file: str) -> str:
     return file
 
 
-def _site(code: CodeType, offset: int) -> Site:
+def site_of(code: CodeType, offset: int) -> Site:
+    """Return the place of an instruction, as it travels."""
     found: Place = place(code, offset)
     return Site(portable(code.co_filename), found.line, found.column, location(code, offset).function)
 
@@ -99,8 +100,8 @@ def to_wire(call: Call) -> WireCall:
         fields[DETAIL] = _wire_function(signature[DETAIL])
     fields[TYPES] = _travelling(signature[TYPES])
     if signature[PATH] is not None:
-        fields[PATH] = tuple(_site(*part[:2]) for part in signature[PATH])
-    return WireCall(tuple(fields), _site(code, offset))
+        fields[PATH] = tuple(site_of(*part[:2]) for part in signature[PATH])
+    return WireCall(tuple(fields), site_of(code, offset))
 
 
 def _wire_function(key: FunctionKey) -> FunctionKey:
@@ -120,8 +121,8 @@ def from_wire(call: WireCall) -> Call:
     marks = fields[TYPES]
     fields[TYPES] = _mark(marks) if type(marks) is not tuple else tuple(map(_mark, marks))
     if fields[PATH] is not None:
-        fields[PATH] = tuple((*_code(site), resolved(site.file)) for site in fields[PATH])
-    return (tuple(fields), *_code(call.site))
+        fields[PATH] = tuple((*code_of(site), resolved(site.file)) for site in fields[PATH])
+    return (tuple(fields), *code_of(call.site))
 
 
 def _mark(mark: Any) -> Any:
@@ -141,7 +142,7 @@ def _kind(wire: WireKind) -> Kind:
 
 
 @functools.lru_cache(maxsize=4096)
-def _code(site: Site) -> tuple[CodeType, int]:
+def code_of(site: Site) -> tuple[CodeType, int]:
     """Return a code object with an instruction at a site, and the instruction's offset."""
     source = "(" + "\n" * (site.line - 1) + " " * (site.column or 0) + "x)"
     code = compile(source, resolved(site.file), "eval")

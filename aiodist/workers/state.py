@@ -7,16 +7,18 @@ verdict on many workers is the verdict on one.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 from aiodist.collective.group import SyncGroup
-from aiodist.collective.member import Member
+from aiodist.collective.member import Ending, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location, ReplicaState
-from aiodist.workers.calls import Call, WireCall, from_wire, to_wire
+from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, site_of, to_wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,16 @@ class ReplicaPart:
     abandoned: int | None
     abandoned_at: int
     stack: tuple[Location, ...]
+    returned: Any = None
+    ended_at: Site | None = None
+    waits_for: str | None = None
+
+
+class _Type:
+    """Stands for a returned value of which nothing but its type is told."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +102,11 @@ def tell(
     note: str = "",
 ) -> WorkerState:
     """Return what this worker has to tell of its group."""
+    waits = _waits(group)
     return WorkerState(
         rank=rank,
         posted=posted,
-        replicas=tuple(_replica(member) for member in group.members),
+        replicas=tuple(_replica(member, waits) for member in group.members),
         open={number: _calls(group, meeting) for number, meeting in list(group.open.items())},
         agreed={
             number: to_wire((signature, code, offset)) for number, signature, code, offset, _ in list(group.agreed)
@@ -104,9 +117,34 @@ def tell(
     )
 
 
-def _replica(member: Member) -> ReplicaPart:
-    stack = () if member.end is not None else member.stack()
-    return ReplicaPart(member.sequence, member.end, member.abandoned, member.abandoned_at, stack)
+def _waits(group: SyncGroup) -> Mapping[int, str]:
+    if group.engine is None or group.thread not in (0, get_ident()):
+        return {}
+    with suppress(Exception):  # what can be seen of tasks is for the report; the others wait for the rest of it
+        waits: Mapping[int, str] = group.engine.waits([m.replica_id for m in group.members if m.end is None])
+        return waits
+    return {}
+
+
+def _replica(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
+    ending = member.ending
+    return ReplicaPart(
+        sequence=member.sequence,
+        end=member.end,
+        abandoned=member.abandoned,
+        abandoned_at=member.abandoned_at,
+        stack=() if member.end is not None else member.stack(),
+        returned=None if ending is None else _plain(ending.value),
+        ended_at=None if ending is None or ending.code is None else site_of(ending.code, ending.offset),
+        waits_for=waits.get(member.replica_id),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that a report shows, or its type's name for others."""
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return value
+    return _Type(type(value).__qualname__)
 
 
 def _calls(group: SyncGroup, meeting: Rendezvous) -> dict[int, WireCall]:
@@ -137,16 +175,41 @@ def whole_group(
             if rank in states:
                 _become(group.members[replica_id], states[rank].replicas[place])
             replica_id += 1
+    group.engine = _Heard(_waits_by_id(states, offsets))
     _restore_history(group, states)
     for number in sorted({number for state in states.values() for number in state.open}):
         _restore_meeting(group, number, states, offsets)
     return group
 
 
+def _waits_by_id(states: Mapping[int, WorkerState], offsets: Mapping[int, int]) -> dict[int, str]:
+    return {
+        offsets[rank] + place: part.waits_for
+        for rank, state in states.items()
+        for place, part in enumerate(state.replicas)
+        if part.waits_for is not None
+    }
+
+
 def _become(member: Member, part: ReplicaPart) -> None:
     member.sequence, member.end = part.sequence, part.end
     member.abandoned, member.abandoned_at = part.abandoned, part.abandoned_at
     member.stack = lambda: part.stack
+    if part.end is ReplicaState.EXITED:
+        value = part.returned
+        member.ending = Ending(type(value.name, (), {})() if isinstance(value, _Type) else value, None)
+        if part.ended_at is not None:
+            member.ending.code, member.ending.offset = code_of(part.ended_at)
+
+
+class _Heard:
+    """The engine of a group that was told of: it says what the workers' own have said."""
+
+    def __init__(self, waits: Mapping[int, str]) -> None:
+        self._waits = waits
+
+    def waits(self, replicas: Collection[int]) -> dict[int, str]:
+        return {replica_id: self._waits[replica_id] for replica_id in replicas if replica_id in self._waits}
 
 
 def _restore_history(group: SyncGroup, states: Mapping[int, WorkerState]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,13 @@ pytestmark = pytest.mark.anyio
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the thread that each reduction or gathering is done in."""
     seen: list[int] = []
+
+    def spy(plain: Any, *args: Any) -> Any:
+        seen.append(threading.get_ident())
+        return plain(*args)
+
     for name in ("reduce_nest", "gather_nest"):
-
-        def spy(*args: Any, plain: Any = getattr(across, name)) -> Any:
-            seen.append(threading.get_ident())
-            return plain(*args)
-
-        monkeypatch.setattr(across, name, spy)
+        monkeypatch.setattr(across, name, partial(spy, getattr(across, name)))
     return seen
 
 

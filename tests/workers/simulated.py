@@ -80,8 +80,8 @@ class Job:
         assert await self.values(program) == [n * (n - 1) // 2] * n
 
 
-async def _replica(program: Program) -> Any:
-    return await program(aiodist.get_replica_context())
+def _replica(program: Program) -> Awaitable[Any]:
+    return program(aiodist.get_replica_context())
 
 
 async def on_one_machine(program: Program, replicas: int) -> Sequence[Any]:

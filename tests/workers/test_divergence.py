@@ -19,6 +19,7 @@ from aiodist import (
     ReplicaContext,
     Variable,
     WorkerLostError,
+    get_replica_context,
 )
 from tests.collective.runs import mirrored, run
 from tests.workers.simulated import Job, Program
@@ -164,10 +165,8 @@ async def test_cancelled_run_is_told_elsewhere() -> None:
     await job.check_that_it_works()
 
 
-async def _call(program: Program) -> Any:
-    from aiodist import get_replica_context
-
-    return await program(get_replica_context())
+def _call(program: Program) -> Any:
+    return program(get_replica_context())
 
 
 async def test_different_calls_outside_of_replicas() -> None:
@@ -252,8 +251,6 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
         found: dict[int, Any] = {}
 
         async def replica(k: int) -> Any:
-            from aiodist import get_replica_context
-
             ctx = get_replica_context()
             total = 0
             for step in range(5):
