@@ -20,13 +20,18 @@ pytestmark = pytest.mark.anyio
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the thread that each reduction or gathering is done in."""
     seen: list[int] = []
-    for name in ("reduce_nest", "gather_nest"):
 
-        def spy(*args: Any, plain: Any = getattr(across, name)) -> Any:
+    def spy_on(name: str) -> None:
+        plain = getattr(across, name)
+
+        def spy(*args: Any) -> Any:
             seen.append(threading.get_ident())
             return plain(*args)
 
         monkeypatch.setattr(across, name, spy)
+
+    spy_on("reduce_nest")
+    spy_on("gather_nest")
     return seen
 
 
