@@ -329,20 +329,23 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self.root.judge(self, overdue)
-        self.root.close()
+        self.root.give_up(verdict.judge(self, overdue))
 
-    def judge(self, group: SyncGroup, overdue: Rendezvous | None = None) -> None:
-        """Come to the verdict on the run, one of whose groups is in trouble."""
-        self.verdict = verdict.judge(group, overdue)
+    def give_up(self, error: CollectiveError) -> None:
+        """End the run with a verdict on it, also one found outside, where it is seen that nobody can go on."""
+        self._note(error)
+        self.close()
+
+    def _note(self, error: CollectiveError) -> None:
+        self.verdict = error
         if self.observer is not None:
-            self.observer.judged(self, self.verdict)
+            self.observer.judged(self, error)
 
     def conclude(self) -> CollectiveError | None:
         """Return the verdict, once all replicas have ended; None when there was no trouble, in any group of the run."""
         for group in self.groups():
             if self.verdict is None and group.trouble is not None and not self.closed:
-                self.judge(group)
+                self._note(verdict.judge(group))
         return self.verdict
 
     def groups(self) -> list[SyncGroup]:
@@ -370,8 +373,6 @@ class SyncGroup:
         meeting.released = True
         self.engine.wake_failed(meeting.waiters)
 
-    # Time.
-
     def _set_alarm(self, at: float) -> None:
         if not self.closed and (self._alarm is None or at < self._alarm):
             self._alarm = at
@@ -380,9 +381,8 @@ class SyncGroup:
     def ring(self) -> None:
         """Look what is overdue in the run's groups: the end of the grace, or a meeting's own deadline."""
         self._alarm = None
-        now = self._clock()
         for group in self.groups():
-            group._look(now)
+            group._look(self._clock())
 
     def _look(self, now: float) -> None:
         if self.closed:

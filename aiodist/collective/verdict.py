@@ -140,7 +140,12 @@ def _error_class(reason: Reason) -> type[CollectiveError]:
     return CollectiveTimeoutError if reason is Reason.TIMEOUT else CollectiveMismatchError
 
 
-def _replicas(group: SyncGroup, meeting: Rendezvous) -> tuple[ReplicaReport, ...]:
+def snapshot(group: SyncGroup) -> tuple[ReplicaReport, ...]:
+    """Return what every replica does at this moment."""
+    return _replicas(group, None)
+
+
+def _replicas(group: SyncGroup, meeting: Rendezvous | None) -> tuple[ReplicaReport, ...]:
     historian = _Historian(group)
     return tuple(_replica(group, member, meeting, historian) for member in _by_id(group))
 
@@ -150,7 +155,7 @@ def _by_id(group: SyncGroup) -> list[Member]:
     return sorted(group.members, key=lambda member: member.replica_id)
 
 
-def _replica(group: SyncGroup, member: Member, meeting: Rendezvous, historian: _Historian) -> ReplicaReport:
+def _replica(group: SyncGroup, member: Member, meeting: Rendezvous | None, historian: _Historian) -> ReplicaReport:
     waits_in = _waits_in(group, member, meeting)
     record = historian.record(waits_in.number, waits_in.call_of(member.replica_id)) if waits_in else None
     waits = record is not None and record.sequence_number >= 0
@@ -166,14 +171,14 @@ def _replica(group: SyncGroup, member: Member, meeting: Rendezvous, historian: _
     )
 
 
-def _waits_in(group: SyncGroup, member: Member, meeting: Rendezvous) -> Rendezvous | None:
+def _waits_in(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> Rendezvous | None:
     """Return the meeting that a replica waits in: this one if it is there, else the first that it has not left.
 
     Nobody waits in the creation of a group, so there it is enough to have been there.
     """
-    if member.end is not None and meeting.number >= 0:
+    if member.end is not None and (meeting is None or meeting.number >= 0):
         return None
-    if member.arrived_at(meeting.number):
+    if meeting is not None and member.arrived_at(meeting.number):
         return meeting
     return next((group.open[n] for n in sorted(group.open) if n >= 0 and member.arrived_at(n)), None)
 

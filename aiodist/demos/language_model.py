@@ -35,14 +35,14 @@ class LanguageModel:
         """Return float[n, symbols] for windows int[n, context]."""
         return self._layers.logits(weights, self._embedded(weights, inputs))
 
-    def loss_and_gradients(
+    def nats_and_gradients(
         self, weights: Weights, inputs: Codes, targets: Codes, scale: float
-    ) -> tuple[float, Weights]:
-        """Return the scaled cross-entropy, in nats, and its gradient by every weight."""
+    ) -> tuple[Array, Weights]:
+        """Return each example's nats, float[n], and the gradient of their sum times `scale` by every weight."""
         values = self._layers.forward(weights, self._embedded(weights, inputs))
-        loss, gradient = cross_entropy(values[-1], targets, scale)
+        surprise, gradient = cross_entropy(values[-1], targets, scale)
         gradients, by_inputs = self._layers.backward(weights, values, gradient)
-        return loss, {"embedding": self._by_embedding(inputs, by_inputs), **gradients}
+        return surprise, {"embedding": self._by_embedding(inputs, by_inputs), **gradients}
 
     def _embedded(self, weights: Weights, inputs: Codes) -> Array:
         return weights["embedding"].take(inputs, axis=0).reshape(len(inputs), self.context * self.width)

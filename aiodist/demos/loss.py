@@ -13,23 +13,21 @@ Codes: TypeAlias = NDArray[np.intp]
 
 def nats(logits: Array, targets: Codes) -> Array:
     """Return each example's surprise, float[n], for logits float[n, classes] and targets int[n]."""
+    return _surprise(*_shifted(logits), targets)
+
+
+def cross_entropy(logits: Array, targets: Codes, scale: float) -> tuple[Array, Array]:
+    """Return each example's nats, float[n], and the gradient of their sum times `scale` by the logits."""
     shifted, totals = _shifted(logits)
-    chosen: Array = np.log(totals) - shifted[np.arange(len(targets)), targets]
-    return chosen
-
-
-def cross_entropy(logits: Array, targets: Codes, scale: float) -> tuple[float, Array]:
-    """Return the sum of the examples' nats times `scale`, and its gradient by the logits.
-
-    With ``scale = 1 / n`` that is the mean over n examples.
-    """
-    rows = np.arange(len(targets))
-    shifted, totals = _shifted(logits)
-    loss = scale * float(np.sum(np.log(totals) - shifted[rows, targets], dtype=np.float64))
     gradient: Array = np.exp(shifted)
     gradient *= (scale / totals)[:, None]
-    gradient[rows, targets] -= scale
-    return loss, gradient
+    gradient[np.arange(len(targets)), targets] -= scale
+    return _surprise(shifted, totals, targets), gradient
+
+
+def _surprise(shifted: Array, totals: Array, targets: Codes) -> Array:
+    chosen: Array = np.log(totals) - shifted[np.arange(len(targets)), targets]
+    return chosen
 
 
 def _shifted(logits: Array) -> tuple[Array, Array]:

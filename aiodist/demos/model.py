@@ -21,6 +21,6 @@ class Model(Protocol):
         """Return float[n, classes]."""
         ...
 
-    def loss_and_gradients(self, weights: Weights, inputs: Any, targets: Codes, scale: float) -> tuple[float, Weights]:
-        """Return the examples' nats times `scale`, summed, and the gradient of that by every weight."""
+    def nats_and_gradients(self, weights: Weights, inputs: Any, targets: Codes, scale: float) -> tuple[Array, Weights]:
+        """Return each example's nats, float[n], and the gradient of their sum times `scale` by every weight."""
         ...

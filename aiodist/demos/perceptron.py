@@ -36,14 +36,14 @@ class Perceptron:
         """Return the last layer's output."""
         return self.forward(weights, inputs)[-1]
 
-    def loss_and_gradients(
+    def nats_and_gradients(
         self, weights: Weights, inputs: Array, targets: Codes, scale: float
-    ) -> tuple[float, Weights]:
-        """Return the scaled cross-entropy, in nats, and its gradient by every weight."""
+    ) -> tuple[Array, Weights]:
+        """Return each example's nats, float[n], and the gradient of their sum times `scale` by every weight."""
         values = self.forward(weights, inputs)
-        loss, gradient = cross_entropy(values[-1], targets, scale)
+        surprise, gradient = cross_entropy(values[-1], targets, scale)
         gradients, _ = self.backward(weights, values, gradient)
-        return loss, gradients
+        return surprise, gradients
 
     def forward(self, weights: Weights, inputs: Array) -> list[Array]:
         """Return what goes into each layer, and the logits last."""

@@ -68,7 +68,7 @@ def _check_equal(values: Sequence[Array], name: str) -> None:
 
 def equal(a: Array, b: Array) -> bool:
     """Whether two arrays of one shape hold the same values; one NaN is like another."""
-    return a is b or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
+    return a is b or bool((a == b).all()) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
 
 
 def parts(aggregation: VariableAggregation, value: Array, size: int) -> list[Array]:

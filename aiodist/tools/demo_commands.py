@@ -33,7 +33,8 @@ def _add_text(demos: _SubParsersAction[ArgumentParser]) -> None:
         help="train a character language model on the Python manual",
         description="Train a character language model in NumPy on the manual pages of the standard library "
         "(pydoc_data.topics). Every replica computes on its part of each batch in the worker thread of its device; "
-        "gradients are averaged by all_reduce. Exit code 1 if the replicas end with different weights.",
+        "gradients are summed by all_reduce, the weights are variables. Exit code 1 if the replicas end with different "
+        "weights.",
     )
     text.add_argument("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
     _add_common(text, steps=1500)

@@ -39,6 +39,15 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
     """``timeout_seconds`` passed before every replica had arrived. The report says where each missing one is now."""
 
 
+class DeadlockError(CollectiveError):
+    """Nothing can run any more: what every replica waits for can only come from one that waits, too.
+
+    Raised on an event loop that can prove it: that of ``aiodist check`` and `aiodist.testing`. No timer is pending, and
+    no thread, subprocess or socket is at work. The report says who waits for what, and shows the cycle where there is
+    one.
+    """
+
+
 class ReplicaContextError(RuntimeError):
     """A call in the wrong context: outside a replica, in another's, after the run, or under another strategy."""
 
@@ -52,6 +61,7 @@ for _error in (
     CollectiveMismatchError,
     IncompleteCollectiveError,
     CollectiveTimeoutError,
+    DeadlockError,
     ReplicaContextError,
     DeviceNotFoundError,
 ):

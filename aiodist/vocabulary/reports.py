@@ -74,6 +74,7 @@ class Reason(enum.StrEnum):
     EXITED = "exited"
     ABANDONED = "abandoned"
     TIMEOUT = "timeout"
+    DEADLOCK = "deadlock"
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,37 +28,33 @@ def by_the_book(start: float, gradients: list[float], rate: float, decay: float)
 def test_updates_are_those_of_the_algorithm(decay: float) -> None:
     start, history = RNG.normal(size=(2, 3)), RNG.normal(size=(20, 2, 3))
     weights = {"w": start.copy()}
-    optimiser = Adam(weights, decay=decay)
+    optimiser = Adam(decay)
     for gradient in history:
-        optimiser.update({"w": gradient}, 0.01)
+        weights = {"w": weights["w"] - optimiser.changes(weights, {"w": gradient}, 0.01)["w"]}
     expected = [[by_the_book(start[i, j], history[:, i, j].tolist(), 0.01, decay) for j in range(3)] for i in range(2)]
     np.testing.assert_allclose(weights["w"], expected, rtol=1e-12)
 
 
 def test_vectors_do_not_decay() -> None:
-    weights = {"b": np.ones(3)}
-    Adam(weights, decay=0.5).update({"b": np.zeros(3)}, 0.1)
-    assert weights["b"].tolist() == [1, 1, 1]
+    assert Adam(0.5).changes({"b": np.ones(3)}, {"b": np.zeros(3)}, 0.1)["b"].tolist() == [0, 0, 0]
 
 
-def test_gradients_may_be_read_only_and_stay_as_they_are() -> None:
-    gradient = RNG.normal(size=(4, 4)).astype(np.float32)
-    kept = gradient.copy()
+def test_weights_and_gradients_may_be_read_only() -> None:
+    gradient, weight = RNG.normal(size=(4, 4)).astype(np.float32), np.ones((4, 4), np.float32)
     gradient.setflags(write=False)
-    weights = {"w": np.ones((4, 4), np.float32)}
-    Adam(weights).update({"w": gradient}, 0.1)
-    assert np.array_equal(gradient, kept)
-    assert weights["w"].dtype == np.float32
+    weight.setflags(write=False)
+    assert Adam(0.1).changes({"w": weight}, {"w": gradient}, 0.1)["w"].dtype == np.float32
 
 
 def test_equal_updates_leave_equal_bits() -> None:
     def trained() -> bytes:
         rng = np.random.default_rng(0)
-        weights = {"w": rng.normal(size=(50, 30)).astype(np.float32)}
-        optimiser = Adam(weights, decay=0.1)
+        weight = rng.normal(size=(50, 30)).astype(np.float32)
+        optimiser = Adam(0.1)
         for _ in range(10):
-            optimiser.update({"w": rng.normal(size=(50, 30)).astype(np.float32)}, 0.01)
-        return weights["w"].tobytes()
+            gradient = rng.normal(size=(50, 30)).astype(np.float32)
+            weight -= optimiser.changes({"w": weight}, {"w": gradient}, 0.01)["w"]
+        return weight.tobytes()
 
     assert trained() == trained()
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiodist.demos.batches import part
 from aiodist.demos.language_model import LanguageModel
+from aiodist.demos.loss import nats
 from aiodist.demos.model import Model
-from aiodist.demos.perceptron import Perceptron
+from aiodist.demos.perceptron import Perceptron, Weights
 from tests.demos.differences import assert_close, in_double, numerical_gradients
 
 RNG = np.random.default_rng(2)
@@ -29,26 +29,26 @@ every_model = pytest.mark.parametrize(("model", "inputs", "targets"), CASES.valu
 @every_model
 def test_gradients_are_those_of_finite_differences(model: Model, inputs: Any, targets: Any) -> None:
     weights = in_double(model.init(np.random.default_rng(0)))
-    loss, gradients = model.loss_and_gradients(weights, inputs, targets, 1 / len(targets))
-    assert loss > 0
-    assert_close(
-        gradients,
-        numerical_gradients(lambda w: model.loss_and_gradients(w, inputs, targets, 1 / len(targets))[0], weights),
-    )
+    surprise, gradients = model.nats_and_gradients(weights, inputs, targets, 0.3)
+    assert surprise.tolist() == pytest.approx(nats(model.logits(weights, inputs), targets).tolist())
+
+    def total(changed: Weights) -> float:
+        return 0.3 * float(nats(model.logits(changed, inputs), targets).sum())
+
+    assert_close(gradients, numerical_gradients(total, weights))
 
 
 @every_model
 @pytest.mark.parametrize("replicas", [1, 2, 4, 5, 12])
-def test_mean_over_parts_is_that_over_examples(model: Model, inputs: Any, targets: Any, replicas: int) -> None:
+def test_sum_over_parts_is_that_over_examples(model: Model, inputs: Any, targets: Any, replicas: int) -> None:
     weights = in_double(model.init(np.random.default_rng(0)))
-    loss, whole = model.loss_and_gradients(weights, inputs, targets, 1 / len(targets))
-    indices = np.arange(len(targets))
+    surprise, whole = model.nats_and_gradients(weights, inputs, targets, 0.3)
     parts = [
-        model.loss_and_gradients(weights, inputs[mine], targets[mine], replicas / len(targets))
-        for mine in (part(indices, replica, replicas) for replica in range(replicas))
+        model.nats_and_gradients(weights, inputs[mine], targets[mine], 0.3)
+        for mine in np.array_split(np.arange(len(targets)), replicas)  # more replicas than examples: some have none
     ]
-    assert sum(one for one, _ in parts) / replicas == pytest.approx(loss)
-    assert_close({name: np.mean([one[name] for _, one in parts], axis=0) for name in whole}, whole, 1e-12)
+    np.testing.assert_allclose(np.concatenate([one for one, _ in parts]), surprise)
+    assert_close({name: np.sum([one[name] for _, one in parts], axis=0) for name in whole}, whole, 1e-12)
 
 
 @every_model
@@ -56,8 +56,8 @@ def test_first_weights_are_float32_near_uniform_and_of_the_seed(model: Model, in
     weights, again = (model.init(np.random.default_rng(1)) for _ in range(2))
     assert {weight.dtype for weight in weights.values()} == {np.dtype(np.float32)}
     assert all(np.array_equal(weights[name], again[name]) for name in weights)
-    loss, _ = model.loss_and_gradients(weights, inputs, targets, 1 / len(targets))
-    assert loss == pytest.approx(np.log(model.logits(weights, inputs).shape[1]), rel=0.3)
+    surprise, _ = model.nats_and_gradients(weights, inputs, targets, 0.3)
+    assert surprise.mean() == pytest.approx(np.log(model.logits(weights, inputs).shape[1]), rel=0.3)
 
 
 def test_language_model_sees_the_order_of_characters() -> None:

@@ -28,6 +28,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist.data": 4,
     "aiodist.tools": 5,
     "aiodist.demos": 5,
+    "aiodist.checking": 5,
     "aiodist.testing": 5,
     "aiodist": 5,
     "aiodist.__main__": 6,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,17 +22,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the thread that each reduction or gathering is done in."""
     seen: list[int] = []
 
-    def spy_on(name: str) -> None:
-        plain = getattr(across, name)
+    def spy(plain: Any, *args: Any) -> Any:
+        seen.append(threading.get_ident())
+        return plain(*args)
 
-        def spy(*args: Any) -> Any:
-            seen.append(threading.get_ident())
-            return plain(*args)
-
-        monkeypatch.setattr(across, name, spy)
-
-    spy_on("reduce_nest")
-    spy_on("gather_nest")
+    for name in ("reduce_nest", "gather_nest"):
+        monkeypatch.setattr(across, name, partial(spy, getattr(across, name)))
     return seen
 
 

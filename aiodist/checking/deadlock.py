@@ -1,0 +1,84 @@
+"""The report on a run that cannot go on: what each replica waits for, where, and the cycle if there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
+from aiodist.collective.verdict import snapshot
+from aiodist.collective.wording import ids
+from aiodist.replica.waits import WaitGraph, look_at_loop
+from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.waits import Awaited
+
+if TYPE_CHECKING:
+    from aiodist.checking.loop import ControlledLoop
+    from aiodist.collective.group import SyncGroup
+    from aiodist.replica.waiter import Waiter
+
+_MOST_LINES = 16
+_PROOF = "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them."
+
+
+def report_on(loop: ControlledLoop, group: SyncGroup | None, seconds: float | None) -> CollectiveReport:
+    """Return the report on a run that cannot go on.
+
+    Args:
+        loop: the loop on which it stands still.
+        group: the run's own sync group; None when no replica runs.
+        seconds: how long it took, when that was too long; None when it is proved that nothing can run.
+    """
+    graph = look_at_loop(loop)
+    replicas = _replicas(graph, group) if group is not None else ()
+    number, suspects = _where(group, replicas)
+    reason = Reason.DEADLOCK if seconds is None else Reason.TIMEOUT
+    lines = [_headline(replicas, seconds), *_shortened([f"  {line}" for line in graph.lines()])]
+    cycle = graph.cycle_text()
+    if cycle:
+        lines.append(f"The cycle: {cycle}.")
+    if seconds is None:
+        lines.append(_PROOF)
+    return CollectiveReport(reason, number, replicas, suspects, "\n".join(lines))
+
+
+def _replicas(graph: WaitGraph, group: SyncGroup) -> tuple[ReplicaReport, ...]:
+    """Return what every replica does; one that waits in a collective of some group waits in that."""
+    waiters = {w.member.replica_id: w for w in graph.waiters if w.member is not None and w.member.group is group}
+    return tuple(_replica(report, waiters.get(report.replica_id)) for report in snapshot(group))
+
+
+def _replica(report: ReplicaReport, waiter: Waiter | None) -> ReplicaReport:
+    if waiter is None or waiter.suspension.kind is not Awaited.COLLECTIVE:
+        return report
+    handle = waiter.suspension.things[0]
+    signature, code, offset = handle._meeting.call_of(handle._member.position)
+    return replace(report, state=ReplicaState.WAITING, call=call_text(signature), location=location(code, offset))
+
+
+def _where(group: SyncGroup | None, replicas: Sequence[ReplicaReport]) -> tuple[int, tuple[int, ...]]:
+    """Return the number of the first collective that is missing someone, and who; all where none is begun."""
+    if group is None:
+        return 0, ()
+    number = min(group.open) if group.open else min(member.sequence for member in group.members)
+    elsewhere = tuple(r.replica_id for r in replicas if r.state is not ReplicaState.WAITING)
+    return number, elsewhere or tuple(range(group.size))
+
+
+def _headline(replicas: Sequence[ReplicaReport], seconds: float | None) -> str:
+    what = "nothing can run any more" if seconds is None else f"the run has taken longer than {seconds:g} s"
+    waiting = [r.replica_id for r in replicas if r.state is ReplicaState.WAITING]
+    elsewhere = [r.replica_id for r in replicas if r.state is ReplicaState.RUNNING]
+    if not waiting:
+        return what
+    parts = [f"{ids(waiting)} wait{'s' * (len(waiting) == 1)} in a collective"]
+    if elsewhere:
+        parts.append(f"{ids(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} elsewhere")
+    return f"{what}: {', '.join(parts)}"
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"  … and {more} more"] if more > 0 else [])]

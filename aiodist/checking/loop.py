@@ -1,0 +1,311 @@
+"""The controlled loop: an asyncio event loop on which the order of ready tasks is chosen, and time is virtual.
+
+It differs from asyncio's own in three things, and in its plain order runs what that runs, in the same order:
+
+- **Order.** Callbacks go into a queue of ours instead of the loop's. A turn runs those that were there when it began,
+  as a turn of asyncio's does. Where a task is to run and others of its turn are ready, too, the schedule may choose
+  another, or let the first step aside until nothing else can run. Only tasks change places, with each other: a callback
+  that stands before a chosen task runs before it, for libraries build on that order. Everyone has his turn, so a task
+  that waits for another in a loop of `sleep(0)` does not wait for ever.
+- **Time** stands still while anything can run, and jumps to the next timer when nothing can. While a thread is at work
+  or a file descriptor is watched, the loop waits for them in real time, and its clock goes along.
+- **Standstill.** With nothing ready, no timer, and nothing outside that could act, the loop says so (`stand_still`).
+
+What it relies on, beside documented interfaces (a selector of one's own, `call_soon`, `time`, `create_task`): that
+tasks and futures schedule by ``loop.call_soon``, which every alternative loop relies on; and `asyncio.Handle`'s
+constructor and ``_run``, which have been the same since they were written. What must not be reordered never enters our
+queue: asyncio puts timers, I/O and calls from other threads into its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from asyncio import Handle, Task
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from aiodist.checking.schedule import ASIDE, Change, Order
+from aiodist.checking.selector import ControlledSelector
+
+_PATIENCE = 200
+"""For how many turns a task stays aside at most while others, which may be waiting for it in a loop, go on."""
+
+
+class Step(Handle):
+    """A callback that lets a task go on: what a schedule reorders."""
+
+    __slots__ = ()
+
+    @property
+    def task(self) -> Task[Any]:
+        """The task."""
+        task: Task[Any] = self._callback.__self__  # type: ignore[attr-defined]
+        return task
+
+
+class OnPoint(Protocol):
+    """Who is told of points."""
+
+    def __call__(self, point: int, first: Step, instead: Step | None, /) -> None:
+        """Note a point: the step whose turn it is and, where the order is changed, the step that runs instead.
+
+        For a step aside that is the first one itself.
+        """
+
+
+class OnEnd(Protocol):
+    """Who is called when a run cannot, or may not, go on."""
+
+    def __call__(self, loop: ControlledLoop, *, proved: bool) -> None:
+        """Make something run, or raise what is to come out of the loop.
+
+        Args:
+            loop: the loop.
+            proved: nothing can ever run again; else the run has taken too long.
+        """
+
+
+class Course:
+    """The course of one run of a program, on one controlled loop or on several, one after the other.
+
+    Attributes:
+        order: who runs next.
+        on_end: called when the run cannot go on.
+        on_point: told of every point; None for nobody.
+        deadline: when the run has taken too long, on the real clock; None for never.
+        next_point: the next point at which `choose` is to be asked.
+        points: how many points there have been.
+        changes: where the order was not the plain one.
+    """
+
+    def __init__(
+        self, order: Order, on_end: OnEnd, *, on_point: OnPoint | None = None, deadline: float | None = None
+    ) -> None:
+        self.order = order
+        self.on_end = on_end
+        self.on_point = on_point
+        self.deadline = deadline
+        self.next_point = 0 if on_point is not None else order.next_point
+        self.points = 0
+        self.changes: list[Change] = []
+
+    def choose(self, point: int, ready: int) -> int:
+        """Return who runs at a point, as in `Change`; 0 for the one whose turn it is."""
+        order, choice = self.order, 0
+        if point >= order.next_point:
+            choice = order.choose(point, ready)
+            if choice:
+                self.changes.append(Change(point, choice))
+        if self.on_point is None:
+            self.next_point = order.next_point
+        return choice
+
+
+class ControlledLoop(asyncio.SelectorEventLoop):
+    """An event loop whose order of ready tasks and whose clock are controlled.
+
+    Args:
+        course: the course of the run that it belongs to.
+    """
+
+    def __init__(self, course: Course) -> None:
+        selector = ControlledSelector()
+        super().__init__(selector)
+        self.course = course
+        self._now = 0.0
+        self._queue: deque[Handle] = deque()  # for the next turn, with that many steps in it
+        self._steps_to_come = 0
+        self._batch: deque[Handle] = deque()  # of the turn that goes on
+        self._steps = 0
+        self._aside: list[Step] = []
+        self._patience = 0
+        self._turn_is_due = False
+        self._signals: set[int] = set()
+        self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
+        self._count = itertools.count()
+        selector.begin(self)
+
+    # Time, and the outside.
+
+    def time(self) -> float:
+        """Return the virtual time, in seconds since the loop was made."""
+        return self._now
+
+    def pass_time(self, seconds: float) -> None:
+        """Put the clock forward."""
+        self._now += seconds
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
+        """Call a function when a signal comes: from now on something outside may act."""
+        super().add_signal_handler(sig, callback, *args)
+        self._signals.add(sig)
+
+    def remove_signal_handler(self, sig: int) -> bool:
+        """Call nothing any more when a signal comes."""
+        self._signals.discard(sig)
+        return super().remove_signal_handler(sig)
+
+    def listens_to_signals(self) -> bool:
+        """Return whether the program has set handlers of signals."""
+        return bool(self._signals)
+
+    def check_limit(self) -> None:
+        """End the run when it has taken too long, in real time."""
+        deadline = self.course.deadline
+        if deadline is not None and time.monotonic() > deadline:
+            self.course.on_end(self, proved=False)
+
+    def stand_still(self) -> None:
+        """End the run: nothing can ever run again."""
+        self.course.on_end(self, proved=True)
+
+    def number_of(self, task: Task[Any]) -> int:
+        """Return a task's number: tasks are counted as they are created."""
+        return self._numbers.get(task, -1)
+
+    # Order.
+
+    def create_task(self, coro: Any, **options: Any) -> Task[Any]:
+        """Start a task; tasks are numbered as they are created."""
+        task: Task[Any] = super().create_task(coro, **options)
+        self._numbers[task] = next(self._count)
+        return task
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        """Call a function in the next turn."""
+        handle: Handle
+        if isinstance(getattr(callback, "__self__", None), Task) and _is_step(callback):
+            handle = Step(callback, args, self, context)
+            self._steps_to_come += 1
+            self._queue.append(handle)
+            if args and args[0].cancelled():
+                self._sort_in(handle)
+        else:
+            handle = Handle(callback, args, self, context)
+            self._queue.append(handle)
+        if not self._turn_is_due:
+            super().call_soon(self._turn)
+            self._turn_is_due = True
+        return handle
+
+    def close(self) -> None:
+        """Close the loop; what has not run does not."""
+        super().close()
+        self._turn_is_due = False
+        self._queue.clear()
+        self._aside.clear()
+
+    def _turn(self) -> None:
+        """Run what is in the queue now; what comes meanwhile runs in the next turn."""
+        course, batch = self.course, self._queue
+        handle: Handle | None
+        self._batch, self._queue = batch, self._batch
+        self._steps, self._steps_to_come = self._steps_to_come, 0
+        self._turn_is_due = False
+        try:
+            while batch:
+                handle = batch.popleft()
+                if type(handle) is Step:
+                    self._steps -= 1
+                    if self._steps:
+                        course.points = point = course.points + 1
+                        if point > course.next_point:
+                            handle = self._choose(point - 1, handle)
+                            if handle is None:
+                                continue
+                if not handle._cancelled:
+                    handle._run()
+        finally:
+            self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._batch:  # an interruption came in the middle
+            self._queue.extendleft(reversed(self._batch))
+            self._steps_to_come += self._steps
+            self._batch.clear()
+        if self._aside:
+            self._bring_back()
+        if self._queue and not self._turn_is_due:
+            super().call_soon(self._turn)
+            self._turn_is_due = True
+
+    def _choose(self, point: int, first: Step) -> Step | None:
+        """Return the step that runs at this point; None when the one whose turn it is steps aside."""
+        choice = self.course.choose(point, self._steps + 1)
+        chosen: Step | None = first
+        if choice == ASIDE:
+            chosen = None
+            self._aside.append(first)
+        elif choice:
+            chosen = self._take(first, choice)
+        if self.course.on_point is not None:
+            self.course.on_point(point, first, (chosen or first) if choice else None)
+        return chosen
+
+    def _take(self, first: Step, choice: int) -> Step:
+        """Put the first step back and take another out of the batch; run the callbacks that stood before it."""
+        batch = self._batch
+        if len(batch) == self._steps:
+            index = choice - 1 if choice > 0 else choice
+            chosen = batch[index]
+            del batch[index]
+            batch.appendleft(first)
+        else:
+            batch.appendleft(first)
+            index = [i for i, handle in enumerate(batch) if type(handle) is Step][choice]
+            chosen = batch[index]
+            del batch[index]
+            self._run_callbacks_before(index)
+        assert isinstance(chosen, Step)
+        return chosen
+
+    def _run_callbacks_before(self, index: int) -> None:
+        before = [self._batch.popleft() for _ in range(index)]
+        self._batch.extendleft(handle for handle in reversed(before) if type(handle) is Step)
+        for handle in before:
+            if type(handle) is not Step and not handle._cancelled:
+                handle._run()
+
+    def _bring_back(self) -> None:
+        """Let those who stepped aside go on: when nothing else can run, or after some patience."""
+        self._patience += 1
+        if not self._queue or self._patience > _PATIENCE:
+            self._queue.extend(self._aside)
+            self._steps_to_come += len(self._aside)
+            self._aside.clear()
+            self._patience = 0
+
+    def _sort_in(self, step: Step) -> None:
+        """Keep tasks that are cancelled together in the order of their creation.
+
+        Who cancels several often holds them in a set, whose order is another in every process.
+        """
+        queue, number = self._queue, self._number_of(step)
+        index = len(queue) - 1
+        while index and self._was_cancelled(queue[index - 1]) and self._number_of(queue[index - 1]) > number:
+            index -= 1
+        if index < len(queue) - 1:
+            queue.pop()
+            queue.insert(index, step)
+
+    def _number_of(self, handle: Handle) -> int:
+        return self.number_of(handle._callback.__self__)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _was_cancelled(handle: Handle) -> bool:
+        return type(handle) is Step and bool(handle._args) and handle._args[0].cancelled()
+
+
+_METHODS = frozenset(dir(Task))
+
+
+def _is_step(callback: Callable[..., object]) -> bool:
+    """Tell a task's own step from its methods: ``call_soon(task.cancel)`` is an ordinary callback."""
+    return getattr(callback, "__name__", "") not in _METHODS

@@ -1,0 +1,170 @@
+"""The programs of tests/faults on torch.distributed: a context with the same calls, ranks in processes or threads.
+
+A rank drives the coroutine itself: torch's calls block, so nothing is ever suspended but a sleep, which is slept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from time import monotonic
+from typing import Any, Literal
+
+import numpy as np
+
+from aiodist import ReduceOp
+from tests.faults.case import REPLICAS, Case
+
+Engine = Literal["gloo with DETAIL", "threaded group"]
+Outcomes = dict[
+    int, str | None
+]  # by rank: the message of what it raised, None where it returned; a rank that hangs is missing
+
+TIMEOUT_SECONDS = 3.0
+HANGS_AFTER_SECONDS = 12.0
+
+
+class _Pending:
+    """A collective that has been issued; its await gives the result as NumPy has it."""
+
+    def __init__(self, work: Any, finish: Callable[[], Any]) -> None:
+        self._work = work
+        self._finish = finish
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if self._work is not None:
+            self._work.wait()
+        return self._finish()
+        yield
+
+
+class TorchContext:
+    """The calls of a replica context that torch has, too."""
+
+    def __init__(self, rank: int) -> None:
+        import torch
+        import torch.distributed as dist
+
+        self._torch, self._dist = torch, dist
+        self.replica_id_in_sync_group = rank
+        self.num_replicas_in_sync = REPLICAS
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, *, name: str | None = None) -> _Pending:
+        op = ReduceOp[reduce_op.upper()] if isinstance(reduce_op, str) else reduce_op
+        tensor = self._tensor(value)
+        native = getattr(self._dist.ReduceOp, "SUM" if op is ReduceOp.MEAN else op.name)
+        work = self._dist.all_reduce(tensor, native, async_op=True)
+        divisor = self.num_replicas_in_sync if op is ReduceOp.MEAN else 1
+        return _Pending(work, lambda: self._back(tensor, value) if divisor == 1 else tensor.numpy() / divisor)
+
+    def broadcast(self, value: Any, source: int = 0) -> _Pending:
+        tensor = self._tensor(value)
+        return _Pending(self._dist.broadcast(tensor, source, async_op=True), tensor.numpy)
+
+    def all_gather(self, value: Any, axis: int) -> _Pending:
+        tensor = self._tensor(value)
+        parts = [self._torch.empty_like(tensor) for _ in range(self.num_replicas_in_sync)]
+        work = self._dist.all_gather(parts, tensor, async_op=True)
+        return _Pending(work, lambda: self._torch.cat(parts, axis).numpy())
+
+    def barrier(self) -> _Pending:
+        return _Pending(self._dist.barrier(async_op=True), lambda: None)
+
+    def _tensor(self, value: Any) -> Any:
+        return self._torch.from_numpy(np.array(value, order="C"))
+
+    @staticmethod
+    def _back(tensor: Any, value: Any) -> Any:
+        return tensor.numpy() if isinstance(value, np.ndarray) else tensor.item()
+
+
+def outcomes(case: Case, engine: Engine) -> Outcomes:
+    """Run a program on every rank, and return how each ended. What hangs is killed."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", __name__])
+    targets: list[tuple[Callable[..., None], tuple[Any, ...]]]
+    if engine == "threaded group":
+        targets = [(_threads, (case.program,))]
+    else:
+        targets = [(_process, (case.program, rank)) for rank in range(REPLICAS)]
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for target, arguments in targets:
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=target, args=(*arguments, sender, f"{folder}/store"), daemon=True)
+            process.start()
+            sender.close()
+            pipes.append(receiver)
+            processes.append(process)
+        try:
+            return _listen(pipes)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _listen(pipes: list[Connection]) -> Outcomes:
+    """Take what ranks say until all have spoken, or too long has gone by."""
+    said: Outcomes = {}
+    deadline = monotonic() + HANGS_AFTER_SECONDS
+    while pipes and len(said) < REPLICAS and (left := deadline - monotonic()) > 0:
+        for pipe in wait(pipes, left):
+            assert isinstance(pipe, Connection)
+            try:
+                rank, message = pipe.recv()
+                said[rank] = message
+            except EOFError:
+                pipes.remove(pipe)
+    return said
+
+
+def _process(program: Callable[..., Any], rank: int, sender: Connection, store: str) -> None:
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    import torch.distributed as dist
+
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{store}",
+        rank=rank,
+        world_size=REPLICAS,
+        timeout=timedelta(seconds=TIMEOUT_SECONDS),
+    )
+    sender.send((rank, _message_of(program, rank)))
+    os._exit(0)  # what a failed group does at the end of its process is not of interest
+
+
+def _threads(program: Callable[..., Any], sender: Connection, store: str) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.testing._internal.distributed import multi_threaded_pg as threaded
+
+    torch._C._distributed_c10d._set_thread_isolation_mode(True)  # as torch's own tests of threaded groups do
+    threaded._install_threaded_pg()
+    shared = dist.HashStore()
+
+    def run(rank: int) -> None:
+        dist.init_process_group("threaded", rank=rank, world_size=REPLICAS, store=shared)
+        sender.send((rank, _message_of(program, rank)))
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(REPLICAS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os._exit(0)
+
+
+def _message_of(program: Callable[..., Any], rank: int) -> str | None:
+    try:
+        asyncio.run(program(TorchContext(rank)))
+    except Exception as error:  # noqa: BLE001  (whatever torch raises is what is looked at)
+        return f"{type(error).__name__}: {error}"
+    return None
