@@ -63,6 +63,11 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
         fold(rule, [buffer[low:high] for buffer in flat], out[low:high])
 
 
+def is_plain(rule: Rule) -> bool:
+    """Say whether a fold is nothing but its ufunc, called from buffer to buffer, whatever the layout."""
+    return _is_native(rule) and not rule.contiguous and rule.dtype.isnative
+
+
 def _is_native(rule: Rule) -> bool:
     return rule.accumulator == rule.dtype and rule.finish is Finish.NOTHING
 

@@ -12,7 +12,9 @@ whichever thread. The cyclic garbage collector cannot end one early that an arra
 held from outside what it tracks, and it does not track arrays. A lease that was ended makes no more arrays.
 
 There is no lock: a lease may die anywhere, also in the middle of `empty`, in the same thread. Each step on the
-list of free blocks is a single call that the interpreter makes whole.
+list of free blocks is one that stands that: appending, popping, removing, and iterating over the list itself, which
+at worst misses a block. (Not copying it: CPython 3.11 may collect garbage while it makes a tuple of a list, and
+a lease that dies then would move the list away under its hands.)
 """
 
 from collections.abc import Sequence
@@ -82,7 +84,7 @@ class Pool:
     @property
     def idle_bytes(self) -> int:
         """How many bytes lie idle."""
-        return sum([block.memory.nbytes for block in tuple(self._idle)])
+        return sum([block.memory.nbytes for block in self._idle])
 
     def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C") -> NDArray[Any]:
         """Return an array of any values, in memory that nobody else sees.
@@ -103,7 +105,7 @@ class Pool:
     def _find(self, nbytes: int) -> _Block | None:
         while True:
             # the last one used may be in a cache still
-            block = next((block for block in reversed(tuple(self._idle)) if block.serves(nbytes)), None)
+            block = next((block for block in reversed(self._idle) if block.serves(nbytes)), None)
             if block is None:
                 return None
             try:

@@ -141,7 +141,7 @@ class Holding(RuleBasedStateMachine):
         look, array, wanted = self.held.pop(data.draw(st.sampled_from(places)))
         if derive is copy.copy:  # holds nothing of it
             return
-        if array.dtype != np.float32 or not array.flags.c_contiguous or array.size < 16:
+        if array.dtype != np.float32 or not array.flags.c_contiguous or array.size < 16 or array.size % 4:
             derive = memoryview
         self.held.append((look, derive(array), wanted))
 
@@ -296,3 +296,22 @@ def test_threads_never_share_a_block() -> None:
         thread.join()
     assert not wrong
     assert blocks.idle_bytes <= 8 * LEAST  # each thread drops its array when it has the next one
+
+
+def test_blocks_that_come_back_while_the_pool_is_looked_through() -> None:
+    """The collector may run, and end many leases, wherever the interpreter makes an object."""
+    blocks = Pool()
+    kind = np.dtype(np.uint8)
+    before = gc.get_threshold()
+    try:
+        for least in range(1, 40):
+            gc.set_threshold(0)
+            kept = [blocks.empty((LEAST,), kind) for _ in range(5)]
+            for _ in range(200):
+                Cycle(blocks.empty((LEAST,), kind))
+            kept.clear()
+            gc.set_threshold(least, 1, 1)  # to run at another moment of what follows
+            arrays = [blocks.empty((LEAST,), kind) for _ in range(50)]
+            assert len({array.ctypes.data for array in arrays}) == 50
+    finally:
+        gc.set_threshold(*before)

@@ -17,7 +17,7 @@ from tests.replica.programs import here, mirrored, replica
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SIZE = 4096
+SIZE = 1 << 16
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_steps_use_the_same_memory_again(small_blocks: pool.Pool) -> None:
     async def train() -> None:
         state = None
         for _ in range(500):
-            state = await here().all_reduce("MEAN", np.ones(SIZE))
+            state = await here().all_reduce("SUM", np.ones(SIZE))
             places.add(state.ctypes.data)
 
     async def main() -> None:
