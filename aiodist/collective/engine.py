@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
@@ -30,6 +30,23 @@ class Engine(Protocol):
     def call_soon(self, fn: Callable[[], object], /) -> object:
         """Call ``fn`` in the loop, after what is ready now."""
 
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> object:
+        """Call ``fn`` in the loop, after what is ready now, with no replica's context variables."""
+
+    def watched(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what makes the same handles, of which each await of an open collective stirs the run's watch."""
+        ...
+
+    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any]) -> set[int]:
+        """Return those replicas of a run of which it is certain that they do nothing but wait in collectives.
+
+        Args:
+            root: the run's own group.
+            replicas: the ids of the replicas in question.
+            waiters: all who wait in the collectives that these wait in.
+        """
+        ...
+
     def wake(self, waiters: Sequence[Any]) -> None:
         """Resume these, in this order, each after the one before it has run; None stands for nobody."""
 
@@ -44,6 +61,10 @@ class Engine(Protocol):
 
     def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
         """Let worker threads make a result; then call ``done``, in the loop, with it or with what went wrong."""
+
+    def waits(self, replicas: Collection[int]) -> Mapping[int, str]:
+        """Say what these replicas of the run wait for, as far as it can be seen; by replica id."""
+        ...
 
     def cancel(self) -> None:
         """Cancel every replica."""

@@ -6,9 +6,9 @@ is taken for the truth.
 
 **Trouble.** An arrival that differs, a replica that ended without a collective that others wait in, and one that was
 cancelled out of one, put the group in trouble at that number. From then on no meeting at or behind that number
-completes. The replicas that have not yet shown what they do (`Member.has_settled`) are let run until each has, or until
-a tenth of a second goes by in which none of them does; then `verdict.judge` looks at what all of them did, so that the
-verdict does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
+completes. Replicas that can still make a call (`Member.has_settled`) are let run until none can, or until a tenth of
+a second goes by in which none of them settles; then `verdict.judge` looks at what all of them did, so that the verdict
+does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
 
 **Failure.** A replica's own exception closes the group at once: it is the cause, and what the others then run into is
 an echo.
@@ -28,9 +28,9 @@ from collections.abc import Sequence
 from functools import partial
 from types import CodeType
 from typing import Any
-from weakref import WeakSet
 
 from aiodist.collective import sameness, verdict
+from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
@@ -60,8 +60,7 @@ class SyncGroup:
 
     Attributes:
         root: the run's own group, of all its replicas; of that group itself, it is the group.
-        parts: in the run's own group, the run's other groups; None as long as there is none.
-        kept: in the run's own group, others that must last to the end of the run.
+        branches: in the run's own group, the run's other groups; None as long as there is none.
         making: groups of some of its members that not all of those have made yet.
         serial: when it was made, among the groups of a run.
     """
@@ -72,8 +71,7 @@ class SyncGroup:
         self.size = len(devices)
         self.members = [Member(position, device, self) for position, device in enumerate(devices)]
         self.root = self
-        self.parts: WeakSet[SyncGroup] | None = None
-        self.kept: set[SyncGroup] = set()
+        self.branches: Branches | None = None
         self.making: dict[Any, Any] = {}
         self.order_check = order_check
         self.options = options
@@ -167,7 +165,7 @@ class SyncGroup:
     def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
         meeting = self.open[number] = Rendezvous(number, signature, code, offset, self.size, self._clock())
         if self._has_options:
-            meeting.accumulate = self.options.accumulate
+            meeting.options = self.options
             if self.options.timeout_seconds is not None:
                 self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
@@ -177,8 +175,8 @@ class SyncGroup:
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
         if options.timeout_seconds is not None:
             self._limit(meeting, options.timeout_seconds)
-        if member.position == 0 and options.accumulate != "native":
-            meeting.accumulate = options.accumulate
+        if member.position == 0:
+            meeting.options = meeting.options.merge(options)
 
     def _limit(self, meeting: Rendezvous, seconds: float) -> None:
         deadline = meeting.started + seconds
@@ -280,7 +278,7 @@ class SyncGroup:
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)
-        self._consider(member)
+        self.consider(member)
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""
@@ -288,7 +286,7 @@ class SyncGroup:
             return
         member.abandon(meeting.number)
         self._set_trouble(meeting.number)
-        self._consider(member)
+        self.consider(member)
 
     def end(self, member: Member, state: ReplicaState, error: BaseException | None = None) -> None:
         """Note that a replica's function has ended, how, and with what failure of its own: in all groups of the run."""
@@ -307,12 +305,12 @@ class SyncGroup:
         unmet = [number for number in self.open if number >= member.sequence]
         if unmet:
             self._set_trouble(min(unmet))
-        if self.trouble is not None:
-            self._consider(member)
+        self.consider(member)
 
-    def _consider(self, member: Member) -> None:
+    def consider(self, member: Member) -> None:
         """Look whether the trouble can be judged, now that this member has done something."""
-        assert self.trouble is not None
+        if self.trouble is None or self.closed:
+            return
         if self._unsettled is None:
             self._unsettled = {m.position for m in self.members if not m.has_settled(self.trouble)}
         elif member.has_settled(self.trouble):
@@ -350,7 +348,7 @@ class SyncGroup:
 
     def groups(self) -> list[SyncGroup]:
         """Return every group of the run, its own first, in the order in which they were made."""
-        return [self, *sorted(self.parts or (), key=lambda group: group.serial)]
+        return [self] if self.branches is None else [self, *self.branches.in_order()]
 
     def close(self) -> None:
         """End the run's groups: nothing completes any more, who waits gets the verdict, the others are cancelled."""
@@ -383,6 +381,8 @@ class SyncGroup:
         self._alarm = None
         for group in self.groups():
             group._look(self._clock())
+        if self.branches is not None:
+            self.branches.watch.ring(self._clock())
 
     def _look(self, now: float) -> None:
         if self.closed:

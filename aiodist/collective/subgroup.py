@@ -26,6 +26,7 @@ from types import CodeType
 from typing import Any
 from weakref import WeakSet
 
+from aiodist.collective.branches import Branches
 from aiodist.collective.callsite import location
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import NEW_GROUP
@@ -74,12 +75,15 @@ class SubGroup(SyncGroup):
         self.serial = next(_serials)
         self.closed, self.verdict = root.closed, root.verdict
         self._name, self._code, self._offset = name, code, offset
+        if root.branches is None:
+            root.branches = Branches(root)
+            root._handle = root.engine.watched(root._handle)
+        root.branches.groups.add(self)
         self.attach(root.engine, root.thread)
+        self._handle = root._handle
         self.observer = root.observer
         for member, own in zip(self.members, of_run, strict=True):
             self._bind(member, own)
-        root.parts = root.parts if root.parts is not None else WeakSet()
-        root.parts.add(self)
 
     def _bind(self, member: Member, own: Member) -> None:
         """Make a member that same replica of the run."""
@@ -106,7 +110,8 @@ class SubGroup(SyncGroup):
 
     def keep(self) -> None:
         """Last as long as the run does, whoever lets go of it."""
-        self.root.kept.add(self)
+        if self.root.branches is not None:
+            self.root.branches.kept.add(self)
 
     def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
         meeting = super()._begin(number, signature, code, offset)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import importlib
 import sys
 import time
-from asyncio import AbstractEventLoop, BaseEventLoop, Future, InvalidStateError, TimerHandle, get_running_loop
-from collections.abc import Callable, Coroutine, Sequence
+from asyncio import (
+    AbstractEventLoop,
+    BaseEventLoop,
+    Future,
+    InvalidStateError,
+    TimerHandle,
+    all_tasks,
+    get_running_loop,
+)
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from anyio import CancelScope, sleep_until
@@ -15,6 +24,7 @@ from anyio.abc import TaskGroup
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.work import Work
+from aiodist.replica.certainty import contexts_of, only_wait, trio_tasks
 from aiodist.replica.chain import Chain, Parked
 from aiodist.replica.handle import (
     AsyncioHandle,
@@ -23,8 +33,10 @@ from aiodist.replica.handle import (
     ObservedTrioHandle,
     SoloHandle,
     TrioHandle,
+    watched,
 )
 from aiodist.replica.reducers import Done, Reducers
+from aiodist.replica.waits import waits_in_words
 from aiodist.vocabulary.errors import ReplicaContextError
 
 with suppress(
@@ -57,14 +69,21 @@ class _TaskEngine:
         self._group = group
         self._tasks = tasks
         self._merge = merge
+        self._context = copy_context()  # that of the run's caller, which is no replica's
 
     def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Run the merge function of a meeting in a task of its own, with replica 0's context variables."""
         meeting.values[0].context.run(self._tasks.start_soon, self._merge, group, meeting)
 
+    watched = staticmethod(watched)
+
     def carry_out(self, work: Work, done: Done) -> None:
         """Let worker threads make a result, and call ``done`` in the loop with what comes of it."""
         self.reducers.carry_out(work, done)
+
+    def waits(self, replicas: Collection[int]) -> dict[int, str]:
+        """Say what these replicas wait for, as far as it can be seen."""
+        return waits_in_words(self._group, replicas)
 
     def cancel(self) -> None:
         """Cancel every replica."""
@@ -108,7 +127,16 @@ class AsyncioEngine(_TaskEngine):
     def alarm(self, at: float) -> None:
         """Call the group's `ring` at that time, and not at the time that was set before."""
         self.close()
-        self._alarm = self.loop.call_at(at, self._group.ring)
+        self._alarm = self.loop.call_at(at, self._group.ring, context=self._context)
+
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call ``fn`` in the loop, after what is ready now, with no replica's context variables."""
+        self.loop.call_soon(fn, *args, context=self._context)
+
+    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Future[None]]) -> set[int]:
+        """Return those replicas of which it is certain that they do nothing but wait in collectives."""
+        waiting = [context for waiter in waiters if not waiter.done() for context in contexts_of(waiter)]
+        return only_wait(root, replicas, waiting, list(all_tasks(self.loop)))
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -157,7 +185,16 @@ class TrioEngine(_TaskEngine):
         """Call the group's `ring` at that time, and not at the time that was set before."""
         self.close()
         self._alarm = CancelScope()
-        self._tasks.start_soon(self._ring_at, at, self._alarm)
+        self._context.run(self._tasks.start_soon, self._ring_at, at, self._alarm)
+
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call ``fn`` in the loop, after what is ready now; trio does that in a context of its own."""
+        self.call_soon(fn, *args)
+
+    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Parked]) -> set[int]:
+        """Return those replicas of which it is certain that they do nothing but wait in collectives."""
+        waiting = [parked.task.context for parked in waiters if parked.suspended and not parked.gone]
+        return only_wait(root, replicas, waiting, trio_tasks())
 
     async def _ring_at(self, at: float, scope: CancelScope) -> None:
         with scope:
@@ -190,6 +227,16 @@ class SoloEngine:
     def alarm(self, at: float) -> None:
         """Nothing can be late."""
 
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call ``fn`` now."""
+        fn(*args)
+
+    watched = staticmethod(watched)
+
+    def only_wait(self, *_: object) -> set[int]:
+        """Return none of them: who is alone waits for nobody."""
+        return set()
+
     def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Leave the merge function to the await, which is in a task that can be cancelled."""
 
@@ -201,6 +248,10 @@ class SoloEngine:
             done(None, error)
         else:
             done(result, None)
+
+    def waits(self, replicas: Collection[int]) -> dict[int, str]:  # noqa: ARG002  (the protocol's)
+        """Say nothing: a replica that is alone waits for no other."""
+        return {}
 
     def cancel(self) -> None:
         """There is no task to cancel."""

@@ -11,6 +11,7 @@ import sys
 import warnings
 from asyncio import CancelledError, Future
 from collections.abc import Generator
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from anyio import get_cancelled_exc_class
@@ -113,6 +114,8 @@ class AsyncioHandle(CollectiveHandle[T]):
                 meeting.waiters[member.position] = future
             else:
                 meeting.waiters.append(future)
+            if member.group.trouble is not None:
+                member.group.consider(member)
             try:
                 yield from future
             except CancelledError:
@@ -146,6 +149,8 @@ class TrioHandle(CollectiveHandle[T]):
             meeting.add_waiter(self._member.position, parked)
             if meeting.last == self._member.position:
                 group.release(meeting)
+            if group.trouble is not None:
+                group.consider(self._member)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
@@ -187,6 +192,24 @@ class ObservedTrioHandle(_Observed[T], TrioHandle[T]):
     """A handle on trio, in a run that is observed."""
 
     __slots__ = ()
+
+
+class _Watched(CollectiveHandle[T]):
+    """A handle in a run with groups, which looks for replicas that wait for each other."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        branches = self._member.group.root.branches
+        if branches is not None and self._meeting.missing:
+            branches.watch.stir()
+        return super().__await__()
+
+
+@cache
+def watched(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]]:
+    """Return handles like these, of which each await stirs the run's watch."""
+    return type(f"Watched{handle.__name__}", (_Watched, handle), {"__slots__": ()})
 
 
 class SoloHandle(CollectiveHandle[T]):

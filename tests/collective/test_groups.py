@@ -472,7 +472,7 @@ async def test_groups_made_at_every_step_leave_nothing() -> None:
         assert not ctx._member.group.making
         await ctx.barrier()
         gc.collect()
-        assert len(ctx._member.parts or ()) == 0
+        assert not ctx._member.parts
         assert not any(ref() for ref in alive)
 
     await run(mirrored(2), program)

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist import CollectiveMismatchError, CollectiveTimeoutError, IncompleteCollectiveError, Reason
+from aiodist import CollectiveMismatchError, CollectiveTimeoutError, DeadlockError, IncompleteCollectiveError, Reason
 
 Program = Callable[..., Awaitable[Any]]
 
@@ -28,9 +28,9 @@ class Case:
         family: the kind of fault, for the table of results.
         error: what comes out of the run; None from a correct program.
         reason: the report's reason, where there is a report.
-        suspects: the replicas that it must blame.
+        suspects: the replicas that it must blame; None where that depends on the schedule.
         shared: makes what the replicas of one run share.
-        plain: it shows under the plain schedule, so on any event loop; else only exploring schedules finds it.
+        scheduled: it shows only under some schedules; exploring finds them.
         anyio: it runs on trio, too.
         peers: it makes sense where replicas are processes or threads of another framework.
     """
@@ -39,15 +39,20 @@ class Case:
     family: str
     error: type[BaseException] | None = None
     reason: Reason | None = None
-    suspects: tuple[int, ...] = ()
+    suspects: tuple[int, ...] | None = ()
     shared: Callable[[], Any] | None = None
-    plain: bool = True
+    scheduled: bool = False
     anyio: bool = True
     peers: bool = False
 
     @property
     def name(self) -> str:
         return self.program.__name__
+
+    @property
+    def on_any_loop(self) -> bool:
+        """Whether the fault shows in plain order on an ordinary event loop, which cannot prove a deadlock."""
+        return not self.scheduled and self.reason is not Reason.DEADLOCK
 
     def named_lines(self) -> list[str]:
         """Return the places that the report must name, as ``file.py:line``."""
@@ -81,6 +86,16 @@ def incomplete(reason: Reason, *suspects: int, **more: Any) -> Callable[[Program
     return _register(error, reason, suspects, more)
 
 
+def deadlock(*suspects: int, **more: Any) -> Callable[[Program], Program]:
+    """Register a program in which nothing can run any more, which a controlled event loop proves."""
+    return _register(DeadlockError, Reason.DEADLOCK, suspects, {"anyio": False, **more})
+
+
+def race(reason: Reason, **more: Any) -> Callable[[Program], Program]:
+    """Register a program whose replicas are at different collectives under some schedules."""
+    return _register(CollectiveMismatchError, reason, None, {"scheduled": True, "anyio": False, **more})
+
+
 def raises(error: type[BaseException], **more: Any) -> Callable[[Program], Program]:
     """Register a program out of which an exception of its own comes, as itself."""
     return _register(error, None, (), more)
@@ -92,7 +107,7 @@ def correct(**more: Any) -> Callable[[Program], Program]:
 
 
 def _register(
-    error: type[BaseException] | None, reason: Reason | None, suspects: tuple[int, ...], more: dict[str, Any]
+    error: type[BaseException] | None, reason: Reason | None, suspects: tuple[int, ...] | None, more: dict[str, Any]
 ) -> Callable[[Program], Program]:
     def register(program: Program) -> Program:
         family = program.__module__.rpartition(".")[2].replace("_", " ")

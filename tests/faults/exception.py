@@ -58,12 +58,14 @@ async def barrier_in_finally(ctx: ReplicaContext) -> None:
 
 @raises(ExceptionGroup)
 async def replicas_fail_in_two_ways(ctx: ReplicaContext) -> None:
-    if ctx.replica_id_in_sync_group < 2:
-        try:
-            await ctx.barrier()
-        finally:
-            raise KeyError("cleaning up")
-    raise ValueError("broken batch")
+    try:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 1:
+            raise ValueError("broken batch")
+        await ctx.barrier()
+    finally:
+        if ctx.replica_id_in_sync_group != 1:
+            raise KeyError("while cleaning up")
 
 
 @correct(peers=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import anyio
 import numpy as np
 
 from aiodist import ReduceOp, ReplicaContext
-from tests.faults.case import correct
+from tests.faults.case import EVERYONE, correct, deadlock
 
 SUM = ReduceOp.SUM
 LOSS = np.array([1.0, 2.0], np.float32)
@@ -21,6 +22,94 @@ def events() -> list[anyio.Event]:
 
 def streams() -> list[Any]:
     return [anyio.create_memory_object_stream[int](4) for _ in range(4)]
+
+
+def queues() -> list[asyncio.Queue[int]]:
+    return [asyncio.Queue() for _ in range(4)]
+
+
+@deadlock(1, 2, 3, shared=asyncio.Lock)
+async def lock_held_across_a_sum(ctx: ReplicaContext, lock: asyncio.Lock) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        await lock.acquire()
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group:
+        await lock.acquire()  # named
+    await ctx.all_reduce(SUM, LOSS)  # named
+    lock.release()
+
+
+@deadlock(3, shared=asyncio.Event)
+async def event_that_nobody_sets(ctx: ReplicaContext, event: asyncio.Event) -> None:
+    if ctx.replica_id_in_sync_group == 3:
+        await event.wait()  # named
+    await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@deadlock(1, shared=asyncio.Event)
+async def event_that_is_set_after_the_sum(ctx: ReplicaContext, event: asyncio.Event) -> None:
+    if ctx.replica_id_in_sync_group == 1:
+        await event.wait()  # named
+    await ctx.all_reduce(SUM, LOSS)  # named
+    event.set()
+
+
+@deadlock(2, shared=asyncio.Queue)
+async def queue_that_nobody_fills(ctx: ReplicaContext, queue: asyncio.Queue[int]) -> None:
+    if ctx.replica_id_in_sync_group == 2:
+        await queue.get()  # named
+    await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@deadlock(0, shared=lambda: asyncio.Queue(1))
+async def queue_that_nobody_empties(ctx: ReplicaContext, queue: asyncio.Queue[int]) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        for item in range(2):
+            await queue.put(item)  # named
+    await ctx.barrier()  # named
+    if ctx.replica_id_in_sync_group == 1:
+        await queue.get()
+
+
+@deadlock(*EVERYONE, shared=queues)
+async def ring_that_receives_first(ctx: ReplicaContext, ring: list[asyncio.Queue[int]]) -> None:
+    i = ctx.replica_id_in_sync_group
+    await ring[i].get()  # named
+    await ring[(i + 1) % 4].put(i)
+    await ctx.barrier()
+
+
+@deadlock(2, 3, shared=lambda: asyncio.Semaphore(2))
+async def semaphore_held_across_a_barrier(ctx: ReplicaContext, slots: asyncio.Semaphore) -> None:
+    if ctx.replica_id_in_sync_group > 1:
+        await ctx.new_group([2, 3]).barrier()
+        await asyncio.sleep(1)
+    async with slots:  # named
+        await ctx.barrier()  # named
+
+
+@deadlock(3, shared=asyncio.Condition)
+async def condition_that_nobody_notifies(ctx: ReplicaContext, condition: asyncio.Condition) -> None:
+    if ctx.replica_id_in_sync_group == 3:
+        async with condition:
+            await condition.wait()  # named
+    await ctx.all_reduce(SUM, LOSS)  # named
+
+
+@deadlock(0, shared=dict)
+async def awaits_the_task_of_another(ctx: ReplicaContext, tasks: dict[str, asyncio.Task[Any]]) -> None:
+    async def reduce() -> None:
+        await ctx.all_reduce(SUM, LOSS, name="reduce")  # named
+
+    if ctx.replica_id_in_sync_group == 1:
+        tasks["reduce"] = asyncio.create_task(reduce())
+        await tasks["reduce"]  # named
+    elif ctx.replica_id_in_sync_group == 0:
+        await asyncio.sleep(1)
+        await asyncio.shield(tasks["reduce"])  # named
+        await ctx.all_reduce(SUM, LOSS, name="reduce")
+    else:
+        await ctx.all_reduce(SUM, LOSS, name="reduce")  # named
 
 
 @correct(shared=lambda: SimpleNamespace(lock=anyio.Lock(), total=0))

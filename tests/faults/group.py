@@ -1,0 +1,66 @@
+"""Groups of some replicas: orders across groups, members that are missing, the wrong group."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from aiodist import Reason, ReduceOp, ReplicaContext
+from tests.faults.case import correct, incomplete, mismatch, raises
+
+SUM = ReduceOp.SUM
+LOSS = np.array([1.0, 2.0], np.float32)
+
+
+@mismatch(Reason.CALL_SITE, 2)
+async def swapped_within_a_group(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([1, 2, 3]) if ctx.replica_id_in_sync_group else None
+    if group is not None and ctx.replica_id_in_sync_group == 2:
+        await group.all_reduce(SUM, LOSS)  # named
+        await group.all_reduce(SUM, LOSS * 2)
+    elif group is not None:
+        await group.all_reduce(SUM, LOSS * 2)  # named
+        await group.all_reduce(SUM, LOSS)
+    await ctx.barrier()
+
+
+@incomplete(Reason.EXITED, 3)
+async def member_leaves_its_group(ctx: ReplicaContext) -> None:
+    i = ctx.replica_id_in_sync_group
+    group = ctx.new_group([1, 2, 3] if i else [0])
+    if i == 3:
+        return
+    await group.all_reduce(SUM, LOSS)  # named
+
+
+@raises(ValueError)
+async def group_of_others(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([0, 1])
+    await group.barrier()
+
+
+@correct()
+async def disjoint_groups_of_unequal_length(ctx: ReplicaContext) -> None:
+    i = ctx.replica_id_in_sync_group
+    group = ctx.new_group([0, 1] if i < 2 else [2, 3])
+    for _ in range(3 if i < 2 else 5):
+        await group.all_reduce(SUM, LOSS)
+    await ctx.barrier()
+
+
+@correct()
+async def overlapping_groups_in_one_order(ctx: ReplicaContext) -> None:
+    i = ctx.replica_id_in_sync_group
+    for members in ([0, 1, 2], [1, 2, 3], [0, 3]):
+        if i in members:
+            await ctx.new_group(members).all_reduce(SUM, LOSS)
+    await ctx.barrier()
+
+
+@correct(anyio=False)
+async def opposite_orders_in_flight_together(ctx: ReplicaContext) -> None:
+    """Both are issued before either is awaited, so neither replica waits for the other's next call."""
+    first, second = (ctx.new_group(range(4), name=name) for name in ("first", "second"))
+    order = (first, second) if ctx.replica_id_in_sync_group % 2 else (second, first)
+    await asyncio.gather(*(group.all_reduce(SUM, LOSS, name="loss") for group in order))
