@@ -33,6 +33,7 @@ class Findings:
         columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
         group: what the group is called; None for the run's own.
+        joining: the collective is a join.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
 
@@ -44,6 +45,7 @@ class Findings:
     columns: Sequence[int | None]
     abandoned: tuple[int, ...]
     group: str | None
+    joining: bool
     timeout_seconds: float
 
 
@@ -72,6 +74,8 @@ def _collective(findings: Findings) -> str:
     if findings.sequence_number < 0:
         return f"the creation of {findings.group}"
     number = f"collective #{findings.sequence_number}"
+    if findings.joining:
+        number = f"the join ({number})"
     return f"{number} of {findings.group}" if findings.group is not None else number
 
 

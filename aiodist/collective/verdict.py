@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from aiodist.collective import account
 from aiodist.collective.callsite import location, place
 from aiodist.collective.describe import call_text
-from aiodist.collective.member import Member
+from aiodist.collective.joining import number_of_join
+from aiodist.collective.member import JOIN, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.sameness import Call, difference, fingerprint
 from aiodist.collective.signature import Signature
@@ -61,13 +62,14 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
     reason = _reason(group, camps, missing, meeting)
     findings = account.Findings(
         reason=reason,
-        sequence_number=meeting.number,
+        sequence_number=meeting.number if meeting.number < JOIN else number_of_join(group),
         replicas=_replicas(group, meeting),
         suspects=_suspects(group, camps, missing, reason, meeting),
         camps=[(camp.members, camp.call[0]) for camp in camps],
         columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
         group=group.label,
+        joining=meeting.number >= JOIN,
         timeout_seconds=0.0 if meeting.deadline is None else meeting.deadline - meeting.started,
     )
     report = CollectiveReport(
@@ -99,7 +101,7 @@ def _camps(group: SyncGroup, meeting: Rendezvous) -> list[Camp]:
     first = fingerprint(group.order_check, meeting.call)
     others = meeting.others or {}
     for member in _by_id(group):
-        if member.arrived_at(meeting.number):
+        if member.arrived_at(meeting.number) and not member.stands_aside(meeting.number):
             call = meeting.call_of(member.replica_id)
             key = fingerprint(group.order_check, call) if member.replica_id in others else first
             camps.setdefault(key, Camp(call, [])).members.append(member.replica_id)
@@ -120,7 +122,7 @@ def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meet
 def _suspects(
     group: SyncGroup, camps: list[Camp], missing: Sequence[Member], reason: Reason, meeting: Rendezvous
 ) -> tuple[int, ...]:
-    everyone = tuple(member.replica_id for member in _by_id(group))
+    everyone = tuple(m.replica_id for m in _by_id(group) if not m.stands_aside(meeting.number))
     if reason is Reason.TIMEOUT:
         return tuple(member.replica_id for member in missing) or (0,)  # all are there: replica 0's merge_fn hangs
     gone = [m.replica_id for m in missing if m.end is not None or m.abandoned == meeting.number]
@@ -189,6 +191,8 @@ def _waits_in(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> R
     """
     if member.end is not None and (meeting is None or meeting.number >= 0):
         return None
+    if member.joined_at is not None:
+        return group.open.get(JOIN) if member.arrived_at(JOIN) else None
     if meeting is not None and member.arrived_at(meeting.number):
         return meeting
     return next((group.open[n] for n in sorted(group.open) if n >= 0 and member.arrived_at(n)), None)
@@ -198,6 +202,7 @@ class _Historian:
     """Writes the replicas' histories. Most are alike, so those that are share one tuple."""
 
     def __init__(self, group: SyncGroup) -> None:
+        self._join = number_of_join(group)
         self._open = [group.open[number] for number in sorted(group.open) if not group.open[number].agreed]
         self._agreed = [record for record in group.agreed if record[0] >= 0]
         self._shared = not any(others for *_, others in self._agreed)
@@ -207,6 +212,7 @@ class _Historian:
 
     def record(self, number: int, call: Call) -> CallRecord:
         signature, code, offset = call
+        number = min(number, self._join)
         key = number, id(signature), id(code), offset
         found = self._records.get(key)
         if found is None:
@@ -218,8 +224,11 @@ class _Historian:
         own = [
             self.record(meeting.number, meeting.call_of(member.replica_id))
             for meeting in self._open
-            if member.sequence > meeting.number >= 0
+            if member.sequence > meeting.number >= 0 and not member.stands_aside(meeting.number)
         ]
+        if member.joined_at is not None:
+            agreed = (record for record in self._agreed if record[0] < member.joined_at)
+            return (*(self._agreed_record(member, *record) for record in agreed), *own)
         if not self._shared:
             return (*(self._agreed_record(member, *record) for record in self._agreed), *own)
         key = tuple(map(id, own))
