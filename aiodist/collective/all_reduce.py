@@ -12,12 +12,14 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective.out_buffers import OutBuffers, are_entangled
+from aiodist.collective.packs import packs
 from aiodist.collective.reduction import reduce_arrays, reduce_leaf
 from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature
 from aiodist.collective.warming import ask_for
 from aiodist.collective.work import Call, Work, worker_count
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import Accumulate, ReduceOp, policy
 
 Array = np.ndarray[Any, Any]
@@ -27,16 +29,16 @@ LOOK_FROM = 256 * 1024
 """Bytes brought by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
 
 
-def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
+def all_reduce(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return the reduction of the replicas' values: a read-only leaf, or a list of them for a nest; or a `Work`."""
-    op, types = signature[OP], signature[TYPES]
+    op, types, accumulate = signature[OP], signature[TYPES], options.accumulate
     if signature[STRUCTURE] is None:
         if types is None:
             if values[0].nbytes * len(values) < LOOK_FROM:
                 return reduce_arrays(op, values, accumulate)
         elif types in (LeafType.NUMPY_SCALAR, LeafType.PYTHON_NUMBER):
             return reduce_leaf(op, values, types, accumulate)
-        leaves = Reduction(op, [values], (types,), accumulate)
+        leaves = Reduction(op, [values], (types,), options)
         return leaves.work(_only) if leaves.blocks() else leaves.reduce()[0]
     columns = list(zip(*values, strict=True))
     if types is None:
@@ -45,12 +47,12 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
         types = (None,) * len(columns)
     elif sum(map(_nbytes, values[0])) * len(values) < LOOK_FROM:
         return [reduce_leaf(op, leaves, kind, accumulate) for leaves, kind in zip(columns, types, strict=True)]
-    nest = Reduction(op, columns, types, accumulate)
+    nest = Reduction(op, columns, types, options)
     return nest.work(list) if nest.blocks() else nest.reduce()
 
 
 def all_reduce_into(
-    signature: Signature, values: Sequence[Any], accumulate: Accumulate, outs: dict[int, OutBuffers]
+    signature: Signature, values: Sequence[Any], options: CommunicationOptions, outs: dict[int, OutBuffers]
 ) -> Any:
     """Reduce into the buffers that replicas brought.
 
@@ -65,7 +67,7 @@ def all_reduce_into(
     kinds = (types,) if alone else types or (None,) * len(columns)
     brought = [outs[replica_id].leaves for replica_id in sorted(outs)]
     straight = len(outs) == len(values) and all(map(_is_array, kinds)) and not are_entangled(columns, brought[0])
-    reduction = Reduction(signature[OP], columns, kinds, accumulate, brought[0] if straight else None)
+    reduction = Reduction(signature[OP], columns, kinds, options, brought[0] if straight else None)
     copies = brought[1:] if straight else brought
     if reduction.blocks():
         return reduction.work(_only if alone else list, copies)
@@ -83,7 +85,7 @@ class Reduction:
         op: the reduce op.
         columns: for each leaf, what the replicas brought, in replica order.
         types: for each leaf, its type.
-        accumulate: as the kernels take it.
+        options: of which the accumulator and the size of packs hold here.
         targets: for each leaf, an array for its result; None makes new ones, which are read-only.
     """
 
@@ -92,13 +94,14 @@ class Reduction:
         op: ReduceOp,
         columns: Sequence[Leaves],
         types: Sequence[LeafMark],
-        accumulate: Accumulate,
+        options: CommunicationOptions,
         targets: Sequence[Array] | None = None,
     ) -> None:
         self._op = op
         self._columns = columns
         self._types = types
-        self._accumulate: Accumulate = accumulate
+        self._options = options
+        self._accumulate: Accumulate = options.accumulate
         self._targets = targets
         self._results: list[Any] = []
 
@@ -120,13 +123,24 @@ class Reduction:
         return policy.blocks(sum(self._costs()))
 
     def work(self, result: Callable[[list[Any]], Any], copies: Sequence[Sequence[Array]] = ()) -> Work:
-        """Return the calls that make the results: large leaves in pieces, small ones some to a call.
+        """Return the calls that make the results: one for each pack, or as it is quickest.
 
         Args:
             result: makes the meeting's result of the leaves.
             copies: buffers that the leaves are copied into.
         """
         self._results = [None] * len(self._columns)
+        calls = self._calls_by_pack() if self._options.bytes_per_pack else self._calls_by_cost()
+        copying = [self._copy(place, leaf) for leaves in copies for place, leaf in enumerate(leaves)]
+        return Work([calls, copying] if copying else [calls], lambda: result(self._frozen()))
+
+    def _calls_by_pack(self) -> list[Call]:
+        sparse = [kind is LeafType.INDEXED_SLICES for kind in self._types]
+        sizes = [None if rows else _nbytes(leaves[0]) for leaves, rows in zip(self._columns, sparse, strict=True)]
+        return [self._batch(pack) for pack in packs(sizes, self._options.bytes_per_pack)]
+
+    def _calls_by_cost(self) -> list[Call]:
+        """Return calls that cost about the same: large leaves in pieces, small ones some to a call."""
         calls: list[Call] = []
         batch: list[int] = []
         held = 0
@@ -141,8 +155,7 @@ class Reduction:
                 batch, held = [], 0
         if batch:
             calls.append(self._batch(batch))
-        copying = [self._copy(place, leaf) for leaves in copies for place, leaf in enumerate(leaves)]
-        return Work([calls, copying] if copying else [calls], lambda: result(self._frozen()))
+        return calls
 
     def _costs(self) -> list[int]:
         return [self._cost(*column) for column in zip(self._columns, self._types, strict=True)]
@@ -175,7 +188,7 @@ class Reduction:
                 self._op,
                 [self._columns[place] for place in places],
                 [self._types[place] for place in places],
-                self._accumulate,
+                self._options,
                 None if self._targets is None else [self._targets[place] for place in places],
             )
             for place, result in zip(places, some.reduce(), strict=True):

@@ -15,7 +15,8 @@ from aiodist.collective import reduction
 from aiodist.collective.all_reduce import Reduction
 from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, LeafType, Signature, leaf_fields
 from aiodist.collective.work import Work
-from aiodist_kernels import Accumulate, policy
+from aiodist.vocabulary.options import CommunicationOptions
+from aiodist_kernels import policy
 
 Array = np.ndarray[Any, Any]
 
@@ -111,17 +112,17 @@ def _per_leaf(signature: Signature) -> Sequence[Any]:
     return [detail] if signature[STRUCTURE] is None else list(detail)
 
 
-def barrier(signature: Signature, values: Sequence[None], accumulate: Accumulate) -> None:
+def barrier(signature: Signature, values: Sequence[None], options: CommunicationOptions) -> None:
     """Return nothing: that all have arrived is all that it says."""
 
 
-def broadcast(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
+def broadcast(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return a copy of the source's value."""
     value = values[signature[DETAIL]]
     return _now_or_apart([value], lambda: _each_leaf(signature, value, lambda leaf, _: _frozen_copy(leaf)))
 
 
-def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
+def all_gather(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return the replicas' arrays put together along the axis, in replica order."""
 
     def whole(leaves: Sequence[Any], axis: int) -> Array:
@@ -130,11 +131,11 @@ def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumula
     return _now_or_apart(values, lambda: _each_column(signature, values, whole))
 
 
-def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
+def reduce_scatter(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return, for each replica, its part of the reduction: the i-th along the axis, views of one array."""
     alone, axes, size = signature[STRUCTURE] is None, _per_leaf(signature), len(values)
     columns = [values] if alone else list(zip(*values, strict=True))
-    total = Reduction(signature[OP], columns, (None,) * len(columns), accumulate)
+    total = Reduction(signature[OP], columns, (None,) * len(columns), options)
 
     def parts(results: list[Array]) -> list[Any]:
         split = [np.split(result, size, axis=axis) for result, axis in zip(results, axes, strict=True)]
@@ -143,7 +144,7 @@ def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accu
     return total.work(parts) if total.blocks() else parts(total.reduce())
 
 
-def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:
+def all_to_all(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return, for each replica i, the i-th part of every replica's array, put together in replica order."""
     size = len(values)
 

@@ -165,7 +165,7 @@ class SyncGroup:
     def _begin(self, number: int, signature: Signature, code: CodeType, offset: int) -> Rendezvous:
         meeting = self.open[number] = Rendezvous(number, signature, code, offset, self.size, self._clock())
         if self._has_options:
-            meeting.accumulate = self.options.accumulate
+            meeting.options = self.options
             if self.options.timeout_seconds is not None:
                 self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
@@ -175,8 +175,8 @@ class SyncGroup:
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
         if options.timeout_seconds is not None:
             self._limit(meeting, options.timeout_seconds)
-        if member.position == 0 and options.accumulate != "native":
-            meeting.accumulate = options.accumulate
+        if member.position == 0:
+            meeting.options = meeting.options.merge(options)
 
     def _limit(self, meeting: Rendezvous, seconds: float) -> None:
         deadline = meeting.started + seconds

@@ -24,15 +24,15 @@ from aiodist.collective.kinds import Kind
 from aiodist.collective.member import JOIN, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.vocabulary.errors import ReplicaContextError
+from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
-from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.signature import Signature
 
 
-def _last(signature: Signature, values: Sequence[Any], accumulate: Accumulate) -> Any:  # noqa: ARG001  (as all kinds)
+def _last(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:  # noqa: ARG001  (as all kinds)
     """Return the position of the replica that joined last, which is all that is brought."""
     return values[0]
 

@@ -12,8 +12,8 @@ from typing import Any
 from aiodist.collective import exchange, reduction
 from aiodist.collective.all_reduce import all_reduce
 from aiodist.collective.signature import Signature
+from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
-from aiodist_kernels import Accumulate
 
 
 def _accept(signature: Signature, size: int) -> None:
@@ -27,7 +27,7 @@ class Kind:
     Attributes:
         name: as it is called on a replica context.
         detail: what the signature's detail is, and so what is wrong when that differs.
-        combine: from signature, the replicas' values in replica order and the accumulator, to the result,
+        combine: from signature, the replicas' values in replica order and the options, to the result,
             or the `Work` that it takes; None where a function of the user's makes it.
         shared: one result serves all replicas; else there is one for each.
         check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
@@ -35,7 +35,7 @@ class Kind:
 
     name: str
     detail: Reason
-    combine: Callable[[Signature, list[Any], Accumulate], Any] | None
+    combine: Callable[[Signature, list[Any], CommunicationOptions], Any] | None
     shared: bool = True
     check: Callable[[Signature, int], None] = _accept
 

@@ -13,8 +13,8 @@ from aiodist.collective.signature import DETAIL, KIND, SHAPES, STRUCTURE, TYPES,
 from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
-from aiodist_kernels import Accumulate
 
 
 class Rendezvous:
@@ -29,6 +29,7 @@ class Rendezvous:
         signature, code, offset: what the first arrival asked, and from where.
         others: by id in the run, signature, code and offset of arrivals that are not literally the first one's.
         values: by position in the group, what each brought: a leaf, or a list of them; emptied on completion.
+        options: how the result is to be made.
         started: when the first arrived, on the event loop's clock.
         missing: how many replicas have not arrived.
         last: the position of the replica whose arrival completed it.
@@ -47,7 +48,7 @@ class Rendezvous:
     # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
     agreed = under_way = complete = released = plain = shared_nest = by_replica = False
     last = -1
-    accumulate: Accumulate = "native"
+    options = CommunicationOptions()
     result: Any = None
     error: BaseException | None = None
     traceback: TracebackType | None = None
@@ -124,9 +125,9 @@ class Rendezvous:
         if self.others is not None:  # which may differ from the first arrival in byte order
             self.values = list(map(in_native_order, self.values))
         if self.outs is None:
-            result = signature[KIND].combine(signature, self.values, self.accumulate)
+            result = signature[KIND].combine(signature, self.values, self.options)
         else:
-            result = all_reduce_into(signature, self.values, self.accumulate, self.outs)
+            result = all_reduce_into(signature, self.values, self.options, self.outs)
         foreign = signature[TYPES] is not None and has_foreign(signature[TYPES])
         if type(result) is Work:
             return result.then(self._handed_out) if foreign else result

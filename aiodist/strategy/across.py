@@ -17,34 +17,35 @@ from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.values import DistributedValues, Mirrored
-from aiodist_kernels import ReduceOp
+from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.rules import rule_for
 
 Array = np.ndarray[Any, Any]
 
 
-def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int) -> Any:
+def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int, accumulate: Accumulate = "native") -> Any:
     """Return a nest with every per-replica leaf reduced over the replicas, and along ``axis`` unless it is None.
 
     Raises:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several replicas; shapes differ; an axis out of range.
     """
-    return nests.map_leaves(lambda leaf: _reduce(op, as_distributed(leaf), axis, num_replicas), value)
+    return nests.map_leaves(lambda leaf: _reduce(op, as_distributed(leaf), axis, num_replicas, accumulate), value)
 
 
-def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int) -> Any:
+def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int, accumulate: Accumulate) -> Any:
     if leaf is None:  # an empty nest, as in a collective
         return None
     shapes, dtypes, types, arrays = _described(_components(op, leaf, num_replicas))
     if LeafType.INDEXED_SLICES in types:
         _check_rows(op, dtypes, types, axis)
     elif axis is not None:
-        return _given(types[0], _reduce_along(op, [np.asarray(array) for array in arrays], axis))
+        return _given(types[0], _reduce_along(op, [np.asarray(array) for array in arrays], axis, accumulate))
     for what, column in (("shape", shapes), ("dtype", list(map(_native, dtypes))), ("type", types)):
         _check_same(what, column)
     if types[0] is LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtypes[0])
-    return _given(types[0], reduce_leaf(op, arrays, types[0]))
+    return _given(types[0], reduce_leaf(op, arrays, types[0], accumulate))
 
 
 def _described(components: Sequence[Any]) -> tuple[list[Any], list[Any], list[LeafMark], list[Any]]:
@@ -112,7 +113,7 @@ def _same_but_along(axes: Sequence[int], a: Array, b: Array) -> bool:
     return a.ndim == b.ndim and bool(_native(a.dtype) == _native(b.dtype)) and _rest(a, axes) == _rest(b, axes)
 
 
-def _reduce_along(op: ReduceOp, arrays: Sequence[Array], axis: Any) -> Any:
+def _reduce_along(op: ReduceOp, arrays: Sequence[Array], axis: Any, accumulate: Accumulate) -> Any:
     """Reduce each array along the axes, then over the replicas; a MEAN divides once, by the true count."""
     kernels.result_dtype(op, arrays[0].dtype)
     axes = _axes(axis, arrays[0].ndim)
@@ -122,7 +123,7 @@ def _reduce_along(op: ReduceOp, arrays: Sequence[Array], axis: Any) -> Any:
                 f"the components may differ along axis {axis} only; replica 0's is {arrays[0].dtype}"
                 f"{list(arrays[0].shape)}, replica {replica_id}'s is {array.dtype}{list(array.shape)}"
             )
-    return _frozen(_mean(arrays, axes) if op is ReduceOp.MEAN else _fold(op, arrays, axes))
+    return _frozen(_mean(arrays, axes) if op is ReduceOp.MEAN else _fold(op, arrays, axes, accumulate))
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -148,12 +149,12 @@ _LOCAL: dict[ReduceOp, Callable[..., Any]] = {
 }
 
 
-def _fold(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
+def _fold(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...], accumulate: Accumulate) -> Array:
     dtype = kernels.result_dtype(op, arrays[0].dtype)
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         arrays = [array for array in arrays if _count(array, axes)] or _nothing(op, axes)
         return kernels.reduce(op, [np.asarray(_LOCAL[op](array, axis=axes), dtype) for array in arrays])
-    wide = _accumulator(dtype)
+    wide = rule_for(op, dtype, accumulate).accumulator
     parts = [np.asarray(_LOCAL[op](array, axis=axes, dtype=wide), wide) for array in arrays]
     return np.asarray(kernels.reduce(op, parts).astype(dtype))
 
@@ -169,10 +170,6 @@ def _mean(arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
     count = sum(_count(array, axes) for array in arrays)
     with np.errstate(all="ignore"):  # the mean of nothing is NaN, as in TensorFlow
         return np.asarray((kernels.reduce(ReduceOp.SUM, parts) / np.float64(count)).astype(dtype))
-
-
-def _accumulator(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    return np.dtype(np.float32) if dtype.itemsize == 2 and dtype.kind in "fV" else dtype
 
 
 def _frozen(array: Array) -> Array:

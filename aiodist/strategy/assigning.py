@@ -18,9 +18,9 @@ from aiodist.strategy.aggregation import aggregate, parts, updated
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.vocabulary.arraylike import Array
+from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues
-from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
     from aiodist.replica.context import ReplicaContext
@@ -64,9 +64,11 @@ def _kind(variable: Variable, method: str) -> Kind:
     return kinds[method]
 
 
-def _meet(variable: Variable, method: str, _: Signature, values: Sequence[Array], accumulate: Accumulate) -> Variable:
+def _meet(
+    variable: Variable, method: str, _: Signature, values: Sequence[Array], options: CommunicationOptions
+) -> Variable:
     """Apply what the replicas assign: all of them have arrived."""
-    _update_all(variable, method, aggregate(variable.aggregation, values, variable.name, accumulate))
+    _update_all(variable, method, aggregate(variable.aggregation, values, variable.name, options.accumulate))
     return variable
 
 

@@ -145,7 +145,8 @@ class Strategy(DataMethods, V1Strategy):
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op)
         size = components_here(self)
-        return await call_off_loop(value, lambda: across.reduce_nest(op, value, axis, size))
+        accumulate = self._extended.communication_options.accumulate
+        return await call_off_loop(value, lambda: across.reduce_nest(op, value, axis, size, accumulate))
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order.

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from anyio.lowlevel import checkpoint
 
 from aiodist.collective.group import SyncGroup
+from aiodist.collective.packs import packs
 from aiodist.replica import arguments
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
-from aiodist.strategy.off_loop import call_off_loop
+from aiodist.strategy.off_loop import call_off_loop, nbytes
 from aiodist.strategy.scope import components_here, require_cross_replica
 from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
@@ -25,6 +27,7 @@ from aiodist.vocabulary.foreign_arrays import type_of
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.values import DistributedValues, regroup
+from aiodist_kernels import Accumulate, ReduceOp
 
 if TYPE_CHECKING:
     from aiodist.strategy.base import Strategy
@@ -140,10 +143,13 @@ class StrategyExtended:
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         size = components_here(self._required(what))
         op = arguments.reduce_op(reduce_op)
-        arguments.options(options, None)
+        chosen = self.communication_options.merge(arguments.options(options, None))
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
         values = [value for value, _ in targets]
-        results = await call_off_loop(values, lambda: [across.reduce_nest(op, value, None, size) for value in values])
+        results: list[Any] = []
+        for pack in packs([*map(nbytes, values)], chosen.bytes_per_pack):
+            some = [values[place] for place in pack]
+            results += await call_off_loop(some, partial(_reduced, op, some, size, chosen.accumulate))
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
@@ -248,6 +254,10 @@ class StrategyExtended:
     def _check_own(self, variable: Any) -> None:
         if not self.variable_created_in_scope(variable):
             raise ValueError(f"{variable!r} was not created under {self._strategy!r}; create it in its scope()")
+
+
+def _reduced(op: ReduceOp, values: Sequence[Any], num_replicas: int, accumulate: Accumulate) -> list[Any]:
+    return [across.reduce_nest(op, value, None, num_replicas, accumulate) for value in values]
 
 
 def _copy(leaf: Any) -> Any:

@@ -22,14 +22,19 @@ async def call_off_loop(values: Any, fn: Callable[[], T]) -> T:
 
     When the caller is cancelled, the cancellation is raised once the function has returned.
     """
-    if policy.blocks(sum(map(_nbytes, nests.flatten_with_none(values)[0]))):
+    if policy.blocks(nbytes(values)):
         return await anyio.to_thread.run_sync(fn)
     await checkpoint()
     return fn()
 
 
+def nbytes(value: Any) -> int:
+    """Return how many bytes the components of a nest have together."""
+    return sum(map(_nbytes, nests.flatten_with_none(value)[0]))
+
+
 def _nbytes(leaf: Any) -> int:
     leaf = as_distributed(leaf)
     parts = leaf.values if isinstance(leaf, DistributedValues) else (leaf,)
-    nbytes: int = sum(getattr(p.values if isinstance(p, IndexedSlices) else p, "nbytes", 0) for p in parts)
-    return nbytes
+    total: int = sum(getattr(p.values if isinstance(p, IndexedSlices) else p, "nbytes", 0) for p in parts)
+    return total

@@ -12,6 +12,7 @@ import aiodist
 from aiodist.demos.endings import InterruptedRun, MissingExtraError
 from aiodist.tools.demo_commands import UsageError, add_demo
 from aiodist.tools.exits import Exit
+from aiodist.tools.trace_commands import add_trace
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +49,7 @@ def build_parser() -> ArgumentParser:
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_demo(commands)
+    add_trace(commands)
     return parser
 
 

@@ -40,7 +40,8 @@ class CommunicationOptions:
     """Options of collectives. They are not compared between replicas and never change what a collective means.
 
     Attributes:
-        bytes_per_pack: pack size for many small leaves, in bytes; 0 lets aiodist choose. Never changes a result.
+        bytes_per_pack: how many bytes of consecutive leaves a large reduction takes at a time; a pack closes when it
+            has more, as in TensorFlow. 0 lets aiodist choose. Never changes a result; replica 0's choice counts.
         timeout_seconds: raise `CollectiveTimeoutError` this long after the first arrival, in seconds; None waits.
         implementation: "auto", "ring" or "nccl", in any case; a hint, as in TensorFlow.
         accumulate: "native", or "float64" for float32, float16 and bfloat16 sums and products that are accumulated

@@ -66,7 +66,7 @@ def test_wheel_holds_both_type_markers(names: set[str]) -> None:
 
 
 def test_packages_hold_only_source_files() -> None:
-    assert {Path(name).suffix for name in sources()} <= {".py", ".typed"}
+    assert {Path(name).suffix for name in sources()} <= {".py", ".typed", ".html", ".css", ".js"}
 
 
 def test_wheel_names_licence_and_pythons(metadata: Message) -> None:

@@ -12,9 +12,10 @@
         chunks      entries at the table's head, each for one block
         count       buffers of each leaf
 
-Loops are written with `while`: a `range` with a step costs a 64-bit division in every thread. A
-thread loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be
-one of the buffers.
+Loops are written with `while`: a `range` with a step costs a 64-bit division in every thread. A thread
+loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be one of
+the buffers. Nothing here calls a function that would have to be compiled apart, as Numba's own target does that for
+a device only: not even `min`.
 """
 
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def _direct(form: Form, functions: Functions) -> Kernel:
 
 def _tabled(form: Form, functions: Functions) -> Kernel:
     """Make the kernel for many leaves of a fixed number of buffers each."""
-    width, grain, chunk_lanes = form.width, form.grain, form.chunk
+    width, grain = form.width, form.grain
     word = functions.word()
     whole, single = functions.reduce_row(vector=True), functions.reduce_row(vector=False)
 
@@ -73,12 +74,11 @@ def _tabled(form: Form, functions: Functions) -> Kernel:
         thread = cuda.threadIdx.x
         chunk = cuda.blockIdx.x
         while chunk < chunks:
-            leaf = table + 8 * word(table, 2 * chunk)
-            low = word(table, 2 * chunk + 1)
+            entry = table + 32 * chunk
+            leaf = table + 8 * word(entry, 0)
+            low, middle, high = word(entry, 1), word(entry, 2), word(entry, 3)
             out = word(leaf, 0)
-            high = min(low + chunk_lanes, word(leaf, 1))
-            middle = max(low, min(high, word(leaf, 2)))
-            addresses = leaf + 24
+            addresses = leaf + 8
             index = low + thread * width
             while index < middle:
                 whole(out, addresses, index)
@@ -95,10 +95,9 @@ def _tabled(form: Form, functions: Functions) -> Kernel:
 def _tabled_any(form: Form, functions: Functions) -> Kernel:
     """Make the kernel for any number of buffers: the fold goes on in steps of many, then of one.
 
-    What it does to a vector and to an element stands in it twice: their accumulators are of different types,
-    and without a device at hand no function can be compiled that one kernel calls.
+    What it does to a vector and to an element stands in it twice: their accumulators are of different types.
     """
-    width, grain, chunk_lanes, many = form.width, form.grain, form.chunk, UNROLLED
+    width, grain, many = form.width, form.grain, UNROLLED
     word = functions.word()
     begin, end = functions.begin(vector=True), functions.end(vector=True)
     fold_many, fold_one = functions.fold(many, vector=True), functions.fold(1, vector=True)
@@ -109,12 +108,11 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
         thread = cuda.threadIdx.x
         chunk = cuda.blockIdx.x
         while chunk < chunks:
-            leaf = table + 8 * word(table, 2 * chunk)
-            low = word(table, 2 * chunk + 1)
+            entry = table + 32 * chunk
+            leaf = table + 8 * word(entry, 0)
+            low, middle, high = word(entry, 1), word(entry, 2), word(entry, 3)
             out = word(leaf, 0)
-            high = min(low + chunk_lanes, word(leaf, 1))
-            middle = max(low, min(high, word(leaf, 2)))
-            addresses = leaf + 24
+            addresses = leaf + 8
             index = low + thread * width
             while index < middle:
                 total = begin(addresses, index)

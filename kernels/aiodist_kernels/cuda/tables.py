@@ -3,17 +3,22 @@
 
 64-bit words, uploaded by one copy:
 
-    for each chunk      place of its leaf's row in the table, in words; first lane of the chunk
-    for each leaf       address of its result; lanes; lanes that are taken in vectors; addresses of its buffers
+    for each chunk      place of its leaf's row in the table, in words; the lane at which it begins; the one at which
+                        its vectors end, and single elements begin; the one behind its end
+    for each leaf       address of its result; addresses of its buffers
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aiodist_kernels.cuda.forms import VECTOR_BYTES, Form
+
+ENTRY: Final = 4
+"""Words of a chunk's entry."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -56,14 +61,13 @@ def pack(form: Form, leaves: Sequence[Leaf], components: int) -> Table:
         components: lanes of one element of the dtype.
     """
     lanes = np.array([leaf.elements * components for leaf in leaves], np.int64)
-    whole = [form.width * vectors(form, leaf, leaf.elements * components) for leaf in leaves]
+    whole = np.array([form.width * vectors(form, leaf, leaf.elements * components) for leaf in leaves], np.int64)
+    rows = np.array([(leaf.out, *leaf.buffers) for leaf in leaves], np.int64)
     counts = -(-lanes // form.chunk)
     chunks = int(counts.sum())
-    row = 3 + len(leaves[0].buffers)
-    rows = 2 * chunks + row * np.arange(len(leaves), dtype=np.int64)
-    firsts = np.cumsum(counts) - counts
-    heads = np.empty((chunks, 2), np.int64)
-    heads[:, 0] = np.repeat(rows, counts)
-    heads[:, 1] = form.chunk * (np.arange(chunks) - np.repeat(firsts, counts))
-    fields = [(leaf.out, n, v, *leaf.buffers) for leaf, n, v in zip(leaves, lanes, whole, strict=True)]
-    return Table(np.concatenate([heads.reshape(-1), np.array(fields, np.int64).reshape(-1)]), chunks)
+    leaf_of = np.repeat(np.arange(len(leaves)), counts)
+    low = form.chunk * (np.arange(chunks) - (np.cumsum(counts) - counts)[leaf_of])
+    high = np.minimum(low + form.chunk, lanes[leaf_of])
+    middle = np.clip(whole[leaf_of], low, high)
+    heads = np.stack([ENTRY * chunks + rows.shape[1] * leaf_of, low, middle, high], axis=1)
+    return Table(np.concatenate([heads.reshape(-1), rows.reshape(-1)]), chunks)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +104,28 @@ def check_flows(events: list[Event]) -> None:
 def collectives(events: list[Event]) -> list[Event]:
     """Return the slices of collectives."""
     return [event for event in events if event["ph"] == "X" and event["cat"] == "collective"]
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock jumps to the next timer as soon as nothing is ready."""
+
+    _ready: deque[Any]
+    _scheduled: list[Any]
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__()
+        self.now = now
+
+    def time(self) -> float:
+        return self.now[0]
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:
+            self.now[0] = max(self.now[0], self._scheduled[0]._when)
+        super()._run_once()  # type: ignore[misc]
+
+
+def virtual_time(program: Coroutine[Any, Any, Any], now: list[float] | None = None) -> None:
+    """Run a coroutine on a clock that jumps over sleeps; `now` is its time, which the program may advance."""
+    with asyncio.Runner(loop_factory=lambda: _VirtualLoop(now if now is not None else [0.0])) as runner:
+        runner.run(program)

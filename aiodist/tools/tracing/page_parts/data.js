@@ -1,0 +1,71 @@
+// The trace: columns of numbers, one item for each collective or arrival, as the page brings them.
+
+function unpack(Type, text) {
+  if (Uint8Array.fromBase64) return new Type(Uint8Array.fromBase64(text).buffer);
+  const raw = atob(text);
+  const bytes = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i += 1) bytes[i] = raw.charCodeAt(i);
+  return new Type(bytes.buffer);
+}
+
+function readTrace(raw) {
+  const c = raw.collectives, a = raw.arrivals;
+  const size = unpack(Uint32Array, c.size);
+  const offset = new Uint32Array(size.length + 1);
+  for (let i = 0; i < size.length; i += 1) offset[i + 1] = offset[i] + size[i];
+  const trace = {
+    name: raw.name, about: raw.about, texts: raw.texts, groups: raw.groups, statistics: raw.statistics,
+    first: unpack(Float64Array, c.first), completed: unpack(Float64Array, c.completed), end: unpack(Float64Array, c.end),
+    run: unpack(Uint32Array, c.run), number: unpack(Uint32Array, c.number), group: unpack(Uint32Array, c.group),
+    last: unpack(Uint32Array, c.last), status: unpack(Uint8Array, c.status), bytes: unpack(Float64Array, c.bytes),
+    offset,
+    replica: unpack(Uint32Array, a.replica), text: unpack(Uint32Array, a.text), issued: unpack(Float32Array, a.issued),
+    awaited: unpack(Float32Array, a.awaited), resumed: unpack(Float32Array, a.resumed), wait: unpack(Float32Array, a.wait),
+    runs: raw.runs.map((run) => ({ ...run, started: unpack(Float64Array, run.started), ended: unpack(Float64Array, run.ended) })),
+  };
+  trace.runByNumber = new Map(trace.runs.map((run) => [run.number, run]));
+  trace.tracks = raw.tracks.map((track) => readTrack(trace, track));
+  return trace;
+}
+
+/** Return a set of lanes: its runs, and its collectives in the order of their first arrivals. */
+function readTrack(trace, { pid, devices }) {
+  const runs = trace.runs.filter((run) => run.pid === pid);
+  const numbers = new Set(runs.map((run) => run.number));
+  const ids = [];
+  for (let i = 0; i < trace.first.length; i += 1) if (numbers.has(trace.run[i])) ids.push(i);
+  const order = Uint32Array.from(ids);
+  const first = new Float64Array(order.length), latestEnd = new Float64Array(order.length);
+  let latest = -Infinity;
+  for (let k = 0; k < order.length; k += 1) {
+    first[k] = trace.first[order[k]];
+    latest = Math.max(latest, trace.end[order[k]]);
+    latestEnd[k] = latest; // never falls, so that what may reach into a stretch of time is found by halving
+  }
+  const begin = Math.min(...runs.map((run) => run.begin)), end = Math.max(...runs.map((run) => run.end));
+  return { pid, devices, runs, order, first, latestEnd, begin, end: Math.max(end, begin + 1), lanes: devices.length };
+}
+
+/** Return the first index at which a rising column is at least (or, strictly, more than) a value. */
+function lowerBound(column, value, strictly = false) {
+  let low = 0, high = column.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (strictly ? column[middle] > value : column[middle] >= value) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
+/** Return which of a track's collectives, by their place in its order, may be seen between two moments. */
+function collectivesBetween(track, begin, end) {
+  return [lowerBound(track.latestEnd, begin), lowerBound(track.first, end, true)];
+}
+
+/** Return the arrival of a replica at a collective; -1 if it has none. */
+function arrivalOf(trace, collective, replica) {
+  const begin = trace.offset[collective], end = trace.offset[collective + 1];
+  if (begin + replica < end && trace.replica[begin + replica] === replica) return begin + replica;
+  for (let i = begin; i < end; i += 1) if (trace.replica[i] === replica) return i;
+  return -1;
+}

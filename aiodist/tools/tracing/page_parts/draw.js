@@ -1,0 +1,361 @@
+// The timeline, drawn anew for every frame: as much detail as there is room for.
+
+const MOST_SHAPES = 5000; // more waits than this are drawn as a raster
+const FONT = "12px system-ui, sans-serif";
+
+class Painter {
+  constructor(canvas, trace) {
+    this.canvas = canvas;
+    this.context = canvas.getContext("2d");
+    this.trace = trace;
+    this.raster = new Raster();
+    this.readColors();
+  }
+
+  readColors() {
+    const style = getComputedStyle(document.documentElement);
+    const names = ["paper", "ink", "soft", "rule", "lane", "lane-alt", "work", "wait", "resume", "link", "late", "bad", "chosen"];
+    this.colors = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    const wait = this.colors.wait;
+    this.waitRgb = [1, 3, 5].map((at) => parseInt(wait.slice(at, at + 2), 16));
+  }
+
+  draw(view, state) {
+    const { context, colors } = this, ratio = window.devicePixelRatio || 1;
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.fillStyle = colors.paper;
+    context.fillRect(0, 0, view.width, view.height);
+    context.font = FONT;
+    context.textBaseline = "middle";
+    const range = collectivesBetween(view.track, view.begin, view.end);
+    const [lane0, lane1] = view.lanes;
+    const shapes = (range[1] - range[0]) * Math.min(lane1 - lane0, view.track.lanes);
+    this.clip(GUTTER, HEAD, view.plotWidth, view.plotHeight, () => {
+      this.lanes(view, state);
+      this.work(view);
+      if (shapes > MOST_SHAPES || view.laneHeight < 2.5) this.raster.draw(context, this.trace, view, range, this.waitRgb);
+      else this.waits(view, range);
+      this.links(view, range, shapes);
+      if (state.site !== null) this.siteMarks(view, range, state.site);
+      this.troubles(view);
+      if (state.chosen >= 0) this.chosen(view, state.chosen);
+      if (state.hovered && state.hovered.collective !== state.chosen) this.chosen(view, state.hovered.collective, 0.55);
+    });
+    this.axis(view);
+    this.gutter(view, state);
+  }
+
+  clip(x, y, width, height, paint) {
+    this.context.save();
+    this.context.beginPath();
+    this.context.rect(x, y, width, height);
+    this.context.clip();
+    paint();
+    this.context.restore();
+  }
+
+  lanes(view, state) {
+    const { context, colors } = this, [lane0, lane1] = view.lanes;
+    if (view.laneHeight >= 5) {
+      for (let lane = lane0; lane < lane1; lane += 1) {
+        context.fillStyle = lane % 2 ? colors["lane-alt"] : colors.lane;
+        context.fillRect(GUTTER, view.y(lane), view.plotWidth, view.laneHeight - 1);
+      }
+    } else {
+      context.fillStyle = colors.lane;
+      context.fillRect(GUTTER, view.y(lane0), view.plotWidth, (lane1 - lane0) * view.laneHeight);
+    }
+    this.suspects(view);
+    if (state.lane !== null) {
+      context.strokeStyle = colors.chosen;
+      context.strokeRect(GUTTER + 0.5, view.y(state.lane) - 0.5, view.plotWidth - 1, Math.max(2, view.laneHeight));
+    }
+  }
+
+  /** Tint the lanes of those who differ from the rest. */
+  suspects(view) {
+    const { context, colors } = this;
+    context.fillStyle = colors.bad;
+    context.globalAlpha = 0.25;
+    for (const { verdict } of view.track.runs) {
+      if (!verdict || verdict.suspects.length === view.track.lanes) continue;
+      for (const lane of verdict.suspects) context.fillRect(GUTTER, view.y(lane), view.plotWidth, Math.max(1, view.laneHeight - 1));
+    }
+    context.globalAlpha = 1;
+  }
+
+  /** Draw when each replica's function was at work: the ground that waits stand on. */
+  work(view) {
+    const { context, colors } = this, [lane0, lane1] = view.lanes, inset = view.laneHeight >= 8 ? 2 : 0;
+    context.fillStyle = colors.work;
+    for (const run of view.track.runs) {
+      if (run.end < view.begin || run.begin > view.end) continue;
+      const step = Math.max(1, Math.floor(1 / view.laneHeight));
+      for (let lane = lane0; lane < Math.min(lane1, run.started.length); lane += step) {
+        const x0 = Math.max(GUTTER, view.x(run.started[lane])), x1 = Math.min(view.width, view.x(run.ended[lane]));
+        if (x1 >= x0) context.fillRect(x0, view.y(lane) + inset, Math.max(0.7, x1 - x0), Math.max(0.6, step * view.laneHeight - 1 - 2 * inset));
+      }
+    }
+  }
+
+  waits(view, [k0, k1]) {
+    const { context, colors, trace } = this, { order } = view.track, [lane0, lane1] = view.lanes;
+    const inset = view.laneHeight >= 8 ? 2 : 0, height = Math.max(1, view.laneHeight - 1 - 2 * inset);
+    for (let k = k0; k < k1; k += 1) {
+      const i = order[k], first = trace.first[i];
+      for (let j = trace.offset[i]; j < trace.offset[i + 1]; j += 1) {
+        const lane = trace.replica[j];
+        if (lane < lane0 || lane >= lane1) continue;
+        const y = view.y(lane) + inset, begin = view.x(first + trace.awaited[j]);
+        const until = view.x(first + trace.awaited[j] + trace.wait[j]), end = view.x(first + trace.resumed[j]);
+        if (end < GUTTER || begin > view.width) continue;
+        const x0 = Math.max(GUTTER - 2, begin), x1 = Math.min(view.width + 2, until);
+        if (end - until > 0.5) {
+          context.fillStyle = colors.resume;
+          context.fillRect(Math.max(x0, until), y, Math.min(end, view.width) - Math.max(x0, until), height);
+        }
+        if (trace.wait[j] > 0) {
+          context.fillStyle = trace.status[i] ? colors.bad : colors.wait;
+          context.fillRect(x0, y, Math.max(0.8, x1 - x0), height);
+        }
+        if (height >= 11 && x1 - x0 > 46) this.label(i, j, x0, x1, y + height / 2);
+      }
+    }
+  }
+
+  label(i, j, x0, x1, y) {
+    const { context, trace } = this, { kind } = trace.texts[trace.text[j]];
+    const text = `${kind} #${trace.number[i]}`, room = x1 - x0 - 8;
+    const shown = context.measureText(text).width <= room ? text : `#${trace.number[i]}`;
+    if (context.measureText(shown).width > room) return;
+    context.fillStyle = trace.status[i] ? "#fff" : "#1d1405";
+    context.fillText(shown, x0 + 4, y + 0.5);
+  }
+
+  /** Draw each collective as a line across its lanes where it was complete, and mark who came last. */
+  links(view, [k0, k1], shapes) {
+    const { context, colors, trace } = this, { order } = view.track, [lane0, lane1] = view.lanes;
+    const perPixel = (k1 - k0) / view.plotWidth;
+    if (perPixel > 0.3) return; // they would be all that is seen
+    let drawn = -Infinity;
+    context.globalAlpha = 0.85;
+    context.fillStyle = colors.link;
+    for (let k = k0; k < k1; k += 1) {
+      const i = order[k], x = view.x(trace.completed[i]);
+      if (x < GUTTER - 1 || x > view.width + 1 || x - drawn < 2.5 || trace.status[i]) continue;
+      drawn = x;
+      const [top, bottom] = this.extent(i);
+      context.fillRect(x - 0.5, view.y(Math.max(top, lane0 - 1)), 1, (Math.min(bottom, lane1) + 1 - Math.max(top, lane0 - 1)) * view.laneHeight - 1);
+    }
+    context.globalAlpha = 1;
+    if (shapes > MOST_SHAPES || view.laneHeight < 6) return;
+    context.fillStyle = colors.late;
+    for (let k = k0; k < k1; k += 1) {
+      const i = order[k], last = trace.last[i], j = arrivalOf(trace, i, last);
+      if (trace.status[i] || j < 0 || trace.offset[i + 1] - trace.offset[i] < 2) continue;
+      this.dot(view.x(trace.first[i] + trace.issued[j]), view.y(last) + view.laneHeight / 2, Math.min(4, view.laneHeight / 4));
+    }
+  }
+
+  dot(x, y, radius) {
+    this.context.beginPath();
+    this.context.arc(x, y, radius, 0, 7);
+    this.context.fill();
+  }
+
+  /** Return the topmost and the undermost lane of a collective. */
+  extent(i) {
+    const { trace } = this, begin = trace.offset[i], end = trace.offset[i + 1];
+    if (end - begin === trace.replica[end - 1] - trace.replica[begin] + 1) return [trace.replica[begin], trace.replica[end - 1]];
+    let top = Infinity, bottom = -1;
+    for (let j = begin; j < end; j += 1) {
+      top = Math.min(top, trace.replica[j]);
+      bottom = Math.max(bottom, trace.replica[j]);
+    }
+    return [top, bottom];
+  }
+
+  siteMarks(view, [k0, k1], site) {
+    const { context, colors, trace } = this, { order } = view.track;
+    context.fillStyle = colors.chosen;
+    let drawn = -Infinity;
+    for (let k = k0; k < k1; k += 1) {
+      const i = order[k], text = trace.texts[trace.text[trace.offset[i]]], x = view.x(trace.completed[i]);
+      if (text.at !== site.at || text.kind !== site.kind || x - drawn < 2) continue;
+      drawn = x;
+      context.fillRect(x - 1, HEAD, 2, view.plotHeight);
+    }
+  }
+
+  /** Mark verdicts, and replicas that ended otherwise than by returning. */
+  troubles(view) {
+    const { context, colors } = this;
+    for (const run of view.track.runs) {
+      const verdict = run.verdict;
+      if (verdict) {
+        const x = view.x(verdict.at);
+        context.fillStyle = colors.bad;
+        context.fillRect(x - 1, HEAD, 2, view.plotHeight);
+      }
+      for (const [lane, error] of Object.entries(run.errors)) {
+        context.fillStyle = colors.bad;
+        const x = view.x(run.ended[lane]), y = view.y(+lane);
+        context.fillRect(x - 1.5, y, 3, Math.max(3, view.laneHeight));
+        if (view.laneHeight >= 12) context.fillText(` ${error.slice(0, 90)}`, x + 4, y + view.laneHeight / 2);
+      }
+    }
+  }
+
+  /** Outline one collective: who came when, as a line from lane to lane, and when it was complete. */
+  chosen(view, i, alpha = 1) {
+    const { context, colors, trace } = this, begin = trace.offset[i], end = trace.offset[i + 1];
+    const order = [];
+    for (let j = begin; j < end; j += 1) order.push(j);
+    order.sort((a, b) => trace.replica[a] - trace.replica[b]);
+    const color = trace.status[i] ? colors.bad : colors.chosen;
+    const middle = (j) => view.y(trace.replica[j]) + view.laneHeight / 2;
+    context.save();
+    context.globalAlpha = alpha;
+    context.strokeStyle = context.fillStyle = color;
+    context.lineWidth = 2;
+    context.beginPath();
+    for (const j of order) context.lineTo(view.x(trace.first[i] + trace.issued[j]), middle(j));
+    context.stroke();
+    const [top, bottom] = this.extent(i), x = view.x(trace.completed[i]);
+    context.fillRect(x - 1, view.y(top), 2, (bottom - top + 1) * view.laneHeight);
+    context.globalAlpha = alpha * 0.12;
+    context.beginPath();
+    for (const j of order) context.lineTo(view.x(trace.first[i] + trace.issued[j]), middle(j));
+    context.lineTo(x, view.y(bottom) + view.laneHeight);
+    context.lineTo(x, view.y(top));
+    context.fill();
+    context.globalAlpha = alpha;
+    if (view.laneHeight >= 6) for (const j of order) this.dot(view.x(trace.first[i] + trace.issued[j]), middle(j), 2.5);
+    context.restore();
+  }
+
+  axis(view) {
+    const { context, colors } = this;
+    context.fillStyle = colors.paper;
+    context.fillRect(GUTTER, 0, view.plotWidth, HEAD);
+    const raw = (90 / view.plotWidth) * (view.end - view.begin), power = 10 ** Math.floor(Math.log10(raw));
+    const step = [1, 2, 5, 10].map((factor) => factor * power).find((one) => one >= raw);
+    context.fillStyle = colors.soft;
+    for (let mark = Math.ceil(view.begin / step); mark * step <= view.end; mark += 1) {
+      const x = view.x(mark * step);
+      context.fillRect(x, 20, 1, 5);
+      context.fillText(formatTick(mark * step, step), x + 4, 12);
+    }
+    this.clip(GUTTER, 0, view.plotWidth, HEAD, () => this.runs(view));
+    context.fillStyle = colors.rule;
+    context.fillRect(0, HEAD - 1, view.width, 1);
+  }
+
+  runs(view) {
+    const { context, colors } = this;
+    for (const run of view.track.runs) {
+      const x0 = Math.max(view.x(run.begin), GUTTER), x1 = Math.min(view.x(run.end), view.width);
+      if (x1 < GUTTER || x0 > view.width) continue;
+      context.fillStyle = run.verdict || Object.keys(run.errors).length ? colors.bad : colors.resume;
+      context.fillRect(x0, 26, Math.max(1, x1 - x0 - 1), 15);
+      const text = `run ${run.number}: ${run.name}`;
+      if (context.measureText(text).width > x1 - x0 - 8) continue;
+      context.fillStyle = run.verdict || Object.keys(run.errors).length ? colors.paper : colors.ink;
+      context.fillText(text, x0 + 4, 34);
+    }
+  }
+
+  gutter(view, state) {
+    const { context, colors } = this, { devices } = view.track, [lane0, lane1] = view.lanes;
+    context.fillStyle = colors.paper;
+    context.fillRect(0, 0, GUTTER, view.height);
+    context.fillStyle = colors.soft;
+    context.fillText(formatCount(devices.length, "replica"), 10, 12);
+    context.textAlign = "right";
+    const step = Math.max(1, Math.ceil(15 / view.laneHeight));
+    for (let lane = Math.ceil(lane0 / step) * step; lane < lane1; lane += step) {
+      const y = view.y(lane) + Math.min(view.laneHeight, 28) / 2;
+      if (y < HEAD + 4 || y > view.height - 4) continue;
+      context.fillStyle = lane === state.lane ? colors.chosen : colors.soft;
+      context.fillText(devices[lane], GUTTER - 8, y);
+      context.fillStyle = lane === state.lane ? colors.chosen : colors.ink;
+      context.fillText(String(lane), GUTTER - 16 - context.measureText(devices[lane]).width, y);
+    }
+    context.textAlign = "left";
+    context.fillStyle = colors.rule;
+    context.fillRect(0, HEAD - 1, GUTTER, 1);
+    this.scrollbar(view);
+  }
+
+  scrollbar(view) {
+    const whole = view.track.lanes * view.laneHeight;
+    if (whole <= view.plotHeight + 1) return;
+    const height = Math.max(24, (view.plotHeight * view.plotHeight) / whole);
+    const top = HEAD + (view.scroll / (whole - view.plotHeight)) * (view.plotHeight - height);
+    this.context.fillStyle = this.colors.soft;
+    this.context.globalAlpha = 0.45;
+    this.context.fillRect(view.width - 7, top, 5, height);
+    this.context.globalAlpha = 1;
+  }
+}
+
+/** The whole of a track above its timeline: how much was waited when, and what of it is to be seen below. */
+class Overview {
+  constructor(canvas, trace) {
+    this.canvas = canvas;
+    this.context = canvas.getContext("2d");
+    this.trace = trace;
+    this.levels = null;
+  }
+
+  count(track, columns) {
+    const { trace } = this, levels = new Float64Array(columns + 2), scale = columns / (track.end - track.begin);
+    for (const i of track.order) {
+      for (let j = trace.offset[i]; j < trace.offset[i + 1]; j += 1) {
+        const from = (trace.first[i] + trace.awaited[j] - track.begin) * scale, to = from + trace.wait[j] * scale;
+        if (!(to > from)) continue;
+        const a = Math.max(0, Math.floor(from)), b = Math.min(columns, Math.floor(to));
+        levels[a] += 1 - (from - a);
+        levels[a + 1] += from - a;
+        levels[b] -= 1 - (to - b);
+        levels[b + 1] -= to - b;
+      }
+    }
+    for (let x = 1; x < columns; x += 1) levels[x] += levels[x - 1];
+    return levels;
+  }
+
+  draw(view, colors, width, height) {
+    const columns = Math.max(1, Math.floor(width - GUTTER)), ratio = window.devicePixelRatio || 1, { context } = this;
+    if (!this.levels || this.track !== view.track || this.columns !== columns) {
+      this.track = view.track;
+      this.columns = columns;
+      this.levels = this.count(view.track, columns);
+    }
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.fillStyle = colors.paper;
+    context.fillRect(0, 0, width, height);
+    context.fillStyle = colors.wait;
+    for (let x = 0; x < columns; x += 1) {
+      const level = Math.min(1, this.levels[x] / view.track.lanes) * (height - 6);
+      if (level > 0.2) context.fillRect(GUTTER + x, height - level, 1, level);
+    }
+    for (const run of view.track.runs) {
+      if (!run.verdict) continue;
+      context.fillStyle = colors.bad;
+      context.fillRect(GUTTER + ((run.verdict.at - view.track.begin) / (view.track.end - view.track.begin)) * columns - 1, 0, 3, height);
+    }
+    const x = (time) => GUTTER + ((time - view.track.begin) / (view.track.end - view.track.begin)) * columns;
+    const x0 = Math.max(GUTTER, x(view.begin)), x1 = Math.min(width, x(view.end));
+    context.fillStyle = colors.link;
+    context.globalAlpha = 0.14;
+    context.fillRect(x0, 0, x1 - x0, height);
+    context.globalAlpha = 1;
+    context.strokeStyle = colors.link;
+    context.strokeRect(x0 + 0.5, 0.5, Math.max(2, x1 - x0 - 1), height - 1);
+    context.fillStyle = colors.soft;
+    context.font = FONT;
+    context.textBaseline = "middle";
+    context.fillText("waiting", 10, height / 2);
+  }
+}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a driver would load: compiled for two generations of GPUs, read, and run on a machine of ours, bit by bit."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from aiodist_kernels import ReduceOp
+from aiodist_kernels.cuda.compiled import Program, compile_form
+from aiodist_kernels.cuda.forms import Form, form_for
+from aiodist_kernels.cuda.tables import pack, vectors
+from aiodist_kernels.recipes import components
+from tests.kernels.cuda import ptx_machine
+from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
+from tests.kernels.cuda.memory import Reduction, reduction
+from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
+
+CAPABILITIES = [(8, 0), (9, 0)]
+BLOCKS, THREADS = 2, 3
+
+
+def every_kernel() -> list[tuple[Case, Form, int]]:
+    """List each kernel once, whatever how many reductions it serves, with one of these and a number of buffers."""
+    found: dict[Form, tuple[Case, Form, int]] = {}
+    for case in CASES:
+        for form, count in case.forms():
+            found.setdefault(form, (case, form, count))
+    return list(found.values())
+
+
+def some_kernels() -> list[tuple[Case, Form, int, tuple[int, int]]]:
+    """List one kernel for each recipe, and for one recipe of each layout those that read a table.
+
+    Forms, numbers of buffers and capabilities take turns. `every_ptx` compiles the rest.
+    """
+    turns = itertools.cycle([(turn, CAPABILITIES[turn % 2]) for turn in range(11)])
+    chosen = []
+    for _, group in itertools.groupby(every_kernel(), key=lambda kernel: kernel[0]):
+        kernels = list(group)
+        turn, capability = next(turns)
+        chosen.append((*kernels[turn % len(kernels)], capability))
+    return chosen + [
+        (case, form, count, (9, 0))
+        for case in ONE_OF_EACH_LAYOUT
+        for form, count in {form: (form, count) for form, count in case.forms() if form.tabled}.values()
+    ]
+
+
+def name(kernel: tuple[Case, Form, int, tuple[int, int]]) -> str:
+    case, form, count, (major, minor) = kernel
+    return f"{case}-{'table' if form.tabled else 'direct'}-{count}-sm_{major}{minor}"
+
+
+def compiled(form: Form, capability: tuple[int, int]) -> Program:
+    try:
+        return compile_form(form, capability)
+    except ImportError as error:
+        pytest.skip(str(error).splitlines()[0])
+
+
+def run(form: Form, program: Program, leaves: list[Reduction], lanes_per_element: int) -> None:
+    kernel = ptx_machine.parse(program.ptx)
+    memory = [array for leaf in leaves for array in (*leaf.buffers, leaf.out)]
+    if form.tabled:
+        table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
+        head = table.words.__array_interface__["data"][0]
+        arguments = [head, table.chunks, len(leaves[0].buffers)]
+        memory.append(table.words)
+    else:
+        leaf = leaves[0].leaf
+        lanes = leaf.elements * lanes_per_element
+        arguments = [leaf.out, *leaf.buffers, vectors(form, leaf, lanes), lanes]
+    ptx_machine.run(kernel, arguments, BLOCKS, THREADS, memory)
+    for each in leaves:
+        each.check()
+
+
+@pytest.mark.parametrize("kernel", some_kernels(), ids=name)
+def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, tuple[int, int]]) -> None:
+    case, form, count, capability = kernel
+    program = compiled(form, capability)
+    check_text(form, program.ptx, capability)
+    assemble(program.ptx, capability)
+    size = 4 + 2 * BLOCKS * THREADS * form.width // form.grain
+    sizes = [(size, 0), (5, case.dtype.itemsize % 16)] if form.tabled else [(size, 0)]
+    leaves = [
+        reduction(case.op, case.dtype, count, elements, seed=elements, accumulate=case.accumulate, offset=offset)
+        for elements, offset in sizes
+    ]
+    run(form, program, leaves, components(case.dtype))
+
+
+def test_every_kernel_is_listed_once() -> None:
+    forms = [form for _, form, _ in every_kernel()]
+    assert len(forms) == len(set(forms))
+    assert {form for case in CASES for form, _ in case.forms()} == set(forms)
+
+
+SUM = Case(ReduceOp.SUM, np.dtype(np.float32), "native")
+
+
+@pytest.mark.parametrize(
+    ("line", "other"),
+    [("add.f32", "mul.f32"), ("setp.ge.s64", "setp.gt.s64"), ("st.global.v4.f32 ", "st.global.v4.f32 +16 ")],
+)
+def test_machine_finds_a_planted_mistake(line: str, other: str) -> None:
+    form = form_for(SUM.rule, 3)
+    program = compiled(form, (9, 0))
+    if other.endswith("+16 "):
+        wrong = re.sub(r"(st\.global\.v4\.f32\s+\[%rd\d+)\]", r"\1+16]", program.ptx)
+    else:
+        wrong = program.ptx.replace(line, other)
+    assert wrong != program.ptx
+    with pytest.raises(AssertionError):
+        run(form, Program(program.name, wrong), [reduction(SUM.op, SUM.dtype, 3, 24)], 1)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "other"),
+    [(r"ld\.global\.v4\.f32", "ld.global.f32"), (r"add\.f32", "add.ftz.f32"), (r"%tid\.x", "%tid.x;\n.local")],
+)
+def test_text_with_a_planted_mistake_is_refused(pattern: str, other: str) -> None:
+    form = form_for(SUM.rule, 3)
+    wrong = re.sub(pattern, other, compiled(form, (9, 0)).ptx)
+    with pytest.raises(AssertionError):
+        check_text(form, wrong, (9, 0))
+
+
+def test_product_that_a_sum_takes_is_seen() -> None:
+    assert may_be_fused("mul.f32 %f3, %f1, %f2;\nadd.f32 %f5, %f4, %f3;")
+    assert not may_be_fused("mul.rn.f32 %f3, %f1, %f2;\nadd.rn.f32 %f5, %f4, %f3;")

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table deals every lane of every leaf out to exactly one chunk, and vectors only where addresses allow them."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist_kernels.cuda.forms import VECTOR_BYTES, blocks, form_for
+from aiodist_kernels.cuda.tables import ENTRY, Leaf, pack
+from aiodist_kernels.recipes import components
+from tests.kernels.cuda.cases import CASES, Case
+
+leaves = st.lists(
+    st.tuples(st.integers(0, 40_000), st.lists(st.integers(1, 1 << 40), min_size=5, max_size=5)), min_size=1, max_size=6
+)
+
+
+@given(case=st.sampled_from(CASES), fields=leaves)
+def test_every_lane_is_in_one_chunk(case: Case, fields: list[tuple[int, list[int]]]) -> None:
+    form = form_for(case.rule, 4, leaves=2)
+    size = case.rule.dtype.itemsize
+    given_leaves = [Leaf(out * size, tuple(place * size for place in places), n) for n, (out, *places) in fields]
+    table = pack(form, given_leaves, components(case.dtype))
+    heads = table.words[: ENTRY * table.chunks].reshape(-1, ENTRY).tolist()
+    covered: dict[int, int] = {}
+    for row, low, middle, high in heads:
+        out, *places = table.words[row : row + 5].tolist()
+        assert low == covered.get(row, 0)
+        assert low <= middle <= high
+        assert (middle - low) % form.width == 0
+        assert middle == low or all(address % VECTOR_BYTES == 0 for address in (out, *places))
+        assert high - low <= form.chunk
+        covered[row] = high
+    wanted = [leaf.elements * components(case.dtype) for leaf in given_leaves if leaf.elements]
+    assert list(covered.values()) == wanted
+
+
+@given(work=st.integers(0, 1 << 40), multiprocessors=st.integers(1, 200))
+def test_grid_fills_the_device_and_no_more(work: int, multiprocessors: int) -> None:
+    assert 1 <= blocks(work, multiprocessors) <= max(1, 8 * multiprocessors)
