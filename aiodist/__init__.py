@@ -25,6 +25,7 @@ from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist.tools.tracing.trace import trace
+from aiodist.vocabulary.devices import set_logical_devices
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -54,6 +55,7 @@ __all__ = [
     "MirroredStrategy",
     "Strategy",
     "StrategyExtended",
+    "set_logical_devices",
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import random
 import time
 import warnings
@@ -106,13 +107,16 @@ def _close_after(runner: asyncio.Runner, error: BaseException) -> None:
 
 
 def function_program(main: Callable[[], Any]) -> Program:
-    """Return a program that calls a function, which makes loops of its own by `asyncio.run` or `anyio.run`."""
+    """Return a program that calls a function: a coroutine function, or one that makes loops by `asyncio.run`."""
     return partial(_call_main, main)
 
 
 def _call_main(main: Callable[[], Any], new_loop: NewLoop) -> Any:
     with _loops_made_by(new_loop):
-        return main()
+        value = main()
+        if inspect.iscoroutine(value):
+            return _run_main(lambda: value, new_loop)
+        return value
 
 
 @contextmanager

@@ -23,7 +23,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiodist.collective import verdict
+from aiodist.collective import historian
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.joining import number_of_join
@@ -169,7 +169,7 @@ def _error(root: SyncGroup, waits: Waits, certain: set[int]) -> CollectiveMismat
     number = min(first.meeting.number, number_of_join(first.group))
     on_it = dict(cycle)
     replicas = tuple(
-        verdict.report_on(*_seen(root, waits, member.replica_id, on_it.get(member.replica_id)))
+        historian.report_on(*_seen(root, waits, member.replica_id, on_it.get(member.replica_id)))
         for member in root.members
     )
     suspects = tuple(sorted(on_it))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from aiodist.vocabulary.reports import Location, ReplicaState
@@ -16,6 +17,17 @@ JOIN: Final = 1 << 60
 """The number of a join while it is open; see `joining`."""
 
 
+class Ending:
+    """How a replica's function returned: with what, and at which instruction, where that is known."""
+
+    __slots__ = ("code", "offset", "value")
+
+    def __init__(self, value: Any, frame: FrameType | None) -> None:
+        self.value = value
+        self.code = None if frame is None else frame.f_code
+        self.offset = 0 if frame is None else frame.f_lasti
+
+
 class Member:
     """A replica in a sync group.
 
@@ -26,6 +38,7 @@ class Member:
         group: its sync group.
         sequence: the number of its next collective, so also how many it has issued.
         end: how its function ended; None while it runs.
+        ending: with what and where it returned; None unless it has.
         joined_at: the number of the first collective that it has not made because it has joined; None while it has not.
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
         abandoned_at: ``sequence`` at the moment of that cancellation.
@@ -40,6 +53,7 @@ class Member:
         "abandoned_at",
         "device",
         "end",
+        "ending",
         "group",
         "joined_at",
         "parts",
@@ -57,6 +71,7 @@ class Member:
         self.group = group
         self.sequence = 0
         self.end: ReplicaState | None = None
+        self.ending: Ending | None = None
         self.joined_at: int | None = None
         self.abandoned: int | None = None
         self.abandoned_at = 0
@@ -78,10 +93,14 @@ class Member:
         return self.joined_at is not None and self.joined_at <= number < JOIN
 
     def has_settled(self, number: int) -> bool:
-        """Whether nothing more need be awaited from it to judge that collective: it is there, or has ended.
+        """Whether nothing more need be awaited from it to judge that collective.
 
-        After a cancellation it has settled when it shows what it does next.
+        It has ended, or it waits in that one or one behind it, and so can make no further call. After a cancellation
+        it has settled when it shows what it does next.
         """
         if self.end is not None:
             return True
-        return self.sequence > number and (self.abandoned is None or self.sequence > self.abandoned_at)
+        if self.abandoned is not None:
+            return self.sequence > number and self.sequence > self.abandoned_at
+        waits = self.group.open.items()
+        return any(n >= number and meeting.waiters[self.position] is not None for n, meeting in waits)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import io
 import os
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 
 import aiodist
 from aiodist.demos.endings import InterruptedRun, MissingExtraError
+from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import UsageError, add_demo
 from aiodist.tools.exits import Exit
 from aiodist.tools.trace_commands import add_trace
+from aiodist.vocabulary.environment import fix_hashes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code: 0, 1 if what it checks does not hold, 2 for bad usage, 130 after Ctrl-C.
+
+    Of `check`, 3 says that the program raised an exception of its own.
 
     Args:
         argv: the arguments; None: those of the process.
@@ -25,7 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: from argparse: code 2 with a line on what is wrong, or 0 after `--help` and `--version`.
     """
     _print_anything()
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    words, own = _split(sys.argv[1:] if argv is None else argv)
+    arguments = parser.parse_args(words, Namespace(own=own))
+    if own and "hash_seed" not in arguments:
+        parser.error(f"unexpected arguments: -- {' '.join(own)}")
+    if argv is None and "hash_seed" in arguments:
+        fix_hashes(arguments.hash_seed(arguments))
     try:
         return int(arguments.command(arguments))
     except (UsageError, MissingExtraError) as error:
@@ -48,9 +58,17 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_check(commands)
     add_demo(commands)
     add_trace(commands)
     return parser
+
+
+def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Part our own arguments from those of a program that is to be run, which stand behind ``--``."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _end(line: str, code: Exit) -> Exit:

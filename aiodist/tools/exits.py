@@ -11,5 +11,6 @@ class Exit(IntEnum):
     DONE = 0
     FAILED = 1
     USAGE = 2
+    RAISED = 3
     INTERRUPTED = 130  # 128 + SIGINT, as shells have it
     BROKEN_PIPE = 141  # 128 + SIGPIPE

@@ -1,6 +1,7 @@
 """Device names: the spellings of TensorFlow and CUDA, and the one canonical form, ``CPU:0`` or ``GPU:0``.
 
-``CPU:k`` is a logical device and exists for every k; each has a worker thread of its own while it is used.
+``CPU:k`` is a logical device and exists for every k; each has a worker thread of its own while it is used. ``GPU:k`` is
+a physical one, or one of several that a physical one was split into.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from aiodist.vocabulary import gpus
 from aiodist.vocabulary.errors import DeviceNotFoundError
 
 _SPELLING = re.compile(
@@ -44,7 +46,7 @@ def canonical(device: str) -> str:
 
 def available() -> tuple[str, ...]:
     """Return the devices of this machine, in canonical form; of the logical CPU devices, the first stands for all."""
-    return ("CPU:0",)
+    return ("CPU:0", *gpus.logical.names())
 
 
 def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
@@ -56,8 +58,7 @@ def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
         DeviceNotFoundError: one does not exist on this machine.
     """
     if devices is None:
-        existing = available()
-        return tuple(d for d in existing if d.startswith("GPU")) or existing
+        return _used(gpus.logical.names()) or ("CPU:0",)
     if isinstance(devices, str):
         raise TypeError(f"devices must be a sequence of strings, got the string {devices!r}; write [{devices!r}]")
     names = tuple(canonical(device) for device in devices)
@@ -67,11 +68,58 @@ def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
         if name in names[:i]:
             raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(devices)}")
         _require(name)
+    return _used(names)
+
+
+def _used(names: tuple[str, ...]) -> tuple[str, ...]:
+    if any(name.startswith("GPU") for name in names):
+        gpus.logical.in_use = True
     return names
 
 
 def _require(name: str) -> None:
-    if name.startswith("CPU:") or name in available():
+    if name.startswith("CPU:") or name in gpus.logical.names():
         return
     exist = ", ".join(available())
-    raise DeviceNotFoundError(f"there is no device {name!r} here; these exist: {exist} (and CPU:k for every k)")
+    raise DeviceNotFoundError(
+        f"there is no device {name!r} here; these exist: {exist} (and CPU:k for every k); {gpus.why_absent()}"
+    )
+
+
+def set_logical_devices(device: str, count: int) -> None:
+    """Let one physical GPU serve as several devices, so that several replicas run on it.
+
+    The logical devices of all GPUs are numbered through: after ``set_logical_devices("GPU:0", 2)`` on a machine with
+    two GPUs, GPU:0 and GPU:1 are the first, GPU:2 is the second. Each has a stream of its own; memory is shared. CPUs
+    need no splitting: CPU:k exists for every k.
+
+    Args:
+        device: a physical GPU, by the name that it has before anything is split.
+        count: how many devices it serves as.
+
+    Raises:
+        DeviceNotFoundError: there is no such GPU.
+        RuntimeError: a strategy already uses GPUs by the names that they have now.
+        TypeError: ``device`` is no string, or ``count`` no integer.
+        ValueError: ``device`` is misspelled or no GPU, or ``count`` is less than 1.
+    """
+    name = canonical(device)
+    if not name.startswith("GPU:"):
+        raise ValueError(f"expected a GPU, got {device!r}: CPU:k exists for every k, with nothing to set")
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"count must be an int, got {count!r}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    if gpus.logical.in_use:
+        raise RuntimeError(
+            "the GPUs are in use by the names that they have now; call set_logical_devices before the first strategy"
+        )
+    ordinal = int(name.removeprefix("GPU:"))
+    physical = [gpu.ordinal for gpu in gpus.find().gpus]
+    if ordinal not in physical:
+        exist = ", ".join(f"GPU:{k}" for k in physical) or "none"
+        raise DeviceNotFoundError(f"there is no GPU {name!r} to split; these exist: {exist}; {gpus.why_absent()}")
+    gpus.logical.split[ordinal] = count
+
+
+set_logical_devices.__module__ = "aiodist"

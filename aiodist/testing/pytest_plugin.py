@@ -1,0 +1,65 @@
+"""A pytest plugin: test functions that run on replicas, under one schedule or many.
+
+Enabled by name only, with ``-p aiodist.testing.pytest_plugin`` or, in the top ``conftest.py``,
+``pytest_plugins = ["aiodist.testing.pytest_plugin"]``:
+
+    @pytest.mark.replicas(4, schedules=50)
+    async def test_all_agree():
+        ctx = aiodist.get_replica_context()
+        assert await ctx.all_reduce("SUM", 1) == 4
+
+The test function is what each replica runs; fixtures are made once and given to all replicas in all schedules.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any
+
+import pytest
+
+from aiodist.testing.running import explore
+
+_MARKER = (
+    "replicas(n, schedules=1, seed=0, replay=None, timeout=60.0): run the test function on n replicas, under that many "
+    "schedules; see aiodist.testing.explore"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known."""
+    config.addinivalue_line("markers", _MARKER)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+    """Let a marked test function be one that runs it on replicas: a plain function, whatever other plugins look for."""
+    marker = pyfuncitem.get_closest_marker("replicas")
+    if marker is None:
+        return (yield)
+    own = pyfuncitem.obj
+    pyfuncitem.obj = partial(_explore, _function(own), _options(*marker.args, **marker.kwargs))
+    try:
+        return (yield)
+    finally:
+        pyfuncitem.obj = own
+
+
+def _explore(fn: Callable[..., Any], options: dict[str, Any], **kwargs: Any) -> None:
+    __tracebackhide__ = True
+    explore(fn, kwargs=kwargs, **options)
+
+
+def _options(
+    n: int, schedules: int = 1, seed: int = 0, replay: str | None = None, timeout: float | None = 60.0
+) -> dict[str, Any]:
+    return {"n": n, "schedules": schedules, "seed": seed, "replay": replay, "timeout": timeout}
+
+
+def _function(obj: Any) -> Callable[..., Any]:
+    """Return the test function itself, where another plugin has wrapped a coroutine function in a plain one."""
+    wrapped = getattr(obj, "__wrapped__", None)
+    function: Callable[..., Any] = wrapped if inspect.iscoroutinefunction(wrapped) else obj
+    return function

@@ -1,0 +1,102 @@
+"""Records of collectives: which were made, in order, to compare with others or with a list."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from aiodist.checking.listener import Listener
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
+from aiodist.collective.observer import observing
+from aiodist.collective.wording import shown
+from aiodist.vocabulary.reports import CallRecord
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
+    from aiodist.collective.rendezvous import Rendezvous
+
+
+class Recording:
+    """The collectives that were completed, in that order: those of the runs that began while it was made.
+
+    It has a length, can be iterated over and indexed, and gives `CallRecord`s: what was asked, as text, and where; the
+    call site is that of the replica that came first.
+    """
+
+    def __init__(self) -> None:
+        self._records: list[CallRecord] = []
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[CallRecord]:
+        return iter(self._records)
+
+    def __getitem__(self, index: int) -> CallRecord:
+        return self._records[index]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"#{r.sequence_number} {r.call} at {shown(r.location)}" for r in self._records)
+
+    @property
+    def calls(self) -> list[str]:
+        """What was asked, as texts, e.g. ``all_reduce(SUM, float32[3])``."""
+        return [record.call for record in self._records]
+
+
+class _Recorder(Listener):
+    """The observer that fills a recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def completed(self, group: SyncGroup, meeting: Rendezvous) -> None:  # noqa: ARG002
+        """Record it."""
+        if meeting.error is None and meeting.number >= 0:
+            place = location(meeting.code, meeting.offset)
+            self._recording._records.append(CallRecord(meeting.number, call_text(meeting.signature), place))
+
+
+@contextmanager
+def record_collectives() -> Iterator[Recording]:
+    """Record the collectives of the runs that begin inside the block, on any event loop.
+
+    Example:
+        ```
+        with record_collectives() as record:
+            run_replicas(train, 2)
+        assert record.calls == ["all_reduce(MEAN, float64[2])", "barrier()"]
+        ```
+
+    Yields:
+        The recording, which grows while the block runs.
+    """
+    recording = Recording()
+    with observing(_Recorder(recording)):
+        yield recording
+
+
+def assert_same_collectives(
+    actual: Recording | Iterable[CallRecord | str], expected: Recording | Iterable[CallRecord | str]
+) -> None:
+    """Check that two programs made the same collectives in the same order; call sites are not compared.
+
+    Args:
+        actual: a recording, or what it consists of, or texts as in `Recording.calls`.
+        expected: likewise.
+
+    Raises:
+        AssertionError: they differ; the text is a diff.
+    """
+    left, right = _texts(expected), _texts(actual)
+    if left == right:
+        return
+    diff = list(difflib.unified_diff(left, right, "expected", "actual", lineterm="", n=2))
+    raise AssertionError("\n".join([f"the collectives differ: {len(right)} calls, expected {len(left)}", *diff]))
+
+
+def _texts(calls: Iterable[CallRecord | str]) -> list[str]:
+    return [call if isinstance(call, str) else call.call for call in calls]

@@ -1,0 +1,114 @@
+"""`run_replicas` and `explore`: results, errors with the way to see them again, and what they refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeadlockError,
+    MirroredStrategy,
+    PerReplica,
+    get_replica_context,
+)
+from aiodist.testing import Explored, explore, run_replicas
+
+
+async def doubled(value: Any, *, plus: int = 0) -> Any:
+    ctx = get_replica_context()
+    await ctx.barrier()
+    await asyncio.sleep(100)
+    return value * 2 + plus + ctx.replica_id_in_sync_group
+
+
+async def races() -> None:
+    ctx = get_replica_context()
+    await ctx.barrier()
+    async with asyncio.TaskGroup() as tasks:
+        for op in ("SUM", "MAX"):
+            tasks.create_task(_reduce(ctx, op))
+
+
+async def _reduce(ctx: Any, op: str) -> None:
+    await ctx.all_reduce(op, np.ones(2))
+
+
+async def stuck() -> None:
+    await asyncio.Event().wait()
+
+
+def test_results_come_one_a_replica_and_time_is_virtual() -> None:
+    began = time.monotonic()
+    assert run_replicas(doubled, 3, args=(5,)) == (10, 11, 12)
+    assert time.monotonic() - began < 20
+
+
+def test_arguments_are_those_of_run() -> None:
+    assert run_replicas(doubled, 2, (PerReplica((1, 2)),), {"plus": 10}) == (12, 15)
+    assert run_replicas(doubled, MirroredStrategy(["CPU:4", "CPU:7"]), args=(1,)) == (2, 3)
+    assert run_replicas(doubled, 1, args=(1,)) == (2,)
+
+
+def test_exploration_tells_how_many_schedules_there_were() -> None:
+    assert explore(doubled, 2, schedules=7, args=(1,)) == Explored(7, (2, 3))
+    assert explore(doubled, 1, schedules=7, args=(1,)).schedules == 1
+
+
+def test_failing_schedule_is_named_and_fails_again() -> None:
+    with pytest.raises(CollectiveMismatchError) as found:
+        explore(races, 2, seed=1)
+    *story, last = found.value.__notes__
+    assert story[0].endswith("with 1 change to the plain order:")
+    assert "replica" in story[1]
+    replay = last.removeprefix("to run it again: replay=").strip("'")
+    with pytest.raises(CollectiveMismatchError) as again:
+        run_replicas(races, 2, replay=replay)
+    assert str(again.value) == str(found.value)
+    with pytest.raises(CollectiveMismatchError, match="replicas disagree"):
+        explore(races, 2, replay=replay)
+    run_replicas(races, 2)
+
+
+@pytest.mark.parametrize("run", [run_replicas, explore])
+def test_deadlock_is_an_error_at_once(run: Any) -> None:
+    with pytest.raises(DeadlockError, match="nothing can run any more"):
+        run(stuck, 2)
+
+
+def test_run_that_takes_too_long_is_ended() -> None:
+    release = threading.Event()
+
+    async def waits_for_a_thread() -> None:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group == 0:
+            await ctx.run_sync(release.wait, 20)
+        try:
+            await ctx.barrier()
+        finally:
+            release.set()
+
+    with pytest.raises(CollectiveTimeoutError, match=r"longer than 0\.1 s"):
+        run_replicas(waits_for_a_thread, 2, timeout=0.1)
+
+
+@pytest.mark.parametrize("run", [run_replicas, explore])
+def test_call_in_a_coroutine_is_refused(run: Any) -> None:
+    async def main() -> None:
+        run(doubled, 2, args=(1,))
+
+    with pytest.raises(RuntimeError, match="call it from a plain function"):
+        asyncio.run(main())
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="schedules must be at least 1"):
+        explore(doubled, 2, schedules=0)
+    with pytest.raises(ValueError, match="expected a schedule such as"):
+        run_replicas(doubled, 2, replay="17")

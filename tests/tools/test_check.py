@@ -1,0 +1,339 @@
+"""`aiodist check`: targets, exit codes, what is printed, and that what is printed can be run again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aiodist.tools.cli import main
+from tests.tools.command import behind_pipe, environment, in_terminal
+from tests.tools.test_cli import usage_error
+
+PROGRAM = '''
+"""Programs to check."""
+import asyncio
+import sys
+
+import numpy as np
+
+import settings
+from aiodist import CollectiveMismatchError, MirroredStrategy, ReduceOp, get_replica_context
+
+first = []
+
+
+async def train(steps=3, rate=0.5):
+    ctx = get_replica_context()
+    for step in range(steps):
+        await asyncio.sleep(60 * ctx.replica_id_in_sync_group)
+        await ctx.all_reduce(ReduceOp.MEAN, {"w": np.ones(settings.size), "b": 1.0})
+    await ctx.all_gather(np.ones(ctx.replica_id_in_sync_group + 1), 0)
+    print("rate", rate)
+
+
+async def race():
+    ctx = get_replica_context()
+    await ctx.barrier()
+    first.append(ctx.replica_id_in_sync_group)
+    if first[0] == ctx.replica_id_in_sync_group != 0:
+        await ctx.all_reduce("SUM", 1.0)
+    await ctx.barrier()
+
+
+async def other_size():
+    ctx = get_replica_context()
+    await ctx.all_reduce("SUM", np.ones(2 + (ctx.replica_id_in_sync_group == 1)))
+
+
+async def caught():
+    try:
+        await other_size()
+    except CollectiveMismatchError:
+        pass
+
+
+async def stuck():
+    if get_replica_context().replica_id_in_sync_group == 1:
+        await asyncio.Event().wait()
+    await get_replica_context().barrier()
+
+
+async def fails():
+    raise LookupError("no such key")
+
+
+async def amain():
+    await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
+    await MirroredStrategy(["CPU:0", "CPU:1"]).run(train)
+
+
+def main():
+    print(sys.argv[1:], __file__.endswith("program.py"), __name__, sys.path[0] in __file__)
+    return asyncio.run(amain())
+
+
+def exits():
+    main()
+    sys.exit(int(sys.argv[1]))
+
+
+def on_trio():
+    import trio
+    trio.run(amain)
+
+
+def endless():
+    async def spin():
+        print("spinning", flush=True)
+        while True:
+            await asyncio.sleep(0)
+    asyncio.run(MirroredStrategy(["CPU:0", "CPU:1"]).run(spin))
+
+
+async def hashed():
+    print(hash("a string"))
+    await get_replica_context().barrier()
+
+
+class Trainer:
+    @staticmethod
+    async def step():
+        await get_replica_context().barrier()
+
+
+not_a_function = 3
+
+if __name__ == "__main__":
+    raise SystemExit("it is not run directly")
+'''
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "settings.py").write_text("size = 2\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "module.py").write_text("from program import *\nfrom program import train as inner\n")
+    (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    path, modules = sys.path[:], set(sys.modules)
+    yield tmp_path
+    assert sys.path == path
+    assert {name for name in set(sys.modules) - modules if name in {"program", "settings", "package"}} == set()
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    """Run a check in this process; return its code and what it printed."""
+    code = main(["check", *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out
+
+
+# How it ends.
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["program.py:train", "--replicas", "4"], 0, "4 replicas agreed in 4 collectives, in 20 schedules."),
+        (["program.py:Trainer.step", "--replicas", "2"], 0, "2 replicas agreed in 1 collective, in 20 schedules."),
+        (["program.py:main"], 0, "2 replicas agreed in 8 collectives in 2 runs, in 20 schedules."),
+        (["program.py:amain", "--schedules", "3"], 0, "in 3 schedules."),
+        (["package.module:inner", "--replicas", "2"], 0, "2 replicas agreed in 4 collectives"),
+        (["./program.py:train", "--replicas", "2", "--schedules", "1"], 0, "in 1 schedule."),
+        (["program.py:exits", "--", "0"], 0, "2 replicas agreed"),
+        (
+            ["program.py:other_size", "--replicas", "3"],
+            1,
+            "CollectiveMismatchError: replicas disagree at collective #0",
+        ),
+        (["program.py:caught", "--replicas", "3"], 1, "CollectiveMismatchError: replicas disagree at collective #0"),
+        (["program.py:stuck", "--replicas", "3"], 1, "DeadlockError: nothing can run any more"),
+        (["program.py:endless", "--timeout", "0.1"], 1, "CollectiveTimeoutError: the run has taken longer than 0.1 s"),
+        (["program.py:fails", "--replicas", "3"], 3, "LookupError: no such key"),
+        (["program.py:exits", "--", "7"], 3, "the target ended with exit code 7"),
+        (["broken.py:main"], 3, "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+    ],
+)
+def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
+    ended, output = check(capsys, *arguments)
+    assert said in output
+    assert ended == code
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: TARGET"),
+        (["program.py"], "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'program.py'"),
+        (["program.py:"], "expected FILE.py:FUNCTION"),
+        ([":train"], "expected FILE.py:FUNCTION"),
+        (["pro gram:train"], "expected FILE.py:FUNCTION"),
+        (["nowhere.py:train"], "there is no file 'nowhere.py'"),
+        (["nowhere:train"], "there is no module 'nowhere' in "),
+        (["package.nowhere:train"], "there is no module 'package.nowhere' in "),
+        (["program.py:nothing"], "program has no function 'nothing'"),
+        (["program.py:not_a_function"], "program has no function 'not_a_function'"),
+        (["program.py:train"], "a function that is to run on replicas needs --replicas"),
+        (["program.py:on_trio"], "runs on an event loop that the target chose itself"),
+        (["program.py:train", "--replicas", "1"], "expected a number of replicas from 2 to 10000, got '1'"),
+        (["program.py:train", "--replicas", "10001"], "expected a number of replicas from 2 to 10000"),
+        (["program.py:train", "--schedules", "0"], "--schedules: expected"),
+        (["program.py:train", "--timeout", "0"], "--timeout: expected a number of seconds, got '0'"),
+        (["program.py:train", "--timeout", "long"], "--timeout: expected a number of seconds"),
+        (["program.py:train", "--replay", "17-"], "--replay: expected a schedule such as 0/17-,40:2"),
+        (["program.py:train", "--replicas", "2", "--", "epochs=3"], "cannot be called with -- epochs=3"),
+    ],
+)
+def test_bad_usage_is_said_in_a_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
+    try:
+        code: object = main(["check", *arguments])
+    except SystemExit as end:
+        code = end.code
+    error = capsys.readouterr().err
+    assert code == 2
+    assert said in error
+    assert error.rstrip().splitlines()[-1].startswith("aiodist")
+    assert "Traceback" not in error
+
+
+def test_arguments_behind_dashes_are_for_targets_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unexpected arguments: -- 3" in usage_error(capsys, "demo", "text", "--", "3")
+
+
+# What the target gets.
+
+
+def test_target_is_as_when_it_is_run_directly(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = check(capsys, "program.py:main", "--", "--epochs", "3")
+    assert output.startswith("['--epochs', '3'] True program True\n")
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [([], "rate 0.5"), (["1", "0.25"], "rate 0.25"), (["rate=[1,'a']"], "rate [1, 'a']"), (["rate=fast"], "rate fast")],
+)
+def test_function_that_takes_arguments_gets_them(
+    capsys: pytest.CaptureFixture[str], own: list[str], expected: str
+) -> None:
+    code, output = check(capsys, "program.py:train", "--replicas", "2", "--", *own)
+    assert code == 0
+    assert output.startswith(f"{expected}\n" * 2)
+
+
+def test_only_the_first_schedule_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = check(capsys, "program.py:train", "--replicas", "2", "--schedules", "9")
+    assert output.count("rate") == 2
+
+
+# What is printed.
+
+
+def test_summary_lists_collectives_by_place_with_bytes_and_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = check(capsys, "program.py:train", "--replicas", "3", "--schedules", "2")
+    rows = [re.split(r"  +", line.strip()) for line in output.splitlines()[-3:]]
+    assert rows == [
+        ["collective", "called at", "times", "bytes", "waited", "longest", "last to come"],
+        [
+            *["all_reduce(MEAN, {'b': float, 'w': float64[2]})", "program.py:18 in train"],
+            *["3", "216 B", "360 s", "120 s", "replica 2"],
+        ],
+        ["all_gather(float64[*], axis=0)", "program.py:19 in train", "1", "48 B"],
+    ]
+
+
+def test_race_is_reported_with_its_schedule_and_a_command_that_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
+    code, output = check(capsys, "program.py:race", "--replicas", "4", "--schedules", "100", "--seed", "3")
+    assert code == 1
+    assert "program.py:28 in race" in output
+    assert re.search(r"Found in schedule \d+ of 100, with 1 change to the plain order, in which all goes well:", output)
+    command = shlex.split(output.splitlines()[-1].removeprefix("Again:  "))
+    assert command[:5] == ["aiodist", "check", "program.py:race", "--replicas", "4"]
+
+    again, repeated = check(capsys, *command[2:])
+    assert again == 1
+    assert repeated.partition("\n\n")[0] == output.partition("\n\n")[0]
+    assert repeated.splitlines()[-2:] == output.splitlines()[-2:]
+    assert check(capsys, "program.py:race", "--replicas", "4", "--schedules", "1")[0] == 0
+
+
+def test_own_exception_is_shown_as_python_shows_it_without_our_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = check(capsys, "program.py:fails", "--replicas", "2")
+    assert re.findall(r'File ".*?([a-z_]+\.py)", line (\d+), in (\w+)', output) == [("program.py", "51", "fails")]
+    assert "Found in the plain order.\nAgain:  aiodist check program.py:fails --replicas 2 --replay 0/" in output
+
+
+def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "program.py:train", "--replicas", "2", "--json", "--schedules", "4"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "rate 0.5\n" * 2
+    agreed = json.loads(printed.out)
+    assert {key: agreed[key] for key in ("outcome", "replicas", "runs", "seed", "schedules")} == {
+        "outcome": "agreed", "replicas": 2, "runs": 1, "seed": 0, "schedules": 4,
+    }  # fmt: skip
+    assert [site["kind"] for site in agreed["collectives"]] == ["all_reduce", "all_gather"]
+    assert agreed["collectives"][0]["last_to_come"] == {"1": 3}
+
+    assert main(["check", "program.py:other_size", "--replicas", "3", "--json"]) == 1
+    failure = json.loads(capsys.readouterr().out)["failure"]
+    assert failure["error"] == "CollectiveMismatchError"
+    assert failure["report"]["reason"] == "shape"
+    assert failure["report"]["suspects"] == [1]
+    assert failure["replay"] == "aiodist check program.py:other_size --replicas 3 --replay 0/"
+
+
+# In a process of its own.
+
+
+def test_string_hashes_are_those_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+
+    def printed(*arguments: str, hashes: str = "") -> str:
+        command = ["check", "program.py:hashed", "--replicas", "2", *arguments]
+        ended = behind_pipe(command, PYTHONHASHSEED=hashes) if hashes else behind_pipe(command)
+        assert ended.code == 0, ended.output
+        return ended.output.splitlines()[0]
+
+    assert printed("--seed", "5") == printed("--replay", "5/") != printed("--seed", "6")
+    assert printed("--seed", "5", hashes="6") == printed("--seed", "6")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
+@pytest.mark.parametrize("run", [behind_pipe, in_terminal])
+def test_interruption_ends_in_one_line(run: type) -> None:
+    def interrupt(process: subprocess.Popen[bytes]) -> None:
+        process.send_signal(signal.SIGINT)
+
+    ended = run(["check", "program.py:endless"], when="spinning", act=interrupt)
+    assert ended.code == 130
+    assert ended.last_line == "interrupted"
+    assert "Traceback" not in ended.output
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals are POSIX here")
+def test_terminal_gets_progress_and_colour() -> None:
+    ended = in_terminal(["check", "program.py:race", "--replicas", "4", "--schedules", "60"])
+    assert ended.code == 1
+    assert "schedule 2 of 60" in ended.output
+    assert "\x1b[1;31mCollectiveMismatchError" in ended.output
+
+
+def test_nothing_is_left_on_disk(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    done = subprocess.run(
+        [sys.executable, "-m", "aiodist", "check", "program.py:train", "--replicas", "2"],
+        env=environment(PYTHONDONTWRITEBYTECODE="1"),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert sorted(folder.rglob("*")) == before
