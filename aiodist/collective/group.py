@@ -66,6 +66,7 @@ class SyncGroup:
     """
 
     serial = 0
+    unmet: tuple[Rendezvous, ...] = ()  # meetings that a verdict, or a replica's failure, ended
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = len(devices)
@@ -93,10 +94,8 @@ class SyncGroup:
 
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
-        self.engine = engine
-        self._handle = engine.handle
-        self._clock = engine.clock
-        self.thread = thread
+        self.engine, self.thread = engine, thread
+        self._handle, self._clock = engine.handle, engine.clock
 
     @property
     def label(self) -> str | None:
@@ -369,6 +368,7 @@ class SyncGroup:
         meeting.fail(error)
         self._complete(meeting)
         meeting.released = True
+        self.unmet += (meeting,)
         self.engine.wake_failed(meeting.waiters)
 
     def _set_alarm(self, at: float) -> None:
