@@ -29,7 +29,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from aiodist.collective import sameness, verdict
+from aiodist.collective import joining, sameness, verdict
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
@@ -63,11 +63,11 @@ class SyncGroup:
         branches: in the run's own group, the run's other groups; None as long as there is none.
         making: groups of some of its members that not all of those have made yet.
         serial: when it was made, among the groups of a run.
-        world_size, offset, bridge: with the replicas of other workers; see `spanned`.
     """
 
     serial = offset = 0
-    bridge: Any = None
+    bridge: Any = None  # to the replicas of other workers, counted in world_size; see `spanned`
+    unmet: tuple[Rendezvous, ...] = ()  # meetings that a verdict, or a replica's failure, ended
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = self.world_size = len(devices)
@@ -75,8 +75,7 @@ class SyncGroup:
         self.root = self
         self.branches: Branches | None = None
         self.making: dict[Any, Any] = {}
-        self.order_check = order_check
-        self.options = options
+        self.order_check, self.options = order_check, options
         self._has_options = options != CommunicationOptions()
         self.paths = order_check is OrderCheck.CALL_PATH
         self.thread = 0
@@ -169,7 +168,7 @@ class SyncGroup:
             if self.options.timeout_seconds is not None:
                 self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
-            self._set_trouble(number)
+            joining.begin_without(self, meeting)
         return meeting
 
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
@@ -189,7 +188,7 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        if signature[KIND].combine is None:
+        if signature[KIND].combine is None and meeting.absent is None:
             self.engine.start_merge(self, meeting)
             return
         try:
@@ -369,6 +368,7 @@ class SyncGroup:
         meeting.fail(error)
         self._complete(meeting)
         meeting.released = True
+        self.unmet += (meeting,)
         self.engine.wake_failed(meeting.waiters)
 
     def _set_alarm(self, at: float) -> None:

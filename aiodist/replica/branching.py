@@ -22,7 +22,7 @@ def member_of_new_group(context: ReplicaContext, replica_ids: Any, name: str | N
         ValueError: no replicas, unknown ones, one that is given twice; the caller is not among them.
     """
     arguments.check_name(name)
-    _check_one_worker(context)
+    require_one_worker(context, "new_group")
     ids = _ids(replica_ids, context.num_replicas_in_sync)
     me = context.replica_id_in_sync_group
     if me not in ids:
@@ -33,12 +33,17 @@ def member_of_new_group(context: ReplicaContext, replica_ids: Any, name: str | N
     return subgroup.join(context._member, ids, name, context._path(frame, name), frame.f_code, frame.f_lasti)
 
 
-def _check_one_worker(context: ReplicaContext) -> None:
+def require_one_worker(context: ReplicaContext, what: str) -> None:
+    """Check that all replicas live in this process.
+
+    Raises:
+        ValueError: they do not.
+    """
     group = context._member.group
     if group.world_size > group.root.size:
         raise ValueError(
-            "new_group makes groups of replicas of one worker's strategy; this one has replicas on several workers, "
-            "which have no groups: reduce over all of them, with zeros where a replica has nothing to bring"
+            f"{what} is for strategies whose replicas live in one process; this one has replicas on several workers: "
+            "reduce over all of them, with zeros where a replica has nothing to bring"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiodist.collective.group import SyncGroup
+from aiodist.collective.recorder import Recorder
 from aiodist.data.methods import DataMethods
 from aiodist.replica import arguments
 from aiodist.replica.context import ReplicaContext
@@ -46,6 +47,7 @@ class Strategy(DataMethods, V1Strategy):
             raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
         extended._bind(self)
         self._extended = extended
+        self._recorder = Recorder()
 
     def __repr__(self) -> str:
         devices = self._extended.devices
@@ -76,6 +78,11 @@ class Strategy(DataMethods, V1Strategy):
     def extended(self) -> StrategyExtended:
         """The strategy's devices and settings."""
         return self._extended
+
+    @property
+    def recorder(self) -> Recorder:
+        """The last collectives of every replica, of the runs in progress and of the last that ended."""
+        return self._recorder
 
     @property
     def cluster_resolver(self) -> ClusterSettings | None:
@@ -125,7 +132,11 @@ class Strategy(DataMethods, V1Strategy):
         return await self._run_calls(group, calls)
 
     async def _run_calls(self, group: SyncGroup, calls: Sequence[Call]) -> Any:
-        results = await run_replicas(self, group, calls)
+        self._recorder._begin(group)
+        try:
+            results = await run_replicas(self, group, calls)
+        finally:
+            self._recorder._end(group)
         creation.check_complete(group)
         return regroup(results)
 
