@@ -29,7 +29,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from aiodist.collective import sameness, verdict
+from aiodist.collective import joining, sameness, verdict
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
@@ -168,7 +168,7 @@ class SyncGroup:
             if self.options.timeout_seconds is not None:
                 self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
-            self._set_trouble(number)
+            joining.begin_without(self, meeting)
         return meeting
 
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
@@ -188,7 +188,7 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        if signature[KIND].combine is None:
+        if signature[KIND].combine is None and meeting.absent is None:
             self.engine.start_merge(self, meeting)
             return
         try:
