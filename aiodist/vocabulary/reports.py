@@ -75,9 +75,9 @@ class Reason(enum.StrEnum):
     EXITED = "exited"
     ABANDONED = "abandoned"
     TIMEOUT = "timeout"
-    WORKER_LOST = "worker_lost"
     DEADLOCK = "deadlock"
     CYCLE = "cycle"  # replicas wait for each other, each in a collective of another group
+    WORKER_LOST = "worker_lost"
 
 
 @dataclass(frozen=True, slots=True)
