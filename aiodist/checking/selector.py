@@ -27,6 +27,10 @@ class Idle(Protocol):
     def pass_time(self, seconds: float) -> None:
         """Put the loop's clock forward."""
 
+    def open_inbox(self) -> bool:
+        """Take in what other threads have sent; return whether there was anything."""
+        ...
+
     def listens_to_signals(self) -> bool:
         """Return whether the program has set handlers of signals."""
         ...
@@ -60,6 +64,8 @@ class ControlledSelector(selectors.DefaultSelector):
         ready = self._poll()
         if ready:
             return ready
+        if self.loop.open_inbox():
+            return []
         if self._outside_may_act(_BEFORE_A_JUMP):
             return self._wait(timeout)
         if timeout is not None:
