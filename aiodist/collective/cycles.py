@@ -23,7 +23,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiodist.collective import verdict
+from aiodist.collective import historian
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.wording import ids, place
@@ -166,7 +166,7 @@ def _error(root: SyncGroup, waits: Waits, certain: set[int]) -> CollectiveMismat
     number = cycle[0][1].meeting.number
     on_it = dict(cycle)
     replicas = tuple(
-        verdict.report_on(*_seen(root, waits, member.replica_id, on_it.get(member.replica_id)))
+        historian.report_on(*_seen(root, waits, member.replica_id, on_it.get(member.replica_id)))
         for member in root.members
     )
     suspects = tuple(sorted(on_it))

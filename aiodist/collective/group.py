@@ -6,9 +6,9 @@ is taken for the truth.
 
 **Trouble.** An arrival that differs, a replica that ended without a collective that others wait in, and one that was
 cancelled out of one, put the group in trouble at that number. From then on no meeting at or behind that number
-completes. The replicas that have not yet shown what they do (`Member.has_settled`) are let run until each has, or until
-a tenth of a second goes by in which none of them does; then `verdict.judge` looks at what all of them did, so that the
-verdict does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
+completes. Replicas that can still make a call (`Member.has_settled`) are let run until none can, or until a tenth of
+a second goes by in which none of them settles; then `verdict.judge` looks at what all of them did, so that the verdict
+does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
 
 **Failure.** A replica's own exception closes the group at once: it is the cause, and what the others then run into is
 an echo.
@@ -278,7 +278,7 @@ class SyncGroup:
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)
-        self._consider(member)
+        self.consider(member)
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""
@@ -286,7 +286,7 @@ class SyncGroup:
             return
         member.abandon(meeting.number)
         self._set_trouble(meeting.number)
-        self._consider(member)
+        self.consider(member)
 
     def end(self, member: Member, state: ReplicaState, error: BaseException | None = None) -> None:
         """Note that a replica's function has ended, how, and with what failure of its own: in all groups of the run."""
@@ -305,12 +305,12 @@ class SyncGroup:
         unmet = [number for number in self.open if number >= member.sequence]
         if unmet:
             self._set_trouble(min(unmet))
-        if self.trouble is not None:
-            self._consider(member)
+        self.consider(member)
 
-    def _consider(self, member: Member) -> None:
+    def consider(self, member: Member) -> None:
         """Look whether the trouble can be judged, now that this member has done something."""
-        assert self.trouble is not None
+        if self.trouble is None or self.closed:
+            return
         if self._unsettled is None:
             self._unsettled = {m.position for m in self.members if not m.has_settled(self.trouble)}
         elif member.has_settled(self.trouble):

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from aiodist.vocabulary.reports import Location, ReplicaState
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
+
+
+class Ending:
+    """How a replica's function returned: with what, and at which instruction, where that is known."""
+
+    __slots__ = ("code", "offset", "value")
+
+    def __init__(self, value: Any, frame: FrameType | None) -> None:
+        self.value = value
+        self.code = None if frame is None else frame.f_code
+        self.offset = 0 if frame is None else frame.f_lasti
 
 
 class Member:
@@ -22,6 +34,7 @@ class Member:
         group: its sync group.
         sequence: the number of its next collective, so also how many it has issued.
         end: how its function ended; None while it runs.
+        ending: with what and where it returned; None unless it has.
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
         abandoned_at: ``sequence`` at the moment of that cancellation.
         told: the error that ended the group has been raised in it.
@@ -35,6 +48,7 @@ class Member:
         "abandoned_at",
         "device",
         "end",
+        "ending",
         "group",
         "parts",
         "position",
@@ -51,6 +65,7 @@ class Member:
         self.group = group
         self.sequence = 0
         self.end: ReplicaState | None = None
+        self.ending: Ending | None = None
         self.abandoned: int | None = None
         self.abandoned_at = 0
         self.told = False
@@ -67,10 +82,14 @@ class Member:
         return self.sequence > number and self.abandoned != number
 
     def has_settled(self, number: int) -> bool:
-        """Whether nothing more need be awaited from it to judge that collective: it is there, or has ended.
+        """Whether nothing more need be awaited from it to judge that collective.
 
-        After a cancellation it has settled when it shows what it does next.
+        It has ended, or it waits in that one or one behind it, and so can make no further call. After a cancellation
+        it has settled when it shows what it does next.
         """
         if self.end is not None:
             return True
-        return self.sequence > number and (self.abandoned is None or self.sequence > self.abandoned_at)
+        if self.abandoned is not None:
+            return self.sequence > number and self.sequence > self.abandoned_at
+        waits = self.group.open.items()
+        return any(n >= number and meeting.waiters[self.position] is not None for n, meeting in waits)

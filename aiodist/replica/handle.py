@@ -114,6 +114,8 @@ class AsyncioHandle(CollectiveHandle[T]):
                 meeting.waiters[member.position] = future
             else:
                 meeting.waiters.append(future)
+            if member.group.trouble is not None:
+                member.group.consider(member)
             try:
                 yield from future
             except CancelledError:
@@ -147,6 +149,8 @@ class TrioHandle(CollectiveHandle[T]):
             meeting.add_waiter(self._member.position, parked)
             if meeting.last == self._member.position:
                 group.release(meeting)
+            if group.trouble is not None:
+                group.consider(self._member)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
