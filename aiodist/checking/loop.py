@@ -15,8 +15,9 @@ It differs from asyncio's own in four things, and in its plain order runs what t
 
 What it relies on, beside documented interfaces (a selector of one's own, `call_soon`, `time`, `create_task`): that
 tasks and futures schedule by ``loop.call_soon``, which every alternative loop relies on; and `asyncio.Handle`'s
-constructor, ``_run`` and ``_args``, which have been the same since they were written. What must not be reordered never
-enters our queue: asyncio puts timers and I/O into its own.
+constructor, ``_run``, ``_callback`` and ``_args``, which have been the same since they were written. What must not be
+reordered never enters our queue: asyncio puts timers and I/O into its own. For the order of what threads send it looks
+which task waits for that (``_waiters``, ``_callbacks``); where it cannot be seen, the order is by the threads' names.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import threading
 import time
 from asyncio import Handle, Task
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -119,9 +120,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        """Call a function when nothing else can run: what other threads have done then comes in an order of its own."""
-        if _runs_here(self):
-            return super().call_soon_threadsafe(callback, *args, context=context)
+        """Call a function when nothing else can run, for a thread whose work is done or, had it been faster, for it."""
         handle = Handle(callback, args, self, context)
         letter = threading.current_thread().name, handle
         self._inbox.append(letter)
@@ -135,12 +134,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _rank(self, letter: tuple[str, Handle]) -> tuple[int, int, str]:
         """Return what letters are sorted by: the task that waits for it, and the sender's name."""
         name, handle = letter
-        waiting = [
-            self.number_of(callback.__self__)
-            for future in handle._args or ()
-            for callback, _ in getattr(future, "_callbacks", None) or ()
-            if isinstance(getattr(callback, "__self__", None), Task)
-        ]
+        waiting = [self.number_of(task) for task in _waiting_for(handle)]
         return min(waiting, default=-1), len(name), name
 
     def open_inbox(self) -> bool:
@@ -296,11 +290,15 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         return type(handle) is Step and bool(handle._args) and handle._args[0].cancelled()
 
 
-def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
+def _waiting_for(handle: Handle) -> Iterator[Task[Any]]:
+    """Yield the tasks that wait for a future among the arguments of a call, or for the event that it sets."""
+    for thing in (*(handle._args or ()), getattr(handle._callback, "__self__", None)):  # type: ignore[attr-defined]
+        event = getattr(thing, "_event", thing)  # anyio's event has asyncio's inside
+        for future in getattr(event, "_waiters", None) or (event,):
+            for callback, _ in getattr(future, "_callbacks", None) or ():
+                task = getattr(callback, "__self__", None)
+                if isinstance(task, Task):
+                    yield task
 
 
 def _wake_up() -> None:

@@ -8,7 +8,7 @@ itself. Three such waits are recognised by the frame in which a thread stands:
 - `threading.Condition.wait` without a timeout, under which lie `Event.wait` and `queue.Queue.get`. A thread that has
   been notified holds its waiter's lock no longer, so it is told apart from one that still waits;
 - a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue;
-- `Thread.join` without a timeout.
+- `Thread.join` without a timeout, as long as the thread that it waits for is not about to end.
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
@@ -89,5 +89,5 @@ def _is_idle(frame: FrameType | None) -> bool:
     if code is _WORKER:
         return "work_item" not in variables and variables["work_queue"].empty()
     if code in _JOINS:
-        return variables.get("timeout", -1) in (None, -1)
+        return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
     return False

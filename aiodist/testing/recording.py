@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Recording:
     """The collectives that were completed, in that order: those of the runs that began while it was made.
 
-    It has a length, can be iterated over and indexed, and gives a `CallRecord` each: what was asked, as text, and where;
-    the call site is that of the replica that came first.
+    It has a length, can be iterated over and indexed, and gives a `CallRecord` each: what was asked, and where. The
+    call site is that of the replica that came first.
     """
 
     def __init__(self) -> None:
