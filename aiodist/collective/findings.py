@@ -20,6 +20,7 @@ class Findings:
         columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
         group: what the group is called; None for the run's own.
+        joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
         divergence: how they parted, where that is known.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
@@ -33,6 +34,7 @@ class Findings:
     columns: Sequence[int | None]
     abandoned: tuple[int, ...]
     group: str | None
+    joining: bool
     sides: tuple[Side, Side] | None
     divergence: Divergence | None
     timeout_seconds: float

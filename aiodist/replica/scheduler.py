@@ -30,6 +30,7 @@ from aiodist.replica.current import current
 from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure
+from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
 from aiodist.replica.worker import DeviceWorker
 from aiodist.vocabulary.errors import CollectiveError
@@ -102,6 +103,7 @@ class _Run:
         observer = who_listens()
         if observer is not None:
             engine.handle = engine.observed_handle
+            engine.races = RaceWatch()
         group.attach(engine, get_ident())
         if observer is not None:
             group.observer = observer
