@@ -37,6 +37,7 @@ from aiodist.checking.course import Course
 from aiodist.checking.outside import let_threads_finish
 from aiodist.checking.schedule import ASIDE
 from aiodist.checking.selector import ControlledSelector
+from aiodist.vocabulary.errors import CollectiveError
 
 _PATIENCE = 200
 """For how many turns a task stays aside at most while others, which may be waiting for it in a loop, go on."""
@@ -154,6 +155,11 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             super().call_soon(self._turn)
             self._turn_is_due = True
         return True
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Log an exception that nobody took, but for the verdict on replicas: it is told by whoever runs the loop."""
+        if not isinstance(context.get("exception"), CollectiveError):
+            super().default_exception_handler(context)
 
     # Order.
 
