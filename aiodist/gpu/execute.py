@@ -7,7 +7,8 @@ So a replica's next kernel sees the result, and may write to what it brought, wi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,7 +86,7 @@ class Executor:
         """
         driver, streams = self.driver, list(streams)
         devices = sorted({place.device for batch in batches for job in batch.jobs for place in job.inputs})
-        with driver.using():
+        with driver.using(), self._settled_on_error(devices):
             ready = [driver.record(stream) for stream in streams]
             for device in devices:
                 for event in ready:
@@ -98,6 +99,16 @@ class Executor:
                 for event in done:
                     driver.wait(stream, event)
         return Completion(driver, done, keeps)
+
+    @contextmanager
+    def _settled_on_error(self, devices: Sequence[int]) -> Iterator[None]:
+        """Wait for what was enqueued before an error, as nobody will keep its memory afterwards."""
+        try:
+            yield
+        except BaseException:
+            for device in devices:
+                self.driver.wait_for(self.driver.record(self.driver.stream(device)))
+            raise
 
     def _allocate(self, keeps: list[Any]) -> Callable[[int, int], int]:
         def allocate(device: int, nbytes: int) -> int:

@@ -123,9 +123,10 @@ def _dtype(torch_name: str) -> DType:
     name = torch_name.removeprefix("torch.")
     if name == "bfloat16":
         try:
-            return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+            found: DType = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
         except ImportError:
             raise ImportError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from None
+        return found
     try:
         return np.dtype(name)
     except TypeError:
@@ -140,12 +141,17 @@ TYPES: dict[str, DeviceType] = {
 """By the package that an array's class comes from."""
 
 
-def type_of(leaf: Any) -> DeviceType:
-    """Return whose array it is, of one in GPU memory.
+_CUDA = 2  # DLPack's DLDeviceType
+
+
+def type_of(leaf: Any) -> DeviceType | None:
+    """Return whose array it is; None if it is none in GPU memory.
 
     Raises:
         TypeError: aiodist does not know how to make arrays of its kind.
     """
+    if not _is_on_gpu(leaf):
+        return None
     packages = [base.__module__.partition(".")[0] for base in type(leaf).__mro__]
     found = next((TYPES[package] for package in packages if package in TYPES), None)
     if found is None:
@@ -154,3 +160,14 @@ def type_of(leaf: Any) -> DeviceType:
             "without a copy, e.g. torch.from_dlpack(value)"
         )
     return found
+
+
+def _is_on_gpu(leaf: Any) -> bool:
+    try:
+        tell = leaf.__dlpack_device__
+    except AttributeError:
+        return hasattr(leaf, "__cuda_array_interface__")
+    try:
+        return int(tell()[0]) == _CUDA
+    except ValueError:  # PyTorch's "meta" tensors, which have no memory
+        return False

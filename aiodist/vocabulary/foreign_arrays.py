@@ -6,7 +6,7 @@ host NumPy looks at its memory without a copy, and the framework at a result's, 
 NumPy can share one result with all replicas, because it can be made read-only. Nothing makes a PyTorch tensor so:
 each replica gets memory of its own, all but one of them copies. JAX arrays cannot be changed, and are shared.
 
-Arrays in a GPU's memory are another room's: `device_arrays`.
+A kind of device is a class with the methods of `HostType`, found by DLPack's number for it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,6 @@ from types import ModuleType
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-
-from aiodist.vocabulary import device_arrays
-from aiodist.vocabulary.device_arrays import DeviceType
 
 Array = np.ndarray[Any, Any]
 
@@ -81,31 +78,29 @@ class HostType:
 
 ForeignType: TypeAlias = HostType
 
-_CPU, _CUDA = 1, 2  # DLPack's DLDeviceType
+_TYPES: dict[int, type[ForeignType]] = {1: HostType}  # by DLPack's DLDeviceType
 
 
-def type_of(leaf: Any) -> ForeignType | DeviceType | None:
+def type_of(leaf: Any) -> ForeignType | None:
     """Return whose array it is; None if it is no foreign array.
 
     Raises:
         TypeError: it is one on a device that is not known here.
     """
     if not is_foreign(leaf):
-        return device_arrays.type_of(leaf) if hasattr(leaf, "__cuda_array_interface__") else None
+        return None
     kind: Any = type(leaf)
     framework: ModuleType = _framework(kind) or leaf.__array_namespace__()
     try:
         device = int(leaf.__dlpack_device__()[0])
     except ValueError as error:  # PyTorch's "meta" tensors, which have no memory
         raise TypeError(f"expected an array in memory, got a {_class(leaf)}: {error}") from error
-    if device == _CUDA:
-        return device_arrays.type_of(leaf)
-    if device != _CPU:
+    if device not in _TYPES:
         raise TypeError(
-            f"expected an array in host or GPU memory, got a {_class(leaf)} on device type {device} of DLPack; copy it to "
+            f"expected an array in host memory, got a {_class(leaf)} on device type {device} of DLPack; copy it to "
             "the host first"
         )
-    return HostType(framework)
+    return _TYPES[device](framework)
 
 
 def is_foreign(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import threading
 import weakref
 from collections import defaultdict, deque
 from contextlib import contextmanager
@@ -66,14 +67,19 @@ class FakeDriver:
         self.loaded: set[tuple[int, Form]] = set()
         self.entered = 0
         self.host_waits = 0
+        self.waited_for = threading.Event()
+        self.eager = False
+        self.gate: threading.Event | None = None
+        self.lock = threading.RLock()
 
     # What aiodist asks of a driver.
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        self.entered += 1
-        yield
-        self.entered -= 1
+        with self.lock:
+            self.entered += 1
+            yield
+            self.entered -= 1
 
     def stream(self, device: int) -> Any:
         return ("own", device)
@@ -102,10 +108,15 @@ class FakeDriver:
         self.queues[stream].append(lambda: event.done)
 
     def is_done(self, event: FakeEvent) -> bool:
+        if self.eager:
+            self.drain()
         return event.done
 
     def wait_for(self, event: FakeEvent) -> None:
         self.host_waits += 1
+        self.waited_for.set()
+        if self.gate is not None:
+            assert self.gate.wait(30)
         while not event.done:
             self.step()
 
@@ -150,6 +161,10 @@ class FakeDriver:
 
     def step(self) -> bool:
         """Let one stream go on by one piece of work; return whether one could."""
+        with self.lock:
+            return self._step()
+
+    def _step(self) -> bool:
         streams = [stream for stream, queue in self.queues.items() if queue]
         self.random.shuffle(streams)
         for stream in streams:
