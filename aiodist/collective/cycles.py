@@ -23,9 +23,11 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiodist.collective import verdict
+from aiodist.collective import historian
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
+from aiodist.collective.joining import number_of_join
+from aiodist.collective.member import JOIN
 from aiodist.collective.wording import ids, place
 from aiodist.vocabulary.errors import CollectiveMismatchError
 from aiodist.vocabulary.reports import CollectiveReport, Reason
@@ -65,26 +67,29 @@ class CycleWatch:
 
     def __init__(self, root: SyncGroup) -> None:
         self._root = root
+        self._awaited: set[Rendezvous] = set()  # since the last look
         self._stirred = 0
         self._under_way = False
         self._not_before = 0.0
         self._again: float | None = None
 
-    def stir(self) -> None:
+    def stir(self, meeting: Rendezvous) -> None:
         """Look soon: somebody has begun to wait."""
+        self._awaited.add(meeting)
         self._stirred += 1
         if not self._under_way:
             self._under_way = True
             self._root.engine.call_plainly(self._when_quiet, self._stirred)
 
     def _when_quiet(self, stirred: int) -> None:
-        if self._root.closed:
-            return
-        if stirred != self._stirred:
+        self._awaited = {meeting for meeting in self._awaited if meeting.missing}
+        self._under_way = bool(self._awaited) and not self._root.closed
+        if self._under_way and stirred != self._stirred:
             self._root.engine.call_plainly(self._when_quiet, self._stirred)
-            return
-        self._under_way = False
-        self._look()
+        elif self._under_way:
+            self._under_way = False
+            self._awaited.clear()
+            self._look()
 
     def ring(self, now: float) -> None:
         """Look again, where the last look left it open."""
@@ -163,10 +168,11 @@ def _cycle(waits: Waits, among: set[int]) -> list[tuple[int, Awaiting]]:
 
 def _error(root: SyncGroup, waits: Waits, certain: set[int]) -> CollectiveMismatchError:
     cycle = _cycle(waits, certain)
-    number = cycle[0][1].meeting.number
+    first = cycle[0][1]
+    number = min(first.meeting.number, number_of_join(first.group))
     on_it = dict(cycle)
     replicas = tuple(
-        verdict.report_on(*_seen(root, waits, member.replica_id, on_it.get(member.replica_id)))
+        historian.report_on(*_seen(root, waits, member.replica_id, on_it.get(member.replica_id)))
         for member in root.members
     )
     suspects = tuple(sorted(on_it))
@@ -204,5 +210,6 @@ def _text(cycle: Sequence[tuple[int, Awaiting]]) -> str:
 def _step(replica_id: int, awaiting: Awaiting) -> str:
     call = awaiting.meeting.call_of(replica_id)
     group = awaiting.group.label
-    where = f"#{awaiting.meeting.number} of {group}" if group is not None else f"#{awaiting.meeting.number} of the run"
+    number = f"#{awaiting.meeting.number} " if awaiting.meeting.number < JOIN else ""
+    where = f"{number}of {group if group is not None else 'the run'}"
     return f"replica {replica_id} waits in {call_text(call[0])} {where} ({place(location(*call[1:]))})"

@@ -8,7 +8,7 @@ leaves that are no device arrays are reduced on the host meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiodist_kernels as kernels
@@ -25,14 +25,14 @@ from aiodist_kernels import Accumulate
 from aiodist_kernels.rules import Rule, rule_for
 
 
-def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate, devices: Sequence[str]) -> Work:
+def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate, devices: Mapping[int, str]) -> Work:
     """Return the work that makes each replica's result, by its position in the group.
 
     Args:
         signature: what the replicas asked for, with device arrays among the leaves.
         values: what they brought.
         accumulate: the accumulator.
-        devices: the replicas' devices.
+        devices: the replicas' devices, by the positions of those that take part.
 
     Raises:
         ImportError: what compiles or launches kernels is not installed.
@@ -52,17 +52,18 @@ class _Reduction:
         columns: Sequence[tuple[Any, ...]],
         marks: Sequence[LeafMark],
         accumulate: Accumulate,
-        devices: Sequence[str],
+        devices: Mapping[int, str],
         *,
         single: bool,
     ) -> None:
         self._op = signature[OP]
         self._columns = columns
         self._marks = marks
-        self._accumulate = accumulate
+        self._accumulate: Accumulate = accumulate
         self._single = single
+        self._positions = list(devices)
         self._executor: Executor = process.executor()
-        self._own = {name: gpus.logical.ordinal(name) for name in devices if name.startswith("GPU:")}
+        self._own = {name: gpus.logical.ordinal(name) for name in devices.values() if name.startswith("GPU:")}
         self._foreign: set[tuple[int, int]] = set()
         self._results: dict[int, list[Any]] = {}
         self._keeps: list[Any] = list(columns)
@@ -122,7 +123,7 @@ class _Reduction:
         count = len(self._columns[0])
         by_leaf = [self._results.get(place) or self._on_host(place, count) for place in range(len(self._columns))]
         rows = zip(*by_leaf, strict=True)
-        return {position: row[0] if self._single else list(row) for position, row in enumerate(rows)}
+        return {i: row[0] if self._single else list(row) for i, row in zip(self._positions, rows, strict=True)}
 
     def _on_host(self, place: int, count: int) -> list[Any]:
         mark = self._marks[place]

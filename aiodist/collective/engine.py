@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
@@ -61,6 +61,10 @@ class Engine(Protocol):
 
     def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
         """Let worker threads make a result; then call ``done``, in the loop, with it or with what went wrong."""
+
+    def waits(self, replicas: Collection[int]) -> Mapping[int, str]:
+        """Say what these replicas of the run wait for, as far as it can be seen; by replica id."""
+        ...
 
     def cancel(self) -> None:
         """Cancel every replica."""

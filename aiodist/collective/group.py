@@ -6,9 +6,9 @@ is taken for the truth.
 
 **Trouble.** An arrival that differs, a replica that ended without a collective that others wait in, and one that was
 cancelled out of one, put the group in trouble at that number. From then on no meeting at or behind that number
-completes. The replicas that have not yet shown what they do (`Member.has_settled`) are let run until each has, or until
-a tenth of a second goes by in which none of them does; then `verdict.judge` looks at what all of them did, so that the
-verdict does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
+completes. Replicas that can still make a call (`Member.has_settled`) are let run until none can, or until a tenth of
+a second goes by in which none of them settles; then `verdict.judge` looks at what all of them did, so that the verdict
+does not depend on who came first. It is set as the error of every open meeting, and the group is closed.
 
 **Failure.** A replica's own exception closes the group at once: it is the cause, and what the others then run into is
 an echo.
@@ -29,7 +29,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from aiodist.collective import sameness, verdict
+from aiodist.collective import joining, sameness, verdict
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
@@ -66,6 +66,7 @@ class SyncGroup:
     """
 
     serial = 0
+    unmet: tuple[Rendezvous, ...] = ()  # meetings that a verdict, or a replica's failure, ended
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = len(devices)
@@ -93,10 +94,8 @@ class SyncGroup:
 
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
-        self.engine = engine
-        self._handle = engine.handle
-        self._clock = engine.clock
-        self.thread = thread
+        self.engine, self.thread = engine, thread
+        self._handle, self._clock = engine.handle, engine.clock
 
     @property
     def label(self) -> str | None:
@@ -169,7 +168,7 @@ class SyncGroup:
             if self.options.timeout_seconds is not None:
                 self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
-            self._set_trouble(number)
+            joining.begin_without(self, meeting)
         return meeting
 
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
@@ -189,7 +188,7 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        if signature[KIND].combine is None:
+        if signature[KIND].combine is None and meeting.absent is None:
             self.engine.start_merge(self, meeting)
             return
         try:
@@ -278,7 +277,7 @@ class SyncGroup:
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)
-        self._consider(member)
+        self.consider(member)
 
     def abandon(self, member: Member, meeting: Rendezvous) -> None:
         """Note that a replica was cancelled out of the await of a meeting."""
@@ -286,7 +285,7 @@ class SyncGroup:
             return
         member.abandon(meeting.number)
         self._set_trouble(meeting.number)
-        self._consider(member)
+        self.consider(member)
 
     def end(self, member: Member, state: ReplicaState, error: BaseException | None = None) -> None:
         """Note that a replica's function has ended, how, and with what failure of its own: in all groups of the run."""
@@ -305,12 +304,12 @@ class SyncGroup:
         unmet = [number for number in self.open if number >= member.sequence]
         if unmet:
             self._set_trouble(min(unmet))
-        if self.trouble is not None:
-            self._consider(member)
+        self.consider(member)
 
-    def _consider(self, member: Member) -> None:
+    def consider(self, member: Member) -> None:
         """Look whether the trouble can be judged, now that this member has done something."""
-        assert self.trouble is not None
+        if self.trouble is None or self.closed:
+            return
         if self._unsettled is None:
             self._unsettled = {m.position for m in self.members if not m.has_settled(self.trouble)}
         elif member.has_settled(self.trouble):
@@ -369,6 +368,7 @@ class SyncGroup:
         meeting.fail(error)
         self._complete(meeting)
         meeting.released = True
+        self.unmet += (meeting,)
         self.engine.wake_failed(meeting.waiters)
 
     def _set_alarm(self, at: float) -> None:

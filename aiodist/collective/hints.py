@@ -1,46 +1,63 @@
-"""Hints: what usually causes a disagreement, what to do about it, and the branch that was taken, if it shows."""
+"""Hints: what usually causes a disagreement, and what to do about it. Only what fits what was found."""
 
 from __future__ import annotations
 
-import ast
-import linecache
-from collections.abc import Sequence
-from pathlib import Path
+import numpy as np
 
-from aiodist.vocabulary.reports import Location, Reason, ReplicaReport, ReplicaState
+from aiodist.collective import signature as sig
+from aiodist.collective.findings import Findings
+from aiodist.collective.signature import Signature
+from aiodist.vocabulary.reports import Parting, Reason
 
-_BRANCHES = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.Try, ast.Match, ast.IfExp)
-
-
-def hints(reason: Reason, replicas: Sequence[ReplicaReport], suspects: Sequence[int]) -> list[str]:
-    """Return the last lines of an account: the branch where replicas parted, and what to do."""
-    if reason is Reason.TIMEOUT and all(replica.call is not None for replica in replicas):
-        return ["The merge function runs in a task of its own: look at what it awaits."]
-    if reason in _NOT_A_BRANCH:
-        return _ADVICE[reason]
-    parted = _branch(replicas, suspects)
-    if parted is not None and reason is Reason.CALL_SITE:
-        return [parted, *_ADVICE[reason]]
-    if parted is not None:
-        return [
-            f"{parted} A condition on a replica's own data is the usual cause:",
-            "  reduce the condition first, e.g.  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
-        ]
-    return _ADVICE.get(reason, [])
+_BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
 
 
+def hints(findings: Findings) -> list[str]:
+    """Return the last lines of an account."""
+    parting = findings.divergence.parting if findings.divergence is not None else None
+    if _of_its_own(findings):
+        return _of_its_own(findings)
+    if parting is Parting.LEFT_LOOP:
+        return _UNEVEN
+    if parting is Parting.SWAPPED:
+        return _SWAPPED
+    if parting is not None and findings.reason in _BRANCHED:
+        return _CONDITION
+    if parting in (Parting.SKIPPED, Parting.ADDED) and findings.reason is Reason.CALL_SITE:
+        return [*_CONDITION, *_NAME]
+    found = _BY_REASON.get(findings.reason)
+    return found(findings) if found is not None else _ADVICE.get(findings.reason, [])
+
+
+def _of_its_own(findings: Findings) -> list[str]:
+    """Return what is to be said of joins and of the creation of groups alone."""
+    if findings.joining and findings.reason is Reason.EXITED:
+        return ["Where one replica joins, all must: await ctx.join() behind the loop, on every way out of it."]
+    if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
+        return ["Every member must make the group at the same place; where the places are to meet, give it a name."]
+    return []
+
+
+_UNEVEN = [
+    "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
+    "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
+    "One that has run out of data can stand by instead: await ctx.join().",
+]
+_SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
+_CONDITION = [
+    "A condition on a replica's own data is the usual cause: reduce the condition first, e.g.",
+    "  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
+]
+_NAME = ["If the places are meant to meet, give both calls the same name=."]
 _ADVICE = {
-    Reason.KIND: ["Every replica must issue the same collectives in the same order."],
+    Reason.KIND: [
+        "Every replica must issue the same collectives in the same order. Does one of these calls stand under a",
+        "condition that depends on the replica?",
+    ],
     Reason.NAME: ["The names differ: calls that are meant to be one collective have the same name."],
-    Reason.REDUCE_OP: ["The reduce op must be the same on every replica. If it is a variable, print it."],
-    Reason.AXIS: ["The axis must be the same on every replica. Was the replica id passed?"],
-    Reason.SOURCE: ["The source must be the same on every replica: the id of the one that has the value."],
     Reason.MERGE_FN: [
         "The merge function must be the same on every replica; it runs once. Pass what differs as an argument."
     ],
-    Reason.STRUCTURE: ["Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."],
-    Reason.SHAPE: ["Nothing is broadcast across replicas. Was it a last, smaller batch?"],
-    Reason.DTYPE: ["Values are never cast across replicas. NumPy makes float64 by default."],
     Reason.DEVICE: ["Every replica must pass the same type of array or number."],
     Reason.CALL_SITE: [
         "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or iterate",
@@ -54,59 +71,70 @@ _ADVICE = {
         "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",
         "whole run, or set CommunicationOptions(timeout_seconds=...).",
     ],
-    Reason.TIMEOUT: ["The places where the missing replicas are now are in report.replicas[i].stack."],
 }
-_NOT_A_BRANCH = (Reason.EXITED, Reason.ABANDONED, Reason.TIMEOUT)
 
 
-def _branch(replicas: Sequence[ReplicaReport], suspects: Sequence[int]) -> str | None:
-    """Say where the first suspect left the others: the branch around its call that is not around theirs."""
-    odd = next((r for r in replicas if r.replica_id in suspects and r.location is not None), None)
-    others = [r.location for r in replicas if r.replica_id not in suspects and r.location is not None]
-    if odd is None or odd.location is None or not others or odd.state is not ReplicaState.WAITING:
-        return None
-    found = branch(odd.location, others[0])
-    if found is None:
-        return None
-    line, taken = found
-    verb = "took" if taken else "did not take"
-    return f"Replica {odd.replica_id} {verb} the branch at {Path(odd.location.file).name}:{line}."
+def _reduce_op(findings: Findings) -> list[str]:
+    same_line = len({r.location for r in findings.replicas if r.location is not None}) == 1
+    which = " It is the same line everywhere, so the op is a variable: print it." if same_line else ""
+    return [f"The reduce op must be the same on every replica.{which}"]
 
 
-def branch(odd: Location, other: Location) -> tuple[int, bool] | None:
-    """Return the branch that parts two calls of a function: its line, and whether the odd one is in it.
+def _axis(findings: Findings) -> list[str]:
+    return [f"The axis must be the same value everywhere.{_was_it_the_id(findings)}"]
 
-    It is the first that does, and of those inside it that part them in the same way the innermost.
-    """
-    if odd.file != other.file or odd.function != other.function or odd.line == other.line:
-        return None
-    try:
-        tree = ast.parse("".join(linecache.getlines(odd.file)))
-    except (SyntaxError, ValueError):
-        return None
-    parting = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, _BRANCHES) and _arm(node, odd.line) != _arm(node, other.line)
+
+def _source(findings: Findings) -> list[str]:
+    return [
+        f"The source must be the same value everywhere, the id of the one that has the value.{_was_it_the_id(findings)}"
     ]
-    if not parting:
-        return None
-    first = min(parting, key=lambda node: node.lineno)
-    taken = _arm(first, odd.line) is not None
-    inside = [n.lineno for n in parting if n.lineno <= _end(first) and (_arm(n, odd.line) is not None) is taken]
-    return max(inside), taken
 
 
-def _end(node: ast.stmt | ast.expr) -> int:
-    return node.end_lineno or node.lineno
+def _was_it_the_id(findings: Findings) -> str:
+    by_replica = [(members, signature[sig.DETAIL]) for members, signature in findings.camps]
+    passed = all(len(members) == 1 and detail == members[0] for members, detail in by_replica)
+    return " The replica's id was passed." if passed else " Was the replica's id passed?"
 
 
-def _arm(node: ast.AST, line: int) -> str | None:
-    """Return in which arm of a branch a line stands: ``body``, ``orelse``, a handler or a case; None outside."""
-    for name, value in ast.iter_fields(node):
-        children = value if isinstance(value, list) else [value]
-        for index, child in enumerate(children):
-            first, last = getattr(child, "lineno", None), getattr(child, "end_lineno", None)
-            if first is not None and last is not None and first <= line <= last:
-                return f"{name}{index}" if name in ("handlers", "cases") else name
-    return None
+def _structure(findings: Findings) -> list[str]:
+    if findings.camps[0][1][sig.SHAPES] is None:
+        return ["Every replica must pass the merge function arguments of the same structure."]
+    return ["Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."]
+
+
+def _shape(findings: Findings) -> list[str]:
+    (_, usual), (_, odd) = findings.camps[0], findings.camps[1]
+    batch = " Was it a last, smaller batch? Drop it, or pad it." if _only_axis_0(usual, odd) else ""
+    return [f"Nothing is broadcast across replicas.{batch}"]
+
+
+def _only_axis_0(a: Signature, b: Signature) -> bool:
+    pairs = zip(sig.leaf_fields(a), sig.leaf_fields(b), strict=False)
+    differing = [(x[0], y[0]) for x, y in pairs if x[0] != y[0]]
+    return all(len(x) == len(y) and len(x) > 0 and x[1:] == y[1:] for x, y in differing)
+
+
+def _dtype(findings: Findings) -> list[str]:
+    dtypes = {dtype for _, signature in findings.camps for _, dtype, _ in sig.leaf_fields(signature)}
+    numpy = " NumPy makes float64 by default." if np.dtype(np.float64) in dtypes else ""
+    return [f"Values are never cast across replicas.{numpy}"]
+
+
+def _timeout(findings: Findings) -> list[str]:
+    if all(replica.call is not None for replica in findings.replicas):
+        return ["The merge function runs in a task of its own: look at what it awaits."]
+    waits = " ".join(replica.waits_for or "" for replica in findings.replicas)
+    if "Lock" in waits or "Semaphore" in waits:
+        return ["A lock that is held across a collective keeps the others from coming to it: release it before."]
+    return ["The places where the missing replicas are now are in report.replicas[i].stack."]
+
+
+_BY_REASON = {
+    Reason.REDUCE_OP: _reduce_op,
+    Reason.AXIS: _axis,
+    Reason.SOURCE: _source,
+    Reason.STRUCTURE: _structure,
+    Reason.SHAPE: _shape,
+    Reason.DTYPE: _dtype,
+    Reason.TIMEOUT: _timeout,
+}

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from aiodist.vocabulary.reports import Location, ReplicaState
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
+
+
+JOIN: Final = 1 << 60
+"""The number of a join while it is open; see `joining`."""
+
+
+class Ending:
+    """How a replica's function returned: with what, and at which instruction, where that is known."""
+
+    __slots__ = ("code", "offset", "value")
+
+    def __init__(self, value: Any, frame: FrameType | None) -> None:
+        self.value = value
+        self.code = None if frame is None else frame.f_code
+        self.offset = 0 if frame is None else frame.f_lasti
 
 
 class Member:
@@ -22,6 +38,8 @@ class Member:
         group: its sync group.
         sequence: the number of its next collective, so also how many it has issued.
         end: how its function ended; None while it runs.
+        ending: with what and where it returned; None unless it has.
+        joined_at: the number of the first collective that it has not made because it has joined; None while it has not.
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
         abandoned_at: ``sequence`` at the moment of that cancellation.
         told: the error that ended the group has been raised in it.
@@ -35,7 +53,9 @@ class Member:
         "abandoned_at",
         "device",
         "end",
+        "ending",
         "group",
+        "joined_at",
         "parts",
         "position",
         "replica_id",
@@ -51,6 +71,8 @@ class Member:
         self.group = group
         self.sequence = 0
         self.end: ReplicaState | None = None
+        self.ending: Ending | None = None
+        self.joined_at: int | None = None
         self.abandoned: int | None = None
         self.abandoned_at = 0
         self.told = False
@@ -66,11 +88,19 @@ class Member:
         """Whether it has issued that collective and was not cancelled out of it."""
         return self.sequence > number and self.abandoned != number
 
-    def has_settled(self, number: int) -> bool:
-        """Whether nothing more need be awaited from it to judge that collective: it is there, or has ended.
+    def stands_aside(self, number: int) -> bool:
+        """Whether it has not made that collective itself, because it has joined."""
+        return self.joined_at is not None and self.joined_at <= number < JOIN
 
-        After a cancellation it has settled when it shows what it does next.
+    def has_settled(self, number: int) -> bool:
+        """Whether nothing more need be awaited from it to judge that collective.
+
+        It has ended, or it waits in that one or one behind it, and so can make no further call. After a cancellation
+        it has settled when it shows what it does next.
         """
         if self.end is not None:
             return True
-        return self.sequence > number and (self.abandoned is None or self.sequence > self.abandoned_at)
+        if self.abandoned is not None:
+            return self.sequence > number and self.sequence > self.abandoned_at
+        waits = self.group.open.items()
+        return any(n >= number and meeting.waiters[self.position] is not None for n, meeting in waits)

@@ -11,10 +11,21 @@ from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.reduction import in_native_order
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature, has_device_arrays, has_foreign
+from aiodist.collective.signature import (
+    DETAIL,
+    KIND,
+    SHAPES,
+    STRUCTURE,
+    TYPES,
+    Signature,
+    has_device_arrays,
+    has_foreign,
+)
+from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
+from aiodist.vocabulary.reports import Reason
 
 if TYPE_CHECKING:
     from aiodist.collective.member import Member
@@ -28,6 +39,7 @@ class Rendezvous:
 
     Attributes:
         number: k, the sequence number.
+        size: how many replicas the group has.
         signature, code, offset: what the first arrival asked, and from where.
         others: by id in the run, signature, code and offset of arrivals that are not literally the first one's.
         values: by position in the group, what each brought: a leaf, or a list of them; emptied on completion.
@@ -42,6 +54,7 @@ class Rendezvous:
         under_way: worker threads make the result, from what all have brought.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
+        absent: the positions of replicas that take part with nothing, for they have joined.
         outs: by position, the buffers that it wants the result in.
         waiters: who waits, by position, and behind them the second and further tasks of replicas.
     """
@@ -56,6 +69,7 @@ class Rendezvous:
     deadline: float | None = None
     others: dict[int, tuple[Signature, CodeType, int]] | None = None
     outs: dict[int, OutBuffers] | None = None
+    absent: tuple[int, ...] | None = None
 
     def __init__(
         self, number: int, signature: Signature, code: CodeType, offset: int, size: int, started: float
@@ -64,7 +78,7 @@ class Rendezvous:
         self.signature = signature
         self.code = code
         self.offset = offset
-        self.missing = size
+        self.missing = self.size = size
         self.started = started
         self.values: list[Any] = [None] * size
         self.waiters: list[Any] = [None] * size
@@ -124,11 +138,13 @@ class Rendezvous:
             members: the replicas.
         """
         signature = self.signature
+        if self.absent is not None:
+            self.values = self._without(self.absent)
         if self.others is not None:  # which may differ from the first arrival in byte order
             self.values = list(map(in_native_order, self.values))
         if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
             self.by_replica = True
-            devices = [member.device for member in members]
+            devices = {i: members[i].device for i in range(self.size) if i not in (self.absent or ())}
             return device_reduction.all_reduce(signature, self.values, self.options.accumulate, devices)
         if self.outs is None:
             result = signature[KIND].combine(signature, self.values, self.options)
@@ -140,6 +156,25 @@ class Rendezvous:
         self.take(self._handed_out(result) if foreign else result)
         return None
 
+    def _without(self, absent: tuple[int, ...]) -> list[Any]:
+        """Return what the replicas have brought that have not joined, in replica order.
+
+        Raises:
+            ValueError: it takes a value of one that has.
+        """
+        kind, source = self.signature[KIND], self.signature[DETAIL]
+        needed = not kind.shared or (kind.detail is Reason.SOURCE and source in absent)
+        if needed:
+            which = "a value of every replica" if not kind.shared else f"replica {source}'s value"
+            has = "has" if len(absent) == 1 else "have"
+            raise ValueError(
+                f"{kind.name} needs {which}, and {ids(absent)} {has} joined; make it before the first joins, or after "
+                "the last has"
+            )
+        if kind.detail is Reason.SOURCE:
+            return self.values
+        return [value for position, value in enumerate(self.values) if position not in absent]
+
     def take(self, result: Any) -> None:
         """Keep a result."""
         self.result = result
@@ -149,6 +184,7 @@ class Rendezvous:
 
     def _handed_out(self, result: Any) -> Any:
         """Turn a result's arrays, where replicas brought another framework's, into that framework's again."""
-        takers = [i for i in range(len(self.values)) if self.outs is None or i not in self.outs]
+        none = {*(self.absent or ()), *(self.outs or ())}
+        takers = [i for i in range(self.size) if i not in none]
         self.by_replica = True
         return hand_out(self.signature, result, takers)

@@ -8,44 +8,32 @@ are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from types import CodeType
 from typing import TYPE_CHECKING
 
-from aiodist.collective import account
+from aiodist.collective import account, hints
 from aiodist.collective.callsite import location, place
+from aiodist.collective.camps import Camp, camps_of, past_of, sides_of
 from aiodist.collective.describe import call_text
-from aiodist.collective.member import Member
+from aiodist.collective.findings import Findings
+from aiodist.collective.historian import by_id, replica_reports
+from aiodist.collective.joining import number_of_join
+from aiodist.collective.member import JOIN, Member
+from aiodist.collective.parting import parting
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.sameness import Call, difference, fingerprint
-from aiodist.collective.signature import Signature
+from aiodist.collective.sameness import difference
+from aiodist.vocabulary import reports
 from aiodist.vocabulary.errors import (
     CollectiveError,
     CollectiveMismatchError,
     CollectiveTimeoutError,
     IncompleteCollectiveError,
 )
-from aiodist.vocabulary.reports import (
-    CallRecord,
-    CollectiveReport,
-    Location,
-    Reason,
-    ReplicaReport,
-    ReplicaState,
-)
+from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
 _REASONS = list(Reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Camp:
-    """Replicas whose calls are the same collective, and the call of the first of them."""
-
-    call: Call
-    members: list[int]
 
 
 def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveError:
@@ -56,24 +44,47 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         overdue: the meeting whose time is up, when that is what is wrong.
     """
     meeting = overdue or _first_in_trouble(group)
-    camps = _camps(group, meeting)
-    missing = [m for m in _by_id(group) if not m.arrived_at(meeting.number)]
+    camps = camps_of(group, meeting)
+    missing = [m for m in by_id(group) if not m.arrived_at(meeting.number)]
     reason = _reason(group, camps, missing, meeting)
-    findings = account.Findings(
+    replicas = replica_reports(group, meeting, look=reason in (Reason.TIMEOUT, Reason.ABANDONED))
+    sides = sides_of(group, meeting, camps, missing, replicas)
+    findings = Findings(
         reason=reason,
-        sequence_number=meeting.number,
-        replicas=_replicas(group, meeting),
+        sequence_number=meeting.number if meeting.number < JOIN else number_of_join(group),
+        replicas=replicas,
         suspects=_suspects(group, camps, missing, reason, meeting),
         camps=[(camp.members, camp.call[0]) for camp in camps],
         columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
         group=group.label,
+        joining=meeting.number >= JOIN,
+        sides=sides,
+        divergence=parting(past_of(group, meeting), *sides) if sides is not None else None,
         timeout_seconds=0.0 if meeting.deadline is None else meeting.deadline - meeting.started,
     )
-    report = CollectiveReport(
-        findings.reason, findings.sequence_number, findings.replicas, findings.suspects, account.write(findings)
+    return _error_class(reason)(_report(findings, camps))
+
+
+def _report(findings: Findings, camps: Sequence[Camp]) -> CollectiveReport:
+    return CollectiveReport(
+        reason=findings.reason,
+        sequence_number=findings.sequence_number,
+        replicas=findings.replicas,
+        suspects=findings.suspects,
+        text=account.write(findings),
+        group=findings.group,
+        camps=tuple(
+            reports.Camp(tuple(camp.members), call_text(camp.call[0]), location(*camp.call[1:])) for camp in camps
+        ),
+        divergence=findings.divergence,
+        advice=tuple(hints.hints(findings)),
     )
-    return _error_class(reason)(report)
+
+
+def snapshot(group: SyncGroup) -> tuple[ReplicaReport, ...]:
+    """Return what every replica does at this moment, and what it waits for."""
+    return replica_reports(group, None, look=True)
 
 
 def _first_in_trouble(group: SyncGroup) -> Rendezvous:
@@ -88,22 +99,9 @@ def _first_in_trouble(group: SyncGroup) -> Rendezvous:
         gone = any((m.end is not None and m.sequence <= number) or m.abandoned == number for m in group.members)
         if gone and (number >= 0 or max(group.open) < 0):
             return meeting
-        if len(_camps(group, meeting)) > 1:
+        if len(camps_of(group, meeting)) > 1:
             return meeting
     return group.open[min(group.open)]
-
-
-def _camps(group: SyncGroup, meeting: Rendezvous) -> list[Camp]:
-    """Return who has arrived at a meeting, by what their calls mean; the largest camp first."""
-    camps: dict[object, Camp] = {}
-    first = fingerprint(group.order_check, meeting.call)
-    others = meeting.others or {}
-    for member in _by_id(group):
-        if member.arrived_at(meeting.number):
-            call = meeting.call_of(member.replica_id)
-            key = fingerprint(group.order_check, call) if member.replica_id in others else first
-            camps.setdefault(key, Camp(call, [])).members.append(member.replica_id)
-    return sorted(camps.values(), key=lambda camp: (-len(camp.members), camp.members[0]))
 
 
 def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meeting: Rendezvous) -> Reason:
@@ -120,7 +118,7 @@ def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meet
 def _suspects(
     group: SyncGroup, camps: list[Camp], missing: Sequence[Member], reason: Reason, meeting: Rendezvous
 ) -> tuple[int, ...]:
-    everyone = tuple(member.replica_id for member in _by_id(group))
+    everyone = tuple(m.replica_id for m in by_id(group) if not m.stands_aside(meeting.number))
     if reason is Reason.TIMEOUT:
         return tuple(member.replica_id for member in missing) or (0,)  # all are there: replica 0's merge_fn hangs
     gone = [m.replica_id for m in missing if m.end is not None or m.abandoned == meeting.number]
@@ -138,103 +136,3 @@ def _error_class(reason: Reason) -> type[CollectiveError]:
     if reason in (Reason.EXITED, Reason.ABANDONED):
         return IncompleteCollectiveError
     return CollectiveTimeoutError if reason is Reason.TIMEOUT else CollectiveMismatchError
-
-
-def snapshot(group: SyncGroup) -> tuple[ReplicaReport, ...]:
-    """Return what every replica does at this moment."""
-    return _replicas(group, None)
-
-
-def _replicas(group: SyncGroup, meeting: Rendezvous | None) -> tuple[ReplicaReport, ...]:
-    historian = _Historian(group)
-    return tuple(_replica(group, member, meeting, historian) for member in _by_id(group))
-
-
-def report_on(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> ReplicaReport:
-    """Return the report on a replica, as that group sees it.
-
-    Args:
-        group: the group.
-        member: the replica in it.
-        meeting: what it waits in; None where it waits in nothing, or in no collective that is known.
-    """
-    return _replica(group, member, meeting, _Historian(group))
-
-
-def _by_id(group: SyncGroup) -> list[Member]:
-    """Return the members in the order of their ids, which is not that of their positions in every group."""
-    return sorted(group.members, key=lambda member: member.replica_id)
-
-
-def _replica(group: SyncGroup, member: Member, meeting: Rendezvous | None, historian: _Historian) -> ReplicaReport:
-    waits_in = _waits_in(group, member, meeting)
-    record = historian.record(waits_in.number, waits_in.call_of(member.replica_id)) if waits_in else None
-    waits = record is not None and record.sequence_number >= 0
-    state = member.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
-    return ReplicaReport(
-        replica_id=member.replica_id,
-        device=member.device,
-        state=state,
-        call=record.call if record else None,
-        location=record.location if record else None,
-        history=historian.history(member),
-        stack=() if state.ended else member.stack(),
-    )
-
-
-def _waits_in(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> Rendezvous | None:
-    """Return the meeting that a replica waits in: this one if it is there, else the first that it has not left.
-
-    Nobody waits in the creation of a group, so there it is enough to have been there.
-    """
-    if member.end is not None and (meeting is None or meeting.number >= 0):
-        return None
-    if meeting is not None and member.arrived_at(meeting.number):
-        return meeting
-    return next((group.open[n] for n in sorted(group.open) if n >= 0 and member.arrived_at(n)), None)
-
-
-class _Historian:
-    """Writes the replicas' histories. Most are alike, so those that are share one tuple."""
-
-    def __init__(self, group: SyncGroup) -> None:
-        self._open = [group.open[number] for number in sorted(group.open) if not group.open[number].agreed]
-        self._agreed = [record for record in group.agreed if record[0] >= 0]
-        self._shared = not any(others for *_, others in self._agreed)
-        self._records: dict[tuple[int, int, int, int], CallRecord] = {}
-        self._histories: dict[tuple[int, ...], tuple[CallRecord, ...]] = {}
-        self._common = tuple(self.record(n, (s, code, offset)) for n, s, code, offset, _ in self._agreed)
-
-    def record(self, number: int, call: Call) -> CallRecord:
-        signature, code, offset = call
-        key = number, id(signature), id(code), offset
-        found = self._records.get(key)
-        if found is None:
-            place: Location = location(code, offset)
-            found = self._records[key] = CallRecord(number, call_text(signature), place)
-        return found
-
-    def history(self, member: Member) -> tuple[CallRecord, ...]:
-        own = [
-            self.record(meeting.number, meeting.call_of(member.replica_id))
-            for meeting in self._open
-            if member.sequence > meeting.number >= 0
-        ]
-        if not self._shared:
-            return (*(self._agreed_record(member, *record) for record in self._agreed), *own)
-        key = tuple(map(id, own))
-        if key not in self._histories:
-            self._histories[key] = (*self._common, *own)
-        return self._histories[key]
-
-    def _agreed_record(
-        self,
-        member: Member,
-        number: int,
-        signature: Signature,
-        code: CodeType,
-        offset: int,
-        others: dict[int, Call] | None,
-    ) -> CallRecord:
-        call = (others or {}).get(member.replica_id, (signature, code, offset))
-        return self.record(number, call)

@@ -22,10 +22,10 @@ def ids(replicas: Iterable[int]) -> str:
     return f"replicas {head} and {parts[-1]}" if head else f"replicas {parts[-1]}"
 
 
-def ids_briefly(replicas: Iterable[int]) -> str:
+def ids_briefly(replicas: Iterable[int], most_runs: int = _MOST_RUNS) -> str:
     """Return ids as text that stays short whatever they are: ``replicas 0, 2 and 4 …``."""
     members = sorted(replicas)
-    if len(_runs(members)) <= _MOST_RUNS:
+    if len(_runs(members)) <= most_runs:
         return ids(members)
     return f"{ids(members[:3])} …"
 

@@ -31,33 +31,41 @@ class Driver(Protocol):
 
     def using(self) -> AbstractContextManager[None]:
         """Leave the thread's current device as it was."""
+        ...
 
     def stream(self, device: int) -> Stream:
         """Return the stream on which this device reduces: the same one always."""
+        ...
 
     def replica_stream(self, name: str, device: int) -> Stream:
         """Return the stream of the logical device of that name: the same one always."""
+        ...
 
     def foreign_stream(self, device: int, handle: int) -> Stream:
         """Return a stream that somebody else made, by its handle."""
+        ...
 
     def record(self, stream: Stream) -> Event:
         """Mark what a stream has been given so far."""
+        ...
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let a stream go on only when an event is done."""
 
     def is_done(self, event: Event) -> bool:
         """Return whether an event is done."""
+        ...
 
     def wait_for(self, event: Event) -> None:
         """Hold up this thread until an event is done."""
 
     def allocate(self, device: int, nbytes: int) -> Memory:
         """Return memory for work on the device's own stream."""
+        ...
 
     def upload(self, device: int, words: np.ndarray[Any, Any]) -> Memory:
         """Return memory with a copy of an array, for work on the device's own stream."""
+        ...
 
     def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
         """Copy to this device's memory on its own stream, from the memory of any."""
@@ -67,6 +75,7 @@ class Driver(Protocol):
 
     def is_loaded(self, device: int, form: Form) -> bool:
         """Return whether a kernel can be launched at once."""
+        ...
 
     def load(self, device: int, form: Form) -> None:
         """Compile a kernel for a device and load it; it takes a few tenths of a second.
@@ -80,3 +89,4 @@ class Driver(Protocol):
 
     def reaches(self, device: int, other: int) -> bool:
         """Return whether kernels on a device can read the other's memory; from then on they do."""
+        ...

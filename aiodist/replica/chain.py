@@ -22,15 +22,17 @@ class Parked:
         gone: it was cancelled, and waits no more.
         linked: its turn has come, so it must wake the next.
         suspended: it waits; until then, it cannot be rescheduled.
+        woken: it was to be resumed at once, before it waited.
     """
 
-    __slots__ = ("gone", "linked", "suspended", "task")
+    __slots__ = ("gone", "linked", "suspended", "task", "woken")
 
     def __init__(self, task: trio.lowlevel.Task) -> None:
         self.task = task
         self.gone = False
         self.linked = False
         self.suspended = False
+        self.woken = False
 
 
 class Chain:
@@ -56,11 +58,15 @@ class Chain:
     def wake_now(self, parked: Iterable[Parked]) -> None:
         """Resume these at once, in any order."""
         for one in parked:
-            if not one.gone:
+            if not one.suspended:
+                one.woken = True
+            elif not one.gone:
                 self._lowlevel.reschedule(one.task)
 
     async def park(self, parked: Parked) -> None:
         """Suspend the current task until its turn comes. Where that has come already, it only gives way."""
+        if parked.woken:
+            return
         if parked.linked:
             try:
                 await self._lowlevel.checkpoint()

@@ -35,7 +35,9 @@ from aiodist.replica.handle import (
     TrioHandle,
     watched,
 )
+from aiodist.replica.races import RaceWatch
 from aiodist.replica.reducers import Done, Reducers
+from aiodist.replica.waits import waits_in_words
 from aiodist.vocabulary.errors import ReplicaContextError
 
 with suppress(
@@ -60,9 +62,11 @@ class _TaskEngine:
 
     Attributes:
         reducers: the run's worker threads.
+        races: looks for tasks of a replica that race, in a run that is observed.
     """
 
     reducers: Reducers
+    races: RaceWatch
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         self._group = group
@@ -79,6 +83,10 @@ class _TaskEngine:
     def carry_out(self, work: Work, done: Done) -> None:
         """Let worker threads make a result, and call ``done`` in the loop with what comes of it."""
         self.reducers.carry_out(work, done)
+
+    def waits(self, replicas: Collection[int]) -> dict[int, str]:
+        """Say what these replicas wait for, as far as it can be seen."""
+        return waits_in_words(self._group, replicas)
 
     def cancel(self) -> None:
         """Cancel every replica."""
@@ -243,6 +251,10 @@ class SoloEngine:
             done(None, error)
         else:
             done(result, None)
+
+    def waits(self, replicas: Collection[int]) -> dict[int, str]:  # noqa: ARG002  (the protocol's)
+        """Say nothing: a replica that is alone waits for no other."""
+        return {}
 
     def cancel(self) -> None:
         """There is no task to cancel."""

@@ -114,6 +114,8 @@ class AsyncioHandle(CollectiveHandle[T]):
                 meeting.waiters[member.position] = future
             else:
                 meeting.waiters.append(future)
+            if member.group.trouble is not None:
+                member.group.consider(member)
             try:
                 yield from future
             except CancelledError:
@@ -147,6 +149,8 @@ class TrioHandle(CollectiveHandle[T]):
             meeting.add_waiter(self._member.position, parked)
             if meeting.last == self._member.position:
                 group.release(meeting)
+            if group.trouble is not None:
+                group.consider(self._member)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
@@ -164,9 +168,13 @@ class TrioHandle(CollectiveHandle[T]):
 
 
 class _Observed(CollectiveHandle[T]):
-    """A handle whose awaits an observer is told of."""
+    """A handle whose awaits an observer is told of. The task that makes it issues the collective."""
 
     __slots__ = ()
+
+    def __init__(self, meeting: Rendezvous, member: Member, structure: Structure | None) -> None:
+        super().__init__(meeting, member, structure)
+        member.group.engine.races.issued(member, meeting)
 
     def __await__(self) -> Generator[Any, Any, T]:
         observer = self._member.group.observer
@@ -198,7 +206,7 @@ class _Watched(CollectiveHandle[T]):
     def __await__(self) -> Generator[Any, Any, T]:
         branches = self._member.group.root.branches
         if branches is not None and self._meeting.missing:
-            branches.watch.stir()
+            branches.watch.stir(self._meeting)
         return super().__await__()
 
 

@@ -22,7 +22,7 @@ from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist.collective.group import SyncGroup
-from aiodist.collective.member import Member
+from aiodist.collective.member import Ending, Member
 from aiodist.collective.observer import who_listens
 from aiodist.collective.verdict import judge
 from aiodist.replica.context import ReplicaContext
@@ -30,6 +30,7 @@ from aiodist.replica.current import current
 from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure
+from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
 from aiodist.replica.worker import DeviceWorker
 from aiodist.vocabulary.errors import CollectiveError
@@ -102,6 +103,7 @@ class _Run:
         observer = who_listens()
         if observer is not None:
             engine.handle = engine.observed_handle
+            engine.races = RaceWatch()
         group.attach(engine, get_ident())
         if observer is not None:
             group.observer = observer
@@ -111,12 +113,15 @@ class _Run:
         """Run one replica's function to its end, and note how it ended."""
         context = self._context(member)
         state = ReplicaState.CANCELLED
+        frame = None
         try:
             if not self._group.closed:
                 result = self._call(member, context)
                 if inspect.isawaitable(result):
                     member.stack = partial(await_chain, result)
+                    frame = getattr(result, "cr_frame", None)  # held, it knows when it is over where it returned
                     result = await result
+                member.ending = Ending(result, frame)
                 self._results[member.replica_id] = result
                 state = ReplicaState.EXITED
         except GeneratorExit:
@@ -124,6 +129,7 @@ class _Run:
         except BaseException as error:  # noqa: BLE001  (whatever it is, `outcome` says what comes of it)
             state = self._fail(member, error)
         finally:
+            frame = None
             context._retire()
             member.stack = tuple
             self._running -= 1

@@ -43,11 +43,12 @@ def look_at(task: Any) -> Waiter:
     coroutine = coroutine_of(task)
     chain = tuple(links(coroutine))
     member = next((m for m in map(driven, chain) if m is not None), None)
-    replica_id = member.replica_id if member is not None else _owner_replica(task)
+    replica_id = member.replica_id if member is not None else owner_replica(task)
     return Waiter(task, chain, member, replica_id, _name(task, chain, member, replica_id), suspension_of(coroutine))
 
 
-def _owner_replica(task: Any) -> int | None:
+def owner_replica(task: Any) -> int | None:
+    """Return the replica that a task belongs to, by its context variables; None where it belongs to none."""
     context = getattr(task, "context", None) or next((r for r in gc.get_referents(task) if type(r) is Context), None)
     owner = context.get(current) if context is not None else None
     return owner._member.replica_id if isinstance(owner, ReplicaContext) else None

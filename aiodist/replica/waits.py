@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiodist.replica.wait_words import all_together, conjugated, relation, together, verb, where
 from aiodist.replica.waiter import (
@@ -26,12 +26,16 @@ from aiodist.replica.waiter import (
     look_at,
     merges,
     owner_of,
+    owner_replica,
     rank,
     waits_alike,
     waits_for_a_run,
     wrapped,
 )
 from aiodist.vocabulary.waits import Awaited, Wait
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +47,8 @@ class Edge:
     certain: bool
 
 
+_LONGEST_SENTENCE = 4
+_MOST_REPLICAS = 128
 _SHARED = (
     Awaited.QUEUE,
     Awaited.EVENT,
@@ -230,6 +236,17 @@ class WaitGraph:
             self._names[id(enders)] = all_together(enders)
         return relation(kind, self._names[id(enders)], plural=len(enders) > 1)
 
+    def sentence(self, waiter: Waiter) -> str:
+        """Return what a task waits for, without its place, and where that is a task what that one waits for, too."""
+        sentence = f"{verb(waiter.suspension)}{self._whom(waiter)}"
+        for _ in range(_LONGEST_SENTENCE):
+            enders = self.enders(waiter)
+            if waiter.suspension.kind is not Awaited.TASK or len(enders) != 1:
+                break
+            waiter = enders[0]
+            sentence = f"{sentence}, which {self._clause(waiter)[0]}"
+        return sentence
+
     def cycle_text(self) -> str:
         """Return the cycle as a sentence; empty when there is none."""
         clauses = [f"{verb(edge.waiter.suspension)}{where(edge.waiter)}{_whom_of(edge)}" for edge in self.cycle()]
@@ -237,6 +254,18 @@ class WaitGraph:
             return ""
         sentence = f"{self.cycle()[0].waiter.who} {', which '.join(clauses)}"
         return sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
+
+
+def waits_in_words(group: SyncGroup, replicas: Collection[int]) -> dict[int, str]:
+    """Return what replicas of a run wait for, by id; of many only the first few are looked at."""
+    few = sorted(replicas)[:_MOST_REPLICAS]
+    graph = WaitGraph(_tasks_here()) if group.size <= _MOST_REPLICAS else WaitGraph(_tasks_of(few))
+    waiters = [w for w in graph.waiters if w.member is not None and w.member.group is group and w.replica_id in few]
+    return {w.member.replica_id: graph.sentence(w) for w in waiters if w.member is not None}
+
+
+def _tasks_of(replicas: Collection[int]) -> list[Any]:
+    return [task for task in _tasks_here() if owner_replica(task) in replicas]
 
 
 def _way_back(last: Edge, start: Waiter, came: dict[int, Edge]) -> tuple[Edge, ...]:

@@ -7,8 +7,9 @@ pickled, compared and kept. `str(report)` is the text for a person.
 from __future__ import annotations
 
 import enum
+import json
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Location(NamedTuple):
@@ -90,6 +91,11 @@ class ReplicaReport:
         location: where it asked for that; None unless it waits.
         history: its last collectives, newest last; one that it waits in is the last.
         stack: the places where it is suspended or runs, innermost last; empty once it has ended.
+        returned: what its function returned, as text: the value where that is a number, a string or None, else its
+            type; None unless it has returned.
+        ended_at: where its function returned; None where that is not known.
+        waits_for: what it waits for outside of collectives, in words, e.g. ``waits for an asyncio.Lock, which replica 0
+            holds``; None where nobody looked, or it waits in a collective.
     """
 
     replica_id: int
@@ -99,6 +105,54 @@ class ReplicaReport:
     location: Location | None = None
     history: tuple[CallRecord, ...] = ()
     stack: tuple[Location, ...] = ()
+    returned: str | None = None
+    ended_at: Location | None = None
+    waits_for: str | None = None
+
+
+class Parting(enum.StrEnum):
+    """How replicas parted, found by laying their calls beside each other. Members equal their lower-case names."""
+
+    SKIPPED = "skipped"
+    ADDED = "added"
+    SWAPPED = "swapped"
+    LEFT_LOOP = "left_loop"
+    OTHER_BRANCH = "other_branch"
+
+
+class Camp(NamedTuple):
+    """Replicas that asked for the same collective.
+
+    Attributes:
+        replicas: their ids, ascending.
+        call: what they asked for.
+        location: where the first of them did.
+    """
+
+    replicas: tuple[int, ...]
+    call: str
+    location: Location
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """What the replicas' calls, laid beside each other, say of where they parted.
+
+    Attributes:
+        parting: how.
+        replicas: who skipped, added or swapped calls, left the loop, or took the branch first told of.
+        others: those that they are compared with.
+        calls: the calls that were skipped, added or swapped; for a loop, the last that both made in it.
+        certain: the calls themselves show it. Otherwise the earlier rounds of a loop do, or the program's source.
+        text: the same in a sentence.
+    """
+
+    parting: Parting
+    replicas: tuple[int, ...]
+    others: tuple[int, ...]
+    calls: tuple[CallRecord, ...]
+    certain: bool
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +166,10 @@ class CollectiveReport:
         suspects: ids of the minority, ascending; all on a tie; for an incomplete collective those that are missing,
             or, when most have left, those that wait.
         text: the whole account for a person; what `str` gives.
+        group: what the group of replicas is called; None for all replicas of the run.
+        camps: who asked for the same collective, the largest camp first.
+        divergence: how they parted, where that is known.
+        advice: what to do, as lines.
     """
 
     reason: Reason
@@ -119,6 +177,128 @@ class CollectiveReport:
     replicas: tuple[ReplicaReport, ...]
     suspects: tuple[int, ...]
     text: str = field(repr=False)
+    group: str | None = None
+    camps: tuple[Camp, ...] = ()
+    divergence: Divergence | None = None
+    advice: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as a dict of strings, numbers, lists and dicts, as JSON has them.
+
+        Its keys are the attributes' names, and ``schema``, which is 1. A location is a dict of ``file``, ``line`` and
+        ``function``, a call one of ``sequence_number``, ``call`` and ``location``. A replica's ``history`` is an index
+        into the list ``histories``, for most replicas have one history in common.
+        """
+        histories = list({id(r.history): r.history for r in self.replicas}.values())
+        index = {id(history): i for i, history in enumerate(histories)}
+        return {
+            "schema": 1,
+            "reason": str(self.reason),
+            "sequence_number": self.sequence_number,
+            "group": self.group,
+            "suspects": list(self.suspects),
+            "replicas": [_replica_to_dict(replica, index[id(replica.history)]) for replica in self.replicas],
+            "histories": [[_call_to_dict(call) for call in history] for history in histories],
+            "camps": [
+                {"replicas": list(camp.replicas), "call": camp.call, "location": _place_to_dict(camp.location)}
+                for camp in self.camps
+            ],
+            "divergence": None if self.divergence is None else _divergence_to_dict(self.divergence),
+            "advice": list(self.advice),
+            "text": self.text,
+        }
+
+    def to_json(self) -> str:
+        """Return the report as JSON, with the keys that `to_dict` describes."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> CollectiveReport:
+        """Return the report that `to_dict` gave, be it by way of JSON.
+
+        Raises:
+            ValueError: it is of another schema.
+        """
+        if data.get("schema") != 1:
+            raise ValueError(f"expected a report of schema 1, got {data.get('schema')!r}")
+        histories = [tuple(_call(call) for call in history) for history in data["histories"]]
+        return cls(
+            reason=Reason(data["reason"]),
+            sequence_number=data["sequence_number"],
+            replicas=tuple(_replica(replica, histories[replica["history"]]) for replica in data["replicas"]),
+            suspects=tuple(data["suspects"]),
+            text=data["text"],
+            group=data["group"],
+            camps=tuple(Camp(tuple(c["replicas"]), c["call"], Location(**c["location"])) for c in data["camps"]),
+            divergence=None if data["divergence"] is None else _divergence(data["divergence"]),
+            advice=tuple(data["advice"]),
+        )
+
+
+def _place_to_dict(location: Location | None) -> dict[str, Any] | None:
+    return None if location is None else location._asdict()
+
+
+def _call_to_dict(call: CallRecord) -> dict[str, Any]:
+    return {**call._asdict(), "location": call.location._asdict()}
+
+
+def _replica_to_dict(replica: ReplicaReport, history: int) -> dict[str, Any]:
+    return {
+        "replica_id": replica.replica_id,
+        "device": replica.device,
+        "state": str(replica.state),
+        "call": replica.call,
+        "location": _place_to_dict(replica.location),
+        "history": history,
+        "stack": [place._asdict() for place in replica.stack],
+        "returned": replica.returned,
+        "ended_at": _place_to_dict(replica.ended_at),
+        "waits_for": replica.waits_for,
+    }
+
+
+def _divergence_to_dict(divergence: Divergence) -> dict[str, Any]:
+    return {
+        "parting": str(divergence.parting),
+        "replicas": list(divergence.replicas),
+        "others": list(divergence.others),
+        "calls": [_call_to_dict(call) for call in divergence.calls],
+        "certain": divergence.certain,
+        "text": divergence.text,
+    }
+
+
+def _place(data: dict[str, Any] | None) -> Location | None:
+    return None if data is None else Location(**data)
+
+
+def _call(data: dict[str, Any]) -> CallRecord:
+    return CallRecord(data["sequence_number"], data["call"], Location(**data["location"]))
+
+
+def _replica(data: dict[str, Any], history: tuple[CallRecord, ...]) -> ReplicaReport:
+    return ReplicaReport(
+        **{
+            **data,
+            "state": ReplicaState(data["state"]),
+            "location": _place(data["location"]),
+            "history": history,
+            "stack": tuple(Location(**place) for place in data["stack"]),
+            "ended_at": _place(data["ended_at"]),
+        }
+    )
+
+
+def _divergence(data: dict[str, Any]) -> Divergence:
+    return Divergence(
+        Parting(data["parting"]),
+        tuple(data["replicas"]),
+        tuple(data["others"]),
+        tuple(_call(call) for call in data["calls"]),
+        data["certain"],
+        data["text"],
+    )

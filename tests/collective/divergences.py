@@ -79,28 +79,34 @@ DIVERGENCES = {
         Reason.STRUCTURE, lambda c: c.all_reduce(SUM, [zeros(3)]), lambda c: c.all_reduce(SUM, (zeros(3),)), "value"
     ),
     "value and nest": Divergence(
-        Reason.STRUCTURE, lambda c: c.all_reduce(SUM, zeros(3)), lambda c: c.all_reduce(SUM, [zeros(3)]), "a nest"
+        Reason.STRUCTURE,
+        lambda c: c.all_reduce(SUM, zeros(3)),
+        lambda c: c.all_reduce(SUM, [zeros(3)]),
+        "a nest on replica 1",
     ),
     "another key": Divergence(
         Reason.STRUCTURE,
         lambda c: c.all_reduce(SUM, {"w": zeros(3)}),
         lambda c: c.all_reduce(SUM, {"v": zeros(3)}),
-        "value['v'] stands on one side only",
+        "value['v'] stands on replica 1 only",
     ),
     "a key more": Divergence(
         Reason.STRUCTURE,
         lambda c: c.all_reduce(SUM, {"w": zeros(3)}),
         lambda c: c.all_reduce(SUM, {"w": zeros(3), "b": {"x": zeros(1)}}),
-        "value['b']['x'] stands on one side only",
+        "value['b']['x'] stands on replica 1 only",
     ),
     "None for a leaf": Divergence(
         Reason.STRUCTURE,
         lambda c: c.all_reduce(SUM, {"w": zeros(3), "b": zeros(1)}),
         lambda c: c.all_reduce(SUM, {"w": zeros(3), "b": None}),
-        "value['b'] stands on one side only",
+        "value['b'] stands on replicas 0 and 2 only",
     ),
     "arguments of a merge": Divergence(
-        Reason.STRUCTURE, lambda c: c.merge_call(first_merge, (1,)), lambda c: c.merge_call(first_merge, (1, 2))
+        Reason.STRUCTURE,
+        lambda c: c.merge_call(first_merge, (1,)),
+        lambda c: c.merge_call(first_merge, (1, 2)),
+        "1 against 2 positional arguments",
     ),
     "size": Divergence(
         Reason.SHAPE,

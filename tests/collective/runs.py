@@ -26,8 +26,8 @@ def mirrored(replicas: int, order_check: str = "call_site", timeout: float | Non
 async def run(strategy: aiodist.Strategy, program: Program) -> tuple[Any, ...]:
     """Run a program that takes its context; return the local results."""
 
-    async def replica() -> Any:
-        return await program(aiodist.get_replica_context())
+    def replica() -> Any:
+        return program(aiodist.get_replica_context())
 
     with anyio.fail_after(20):
         return strategy.experimental_local_results(await strategy.run(replica))

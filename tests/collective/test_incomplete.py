@@ -102,7 +102,8 @@ async def test_loops_of_unequal_length_before_another_collective() -> None:
 
     error = await error_of(program)
     assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.KIND, 2, (0,))
-    assert "did not take the branch" in str(error)
+    assert "replica 0 made 2 calls at" in str(error)
+    assert "after 2 common rounds replica 0 left the loop at" in str(error)
 
 
 async def test_a_replica_that_differs_and_one_that_left_are_both_suspects() -> None:

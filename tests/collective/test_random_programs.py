@@ -85,7 +85,7 @@ def test_a_mutated_replica_is_found_and_named(
             assert report.sequence_number == mutation.first
             assert report.suspects == (odd,) or replicas == 2  # of two, one that is missing may be the right one
             texts.add(f"{type(caught.value)}: {report.reason}: {report}")
-        assert len(texts) == 1
+        assert len(texts) == 1, "\n=====\n".join(texts)
         await check_that_it_works(strategy)
 
     on(loop, main)

@@ -205,3 +205,19 @@ async def test_host_values_of_replicas_on_gpus(plant: Plant) -> None:
 
     strategy = MirroredStrategy()
     assert strategy.experimental_local_results(await strategy.run(step)) == (5.0, 5.0)
+
+
+async def test_replica_that_has_joined_brings_nothing(plant: Plant) -> None:
+    machine = plant(3)
+    seen: dict[int, Any] = {}
+
+    async def step() -> None:
+        ctx = replica()
+        me = ctx.replica_id_in_sync_group
+        if me != 1:
+            result = await ctx.all_reduce(ReduceOp.SUM, machine.put(np.full(2, me + 1.0, SINGLE), me))
+            seen[me] = result.numpy().tolist()
+        await ctx.join()
+
+    await MirroredStrategy().run(step)
+    assert seen == {0: [4.0, 4.0], 2: [4.0, 4.0]}
