@@ -31,6 +31,7 @@ from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure
 from aiodist.replica.stacks import await_chain
+from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.replica.worker import DeviceWorker
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
@@ -67,6 +68,7 @@ class _Run:
         self._cancellations: dict[int, BaseException] = {}
         self._workers: list[DeviceWorker] = []
         self._running = group.size
+        self._watch: StallWatch | None = None
 
     async def result(self) -> list[Any]:
         """Run the replicas and return what they return."""
@@ -84,6 +86,8 @@ class _Run:
                 raise error from None
             raise
         finally:
+            if self._watch is not None:
+                self._watch.remove(self._group)
             for worker in self._workers:
                 worker.close()
             if self._group.engine is not None:
@@ -103,6 +107,9 @@ class _Run:
         if observer is not None:
             engine.handle = engine.observed_handle
         group.attach(engine, get_ident())
+        self._watch = watch_here()
+        if self._watch is not None:
+            self._watch.add(group)
         if observer is not None:
             group.observer = observer
             observer.run_begun(group, self._calls[0][0])

@@ -70,9 +70,10 @@ def _merging(frame: FrameType) -> Any:
     return frame.f_locals.get("meeting") if ours else None
 
 
-def merges(waiter: Waiter, meeting: Any) -> bool:
-    """Whether a task runs the merge function of that meeting."""
-    return any(link.frame is not None and _merging(link.frame) is meeting for link in waiter.chain)
+def merges(waiter: Waiter, meeting: Any = None) -> bool:
+    """Whether a task runs the merge function of that meeting, or of any."""
+    found = (_merging(link.frame) for link in waiter.chain if link.frame is not None)
+    return any(one is not None and (meeting is None or one is meeting) for one in found)
 
 
 def is_plumbing_alone(waiter: Waiter) -> bool:

@@ -213,11 +213,15 @@ class WaitGraph:
         what = verb(suspension)
         return Wait(waiter.who, waiter.replica_id, suspension.kind, what, suspension.location, suspension.stack, on)
 
-    def lines(self) -> list[str]:
-        """Return a line for each way to wait, replicas that wait alike in one."""
+    def lines(self, *, replicas_alone: bool = False) -> list[str]:
+        """Return a line for each way to wait, replicas that wait alike in one.
+
+        Args:
+            replicas_alone: leave out tasks that belong to no replica and run no merge function.
+        """
         alike: dict[tuple[str, ...], list[Waiter]] = {}
         for waiter in self.waiters:
-            if waiter.replica_id is not None or not waits_for_a_run(waiter):
+            if waiter.replica_id is not None or not (replicas_alone or waits_for_a_run(waiter)) or merges(waiter):
                 alike.setdefault(self._clause(waiter), []).append(waiter)
         return [f"{together(waiters)} {conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
 
