@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aiodist.collective.parting import Side
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.reports import Divergence, Reason, ReplicaReport
+from aiodist.vocabulary.waits import Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Findings:
         group: what the group is called; None for the run's own.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
         divergence: how they parted, where that is known.
+        time_limits: for those that were cancelled out of it, the timeout or cancel scope that they were inside of.
+        look: what a look at the replicas' tasks has found.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
 
@@ -35,6 +38,8 @@ class Findings:
     group: str | None
     sides: tuple[Side, Side] | None
     divergence: Divergence | None
+    time_limits: tuple[str, ...]
+    look: Look
     timeout_seconds: float
 
     @property

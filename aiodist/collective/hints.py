@@ -15,6 +15,8 @@ _BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.R
 def hints(findings: Findings) -> list[str]:
     """Return the last lines of an account."""
     parting = findings.divergence.parting if findings.divergence is not None else None
+    if findings.look.races and findings.reason not in (Reason.EXITED, Reason.ABANDONED, Reason.TIMEOUT):
+        return [*findings.look.races[:2], *_RACE]
     if parting is Parting.LEFT_LOOP:
         return _UNEVEN
     if parting is Parting.SWAPPED:
@@ -31,6 +33,10 @@ _UNEVEN = [
     "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
     "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
     "One that has run out of data can stand by instead: await ctx.join().",
+]
+_RACE = [
+    "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of",
+    "its own: ctx.new_group(range(ctx.num_replicas_in_sync)).",
 ]
 _SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
 _CONDITION = [

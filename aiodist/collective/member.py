@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,9 @@ from aiodist.vocabulary.reports import Location, ReplicaState
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
+
+
+_MOST_FRAMES = 32
 
 
 class Ending:
@@ -37,6 +41,7 @@ class Member:
         ending: with what and where it returned; None unless it has.
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
         abandoned_at: ``sequence`` at the moment of that cancellation.
+        cancelled_in: the files and lines that it was at then, innermost first.
         told: the error that ended the group has been raised in it.
         stack: tells where it is suspended or runs, innermost last.
         parts: in the run's own group, what the replica is in other groups; None as long as it is in none.
@@ -46,6 +51,7 @@ class Member:
         "__weakref__",
         "abandoned",
         "abandoned_at",
+        "cancelled_in",
         "device",
         "end",
         "ending",
@@ -68,12 +74,15 @@ class Member:
         self.ending: Ending | None = None
         self.abandoned: int | None = None
         self.abandoned_at = 0
+        self.cancelled_in: tuple[tuple[str, int], ...] = ()
         self.told = False
         self.stack: Callable[[], tuple[Location, ...]] = tuple
         self.parts: WeakSet[Member] | None = None
 
     def abandon(self, number: int) -> None:
         """Note that it was cancelled out of that collective, which is not complete."""
+        if self.abandoned is None or number < self.abandoned:
+            self.cancelled_in = _lines_here()
         self.abandoned = number if self.abandoned is None else min(self.abandoned, number)
         self.abandoned_at = self.sequence
 
@@ -93,3 +102,13 @@ class Member:
             return self.sequence > number and self.sequence > self.abandoned_at
         waits = self.group.open.items()
         return any(n >= number and meeting.waiters[self.position] is not None for n, meeting in waits)
+
+
+def _lines_here() -> tuple[tuple[str, int], ...]:
+    """Return the files and lines that run now, innermost first."""
+    lines: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(lines) < _MOST_FRAMES:
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)

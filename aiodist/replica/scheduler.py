@@ -188,7 +188,7 @@ class _Run:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether an error only tells of the group's own, be it out of a replica's task group."""
+    """Whether an error only tells of the group's own, be it out of a task group of a replica."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_echo(inner) for inner in error.exceptions)
-    return isinstance(error, CollectiveError)
+    return isinstance(error, (CollectiveError, get_cancelled_exc_class()))
