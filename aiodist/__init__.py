@@ -1,5 +1,6 @@
 """Cooperative replicas on one event loop, after ``tf.distribute``, with collectives whose order is always checked."""
 
+from aiodist.collective.recorder import RecordedCall, Recorder, RunRecord
 from aiodist.data.contexts import InputContext, ValueContext
 from aiodist.data.dataset import NumpyDataset
 from aiodist.data.distributed import DistributedDataset, DistributedIterator
@@ -109,5 +110,8 @@ __all__ = [
     "Parting",
     "Location",
     # To see what replicas did, and when.
+    "Recorder",
+    "RunRecord",
+    "RecordedCall",
     "trace",
 ]

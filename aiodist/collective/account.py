@@ -58,6 +58,8 @@ def _collective(findings: Findings) -> str:
     if findings.sequence_number < 0:
         return f"the creation of {findings.group}"
     number = f"collective #{findings.sequence_number}"
+    if findings.joining:
+        number = f"the join ({number})"
     return f"{number} of {findings.group}" if findings.group is not None else number
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from aiodist.collective.historian import by_id, record_of
-from aiodist.collective.member import Member
+from aiodist.collective.member import JOIN, Member
 from aiodist.collective.parting import Past, Side
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.sameness import Call, fingerprint
@@ -33,7 +33,7 @@ def camps_of(group: SyncGroup, meeting: Rendezvous) -> list[Camp]:
     first = fingerprint(group.order_check, meeting.call)
     others = meeting.others or {}
     for member in by_id(group):
-        if member.arrived_at(meeting.number):
+        if member.arrived_at(meeting.number) and not member.stands_aside(meeting.number):
             call = meeting.call_of(member.replica_id)
             key = fingerprint(group.order_check, call) if member.replica_id in others else first
             camps.setdefault(key, Camp(call, [])).members.append(member.replica_id)
@@ -55,7 +55,7 @@ def sides_of(
     if len(camps) > 1:
         return usual, _side(group, meeting, camps[1].members, report_of)
     gone = [member.replica_id for member in missing if member.end is not None]
-    if not gone or meeting.number < 0:
+    if not gone or not 0 <= meeting.number < JOIN:
         return None
     ended_at = report_of[gone[0]].ended_at
     return usual, Side(tuple(gone), (), (), (ended_at,) if ended_at is not None else ())
@@ -63,8 +63,8 @@ def sides_of(
 
 def _side(group: SyncGroup, meeting: Rendezvous, ids: Sequence[int], report_of: dict[int, ReplicaReport]) -> Side:
     member = next(member for member in group.members if member.replica_id == ids[0])
-    numbers = [number for number in sorted(group.open) if meeting.number <= number < member.sequence][:_MOST_CALLS]
-    calls = [(number, group.open[number].call_of(ids[0])) for number in numbers]
+    numbers = [number for number in sorted(group.open) if meeting.number <= number < min(member.sequence, JOIN)]
+    calls = [(number, group.open[number].call_of(ids[0])) for number in numbers[:_MOST_CALLS]]
     return Side(
         tuple(ids),
         [record_of(number, call) for number, call in calls],

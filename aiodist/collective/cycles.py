@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiodist.collective import historian
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
+from aiodist.collective.joining import number_of_join
+from aiodist.collective.member import JOIN
 from aiodist.collective.wording import ids, place
 from aiodist.vocabulary.errors import CollectiveMismatchError
 from aiodist.vocabulary.reports import CollectiveReport, Reason
@@ -163,7 +165,8 @@ def _cycle(waits: Waits, among: set[int]) -> list[tuple[int, Awaiting]]:
 
 def _error(root: SyncGroup, waits: Waits, certain: set[int]) -> CollectiveMismatchError:
     cycle = _cycle(waits, certain)
-    number = cycle[0][1].meeting.number
+    first = cycle[0][1]
+    number = min(first.meeting.number, number_of_join(first.group))
     on_it = dict(cycle)
     replicas = tuple(
         historian.report_on(*_seen(root, waits, member.replica_id, on_it.get(member.replica_id)))
@@ -204,5 +207,6 @@ def _text(cycle: Sequence[tuple[int, Awaiting]]) -> str:
 def _step(replica_id: int, awaiting: Awaiting) -> str:
     call = awaiting.meeting.call_of(replica_id)
     group = awaiting.group.label
-    where = f"#{awaiting.meeting.number} of {group}" if group is not None else f"#{awaiting.meeting.number} of the run"
+    number = f"#{awaiting.meeting.number} " if awaiting.meeting.number < JOIN else ""
+    where = f"{number}of {group if group is not None else 'the run'}"
     return f"replica {replica_id} waits in {call_text(call[0])} {where} ({place(location(*call[1:]))})"

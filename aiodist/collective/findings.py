@@ -21,6 +21,7 @@ class Findings:
         columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
         group: what the group is called; None for the run's own.
+        joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
         divergence: how they parted, where that is known.
         time_limits: for those that were cancelled out of it, the timeout or cancel scope that they were inside of.
@@ -36,6 +37,7 @@ class Findings:
     columns: Sequence[int | None]
     abandoned: tuple[int, ...]
     group: str | None
+    joining: bool
     sides: tuple[Side, Side] | None
     divergence: Divergence | None
     time_limits: tuple[str, ...]

@@ -29,7 +29,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from aiodist.collective import sameness, verdict
+from aiodist.collective import joining, sameness, verdict
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.member import Member
@@ -66,6 +66,7 @@ class SyncGroup:
     """
 
     serial = 0
+    unmet: tuple[Rendezvous, ...] = ()  # meetings that a verdict, or a replica's failure, ended
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = len(devices)
@@ -93,10 +94,8 @@ class SyncGroup:
 
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
-        self.engine = engine
-        self._handle = engine.handle
-        self._clock = engine.clock
-        self.thread = thread
+        self.engine, self.thread = engine, thread
+        self._handle, self._clock = engine.handle, engine.clock
 
     @property
     def label(self) -> str | None:
@@ -169,7 +168,7 @@ class SyncGroup:
             if self.options.timeout_seconds is not None:
                 self._limit(meeting, self.options.timeout_seconds)
         if number >= self._ended_at:
-            self._set_trouble(number)
+            joining.begin_without(self, meeting)
         return meeting
 
     def _apply(self, options: CommunicationOptions, meeting: Rendezvous, member: Member) -> None:
@@ -189,7 +188,7 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        if signature[KIND].combine is None:
+        if signature[KIND].combine is None and meeting.absent is None:
             self.engine.start_merge(self, meeting)
             return
         try:
@@ -369,6 +368,7 @@ class SyncGroup:
         meeting.fail(error)
         self._complete(meeting)
         meeting.released = True
+        self.unmet += (meeting,)
         self.engine.wake_failed(meeting.waiters)
 
     def _set_alarm(self, at: float) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
-from aiodist.collective.member import Member
+from aiodist.collective.joining import number_of_join
+from aiodist.collective.member import JOIN, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.sameness import Call
 from aiodist.collective.signature import Signature
@@ -130,6 +131,8 @@ def _waits_in(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> R
     """
     if member.end is not None and (meeting is None or meeting.number >= 0):
         return None
+    if member.joined_at is not None:
+        return group.open.get(JOIN) if member.arrived_at(JOIN) else None
     if meeting is not None and member.arrived_at(meeting.number):
         return meeting
     return next((group.open[n] for n in sorted(group.open) if n >= 0 and member.arrived_at(n)), None)
@@ -144,6 +147,7 @@ class _Historian:
     """Writes the replicas' histories. Most are alike, so those that are share one tuple."""
 
     def __init__(self, group: SyncGroup) -> None:
+        self._join = number_of_join(group)
         self._open = [group.open[number] for number in sorted(group.open) if not group.open[number].agreed]
         self._agreed = [record for record in group.agreed if record[0] >= 0]
         self._shared = not any(others for *_, others in self._agreed)
@@ -153,6 +157,7 @@ class _Historian:
 
     def record(self, number: int, call: Call) -> CallRecord:
         signature, code, offset = call
+        number = min(number, self._join)
         key = number, id(signature), id(code), offset
         found = self._records.get(key)
         if found is None:
@@ -163,8 +168,11 @@ class _Historian:
         own = [
             self.record(meeting.number, meeting.call_of(member.replica_id))
             for meeting in self._open
-            if member.sequence > meeting.number >= 0
+            if member.sequence > meeting.number >= 0 and not member.stands_aside(meeting.number)
         ]
+        if member.joined_at is not None:
+            agreed = (record for record in self._agreed if record[0] < member.joined_at)
+            return (*(self._agreed_record(member, *record) for record in agreed), *own)
         if not self._shared:
             return (*(self._agreed_record(member, *record) for record in self._agreed), *own)
         key = tuple(map(id, own))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from aiodist.vocabulary.reports import Location, ReplicaState
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 _MOST_FRAMES = 32
+JOIN: Final = 1 << 60
+"""The number of a join while it is open; see `joining`."""
 
 
 class Ending:
@@ -39,6 +41,7 @@ class Member:
         sequence: the number of its next collective, so also how many it has issued.
         end: how its function ended; None while it runs.
         ending: with what and where it returned; None unless it has.
+        joined_at: the number of the first collective that it has not made because it has joined; None while it has not.
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
         abandoned_at: ``sequence`` at the moment of that cancellation.
         cancelled_in: the files and lines that it was at then, innermost first.
@@ -56,6 +59,7 @@ class Member:
         "end",
         "ending",
         "group",
+        "joined_at",
         "parts",
         "position",
         "replica_id",
@@ -72,6 +76,7 @@ class Member:
         self.sequence = 0
         self.end: ReplicaState | None = None
         self.ending: Ending | None = None
+        self.joined_at: int | None = None
         self.abandoned: int | None = None
         self.abandoned_at = 0
         self.cancelled_in: tuple[tuple[str, int], ...] = ()
@@ -89,6 +94,10 @@ class Member:
     def arrived_at(self, number: int) -> bool:
         """Whether it has issued that collective and was not cancelled out of it."""
         return self.sequence > number and self.abandoned != number
+
+    def stands_aside(self, number: int) -> bool:
+        """Whether it has not made that collective itself, because it has joined."""
+        return self.joined_at is not None and self.joined_at <= number < JOIN
 
     def has_settled(self, number: int) -> bool:
         """Whether nothing more need be awaited from it to judge that collective.

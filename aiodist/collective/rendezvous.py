@@ -9,10 +9,12 @@ from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.reduction import in_native_order
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature, has_foreign
+from aiodist.collective.signature import DETAIL, KIND, SHAPES, STRUCTURE, TYPES, Signature, has_foreign
+from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
+from aiodist.vocabulary.reports import Reason
 
 
 class Rendezvous:
@@ -23,6 +25,7 @@ class Rendezvous:
 
     Attributes:
         number: k, the sequence number.
+        size: how many replicas the group has.
         signature, code, offset: what the first arrival asked, and from where.
         others: by id in the run, signature, code and offset of arrivals that are not literally the first one's.
         values: by position in the group, what each brought: a leaf, or a list of them; emptied on completion.
@@ -37,6 +40,7 @@ class Rendezvous:
         under_way: worker threads make the result, from what all have brought.
         complete: the result, or the error, is there.
         released: those who wait have been woken; who comes now need not wait.
+        absent: the positions of replicas that take part with nothing, for they have joined.
         outs: by position, the buffers that it wants the result in.
         waiters: who waits, by position, and behind them the second and further tasks of replicas.
     """
@@ -51,6 +55,7 @@ class Rendezvous:
     deadline: float | None = None
     others: dict[int, tuple[Signature, CodeType, int]] | None = None
     outs: dict[int, OutBuffers] | None = None
+    absent: tuple[int, ...] | None = None
 
     def __init__(
         self, number: int, signature: Signature, code: CodeType, offset: int, size: int, started: float
@@ -59,7 +64,7 @@ class Rendezvous:
         self.signature = signature
         self.code = code
         self.offset = offset
-        self.missing = size
+        self.missing = self.size = size
         self.started = started
         self.values: list[Any] = [None] * size
         self.waiters: list[Any] = [None] * size
@@ -115,6 +120,8 @@ class Rendezvous:
     def combine(self) -> Work | None:
         """Compute the result of what the replicas brought, and keep it; or return the work that it is."""
         signature = self.signature
+        if self.absent is not None:
+            self.values = self._without(self.absent)
         if self.others is not None:  # which may differ from the first arrival in byte order
             self.values = list(map(in_native_order, self.values))
         if self.outs is None:
@@ -127,6 +134,25 @@ class Rendezvous:
         self.take(self._handed_out(result) if foreign else result)
         return None
 
+    def _without(self, absent: tuple[int, ...]) -> list[Any]:
+        """Return what the replicas have brought that have not joined, in replica order.
+
+        Raises:
+            ValueError: it takes a value of one that has.
+        """
+        kind, source = self.signature[KIND], self.signature[DETAIL]
+        needed = not kind.shared or (kind.detail is Reason.SOURCE and source in absent)
+        if needed:
+            which = "a value of every replica" if not kind.shared else f"replica {source}'s value"
+            has = "has" if len(absent) == 1 else "have"
+            raise ValueError(
+                f"{kind.name} needs {which}, and {ids(absent)} {has} joined; make it before the first joins, or after "
+                "the last has"
+            )
+        if kind.detail is Reason.SOURCE:
+            return self.values
+        return [value for position, value in enumerate(self.values) if position not in absent]
+
     def take(self, result: Any) -> None:
         """Keep a result."""
         self.result = result
@@ -136,6 +162,7 @@ class Rendezvous:
 
     def _handed_out(self, result: Any) -> Any:
         """Turn a result's arrays, where replicas brought another framework's, into that framework's again."""
-        takers = [i for i in range(len(self.values)) if self.outs is None or i not in self.outs]
+        none = {*(self.absent or ()), *(self.outs or ())}
+        takers = [i for i in range(self.size) if i not in none]
         self.by_replica = True
         return hand_out(self.signature, result, takers)

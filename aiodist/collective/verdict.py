@@ -16,7 +16,8 @@ from aiodist.collective.camps import Camp, camps_of, past_of, sides_of
 from aiodist.collective.describe import call_text
 from aiodist.collective.findings import Findings
 from aiodist.collective.historian import by_id, look_at, replica_reports, time_limits
-from aiodist.collective.member import Member
+from aiodist.collective.joining import number_of_join
+from aiodist.collective.member import JOIN, Member
 from aiodist.collective.parting import parting
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.sameness import difference
@@ -52,13 +53,14 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
     sides = None if look.races else sides_of(group, meeting, camps, missing, replicas)
     findings = Findings(
         reason=reason,
-        sequence_number=meeting.number,
+        sequence_number=meeting.number if meeting.number < JOIN else number_of_join(group),
         replicas=replicas,
         suspects=_suspects(group, camps, missing, reason, meeting),
         camps=[(camp.members, camp.call[0]) for camp in camps],
         columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
         group=group.label,
+        joining=meeting.number >= JOIN,
         sides=sides,
         divergence=parting(past_of(group, meeting), *sides) if sides is not None else None,
         look=look,
@@ -120,7 +122,7 @@ def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meet
 def _suspects(
     group: SyncGroup, camps: list[Camp], missing: Sequence[Member], reason: Reason, meeting: Rendezvous
 ) -> tuple[int, ...]:
-    everyone = tuple(member.replica_id for member in by_id(group))
+    everyone = tuple(m.replica_id for m in by_id(group) if not m.stands_aside(meeting.number))
     if reason is Reason.TIMEOUT:
         return tuple(member.replica_id for member in missing) or (0,)  # all are there: replica 0's merge_fn hangs
     gone = [m.replica_id for m in missing if m.end is not None or m.abandoned == meeting.number]

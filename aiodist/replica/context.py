@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from sys import _getframe
 from threading import get_ident
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 import numpy as np
 
-from aiodist.collective import kinds
+from aiodist.collective import joining, kinds
 from aiodist.collective.callsite import call_path
 from aiodist.collective.member import Member
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import PATH, Signature
 from aiodist.replica import arguments, refusal
 from aiodist.replica.branching import member_of_new_group
-from aiodist.replica.current import current
+from aiodist.replica.current import Block, current
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.merge import MergeCall, function_key
 from aiodist.replica.worker import DeviceWorker, check_plain
@@ -27,13 +26,10 @@ from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import ReduceOp
 
-if TYPE_CHECKING:
-    from contextvars import Token
-
 T = TypeVar("T")
 
 
-class ReplicaContext:
+class ReplicaContext(Block):
     """One replica's view of its sync group. `strategy.run` makes one for each replica; `get_replica_context` finds it.
 
     A collective is issued by the call, in the order of the calls, and completed by the await of what it returns. Every
@@ -57,7 +53,7 @@ class ReplicaContext:
         replica_id_in_sync_group: its id.
     """
 
-    __slots__ = ("__weakref__", "_branches", "_member", "_run", "_strategy", "_thread", "_tokens", "_worker")
+    __slots__ = ("__weakref__", "_branches", "_member", "_run", "_strategy", "_thread", "_worker")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         group = strategy._standing_group()
@@ -75,11 +71,11 @@ class ReplicaContext:
         return context
 
     def _bind(self, strategy: Any, member: Member, worker: DeviceWorker | None) -> None:
+        Block.__init__(self)
         self._strategy = strategy
         self._member = member
         self._worker = worker
         self._thread = member.group.thread
-        self._tokens: list[Token[Any]] = []
         self._run: ReplicaContext | None = None
         self._branches: WeakSet[ReplicaContext] | None = None
 
@@ -93,19 +89,6 @@ class ReplicaContext:
         self._thread = refusal.RETIRED
         for branch in self._branches or ():
             branch._thread = refusal.RETIRED
-
-    def __enter__(self) -> Self:
-        self._tokens.append(current.set(self))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for index in reversed(range(len(self._tokens))):  # the last that was entered in this task
-            with suppress(ValueError):
-                current.reset(self._tokens[index])
-                del self._tokens[index]
-                return
 
     def __repr__(self) -> str:
         group, me = self._member.group, f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
@@ -308,6 +291,22 @@ class ReplicaContext:
             kinds.MERGE_CALL, None, function_key(merge_fn), name, structure, None, None, None, self._path(frame, name),
         )  # fmt: skip
         return self._issue(frame, signature, call)
+
+    def join(self) -> CollectiveHandle[int]:
+        """Take part in the others' collectives with nothing, until every replica has joined.
+
+        For replicas that run out of data: a reduction is one of what the others bring (a MEAN is divided by their
+        number), an all_gather puts their values together, a barrier needs them alone. What needs a value of every
+        replica (reduce_scatter, all_to_all, merge_call, a broadcast from one that has joined) raises `ValueError` in
+        those who wait in it.
+
+        Returns:
+            A handle; its await gives the id of the replica that joined last, as this context counts.
+        """
+        refusal.check_current(self, "join")
+        frame = _getframe(1)
+        handle: CollectiveHandle[int] = joining.join(self._member.group, self._member, frame.f_code, frame.f_lasti)
+        return handle
 
     def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
         """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.

@@ -7,9 +7,10 @@ merge function, and nothing outside: then the default strategy's only replica is
 
 from __future__ import annotations
 
-from contextvars import ContextVar
+from contextlib import suppress
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from aiodist.replica.context import ReplicaContext
@@ -26,6 +27,26 @@ class CrossReplica:
 
     strategy: Any
     size: int
+
+
+class Block:
+    """What a with-block makes the current context."""
+
+    __slots__ = ("_tokens",)
+
+    def __init__(self) -> None:
+        self._tokens: list[Token[Any]] = []
+
+    def __enter__(self) -> Self:
+        self._tokens.append(current.set(self))  # type: ignore[arg-type]  # a replica's context is the only one
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for index in reversed(range(len(self._tokens))):  # the last that was entered in this task
+            with suppress(ValueError):
+                current.reset(self._tokens[index])
+                del self._tokens[index]
+                return
 
 
 current: ContextVar[ReplicaContext | CrossReplica | None] = ContextVar("aiodist_current", default=None)

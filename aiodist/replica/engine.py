@@ -35,6 +35,7 @@ from aiodist.replica.handle import (
     TrioHandle,
     watched,
 )
+from aiodist.replica.races import RaceWatch
 from aiodist.replica.reducers import Done, Reducers
 from aiodist.replica.waits import look_at_replicas
 from aiodist.vocabulary.errors import ReplicaContextError
@@ -63,9 +64,11 @@ class _TaskEngine:
 
     Attributes:
         reducers: the run's worker threads.
+        races: looks for tasks of a replica that race, in a run that is observed.
     """
 
     reducers: Reducers
+    races: RaceWatch
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         self._group = group

@@ -168,9 +168,13 @@ class TrioHandle(CollectiveHandle[T]):
 
 
 class _Observed(CollectiveHandle[T]):
-    """A handle whose awaits an observer is told of."""
+    """A handle whose awaits an observer is told of. The task that makes it issues the collective."""
 
     __slots__ = ()
+
+    def __init__(self, meeting: Rendezvous, member: Member, structure: Structure | None) -> None:
+        super().__init__(meeting, member, structure)
+        member.group.engine.races.issued(member, meeting)
 
     def __await__(self) -> Generator[Any, Any, T]:
         observer = self._member.group.observer

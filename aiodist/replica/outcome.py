@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
+from aiodist.collective.member import JOIN, Member
 from aiodist.collective.wording import ids, shown_file
 from aiodist.vocabulary.errors import CollectiveError
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
-    from aiodist.collective.member import Member
 
 
 def note_of_failure(group: SyncGroup, member: Member) -> str:
@@ -26,12 +26,14 @@ def _who_waits(group: SyncGroup, failed: int) -> str | None:
     """Say who waits in the first open collective of a group, and where."""
     for number in sorted(group.open):
         meeting = group.open[number]
-        waiting = [m.replica_id for m in group.members if m.replica_id != failed and m.arrived_at(number)]
+        others = [m for m in group.members if m.replica_id != failed and not m.stands_aside(number)]
+        waiting = [m.replica_id for m in others if m.arrived_at(number)]
         if waiting and not meeting.agreed and number >= 0:
             signature, code, offset = meeting.call_of(waiting[0])
             place = location(code, offset)
             were = "was" if len(waiting) == 1 else "were"
-            call = f"{call_text(signature).partition('(')[0]} #{number}"
+            name = call_text(signature).partition("(")[0]
+            call = f"{name} #{number}" if number < JOIN else name
             where = f"{call} of {group.label}" if group.label else call
             return f"{ids(waiting)} {were} waiting in {where} at {shown_file(place.file)}:{place.line}"
     return None

@@ -30,6 +30,7 @@ from aiodist.replica.current import current
 from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure
+from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
 from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.replica.worker import DeviceWorker
@@ -106,6 +107,7 @@ class _Run:
         observer = who_listens()
         if observer is not None:
             engine.handle = engine.observed_handle
+            engine.races = RaceWatch()
         group.attach(engine, get_ident())
         self._watch = watch_here()
         if self._watch is not None:

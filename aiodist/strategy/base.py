@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiodist.collective.group import SyncGroup
+from aiodist.collective.recorder import Recorder
 from aiodist.data.methods import DataMethods
 from aiodist.replica import arguments
 from aiodist.replica.context import ReplicaContext
@@ -45,6 +46,7 @@ class Strategy(DataMethods, V1Strategy):
             raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
         extended._bind(self)
         self._extended = extended
+        self._recorder = Recorder()
 
     def __repr__(self) -> str:
         devices = self._extended.devices
@@ -60,6 +62,11 @@ class Strategy(DataMethods, V1Strategy):
     def extended(self) -> StrategyExtended:
         """The strategy's devices and settings."""
         return self._extended
+
+    @property
+    def recorder(self) -> Recorder:
+        """The last collectives of every replica, of the runs in progress and of the last that ended."""
+        return self._recorder
 
     @property
     def cluster_resolver(self) -> None:
@@ -111,7 +118,11 @@ class Strategy(DataMethods, V1Strategy):
         size = self.num_replicas_in_sync
         calls = [(fn, *self._select(replica_id, args, kwargs)) for replica_id in range(size)]
         group = self._extended.new_group(arguments.options(options, None))
-        results = await run_replicas(self, group, calls)
+        self._recorder._begin(group)
+        try:
+            results = await run_replicas(self, group, calls)
+        finally:
+            self._recorder._end(group)
         creation.check_complete(group)
         return regroup(results)
 

@@ -82,15 +82,14 @@ _TYPES: dict[int, type[ForeignType]] = {1: HostType}  # by DLPack's DLDeviceType
 
 
 def type_of(leaf: Any) -> ForeignType | None:
-    """Return whose array it is; None if it is no foreign array.
+    """Return whose array it is; None if it is no foreign array, or one whose framework cannot take a result over.
 
     Raises:
         TypeError: it is one on a device that is not known here.
     """
-    if not is_foreign(leaf):
+    framework = _framework_of(leaf) if is_foreign(leaf) else None
+    if framework is None:
         return None
-    kind: Any = type(leaf)
-    framework: ModuleType = _framework(kind) or leaf.__array_namespace__()
     try:
         device = int(leaf.__dlpack_device__()[0])
     except ValueError as error:  # PyTorch's "meta" tensors, which have no memory
@@ -108,10 +107,16 @@ def is_foreign(value: Any) -> bool:
     return hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic))
 
 
+def _framework_of(leaf: Any) -> ModuleType | None:
+    kind: Any = type(leaf)
+    namespace = getattr(leaf, "__array_namespace__", None)  # the standard's way, which PyTorch does not have
+    return _package_of(kind) or (None if namespace is None else namespace())
+
+
 @cache
-def _framework(kind: type) -> ModuleType | None:
-    """Return the package of a class, or of one that it comes from, that can take arrays over."""
-    packages = (sys.modules.get(base.__module__.partition(".")[0]) for base in kind.__mro__)
+def _package_of(kind: type) -> ModuleType | None:
+    """Return the package of a class, or of one that it comes from, that can take arrays over; the most basic one."""
+    packages = (sys.modules.get(base.__module__.partition(".")[0]) for base in reversed(kind.__mro__))
     return next((package for package in packages if hasattr(package, "from_dlpack")), None)
 
 

@@ -50,7 +50,12 @@ def loss(weights: dict[str, Any], inputs: Any, targets: Any, examples: Any) -> A
     return -logits[jnp.arange(len(targets)), targets].sum() / examples
 
 
-compute = jax.jit(jax.value_and_grad(loss))
+loss_and_gradients = jax.jit(jax.value_and_grad(loss))
+
+
+def compute(*args: Any) -> Any:
+    """Return the loss and its gradients when they are there; meanwhile the other replicas run."""
+    return jax.block_until_ready(loss_and_gradients(*args))
 
 
 @jax.jit

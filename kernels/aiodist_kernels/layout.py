@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from aiodist_kernels import pool
 from aiodist_kernels.arguments import Array
 from aiodist_kernels.rules import DType
 
@@ -58,9 +59,9 @@ def same_order(arrays: Sequence[Array]) -> bool:
 
 
 def empty_like(array: Array, dtype: DType) -> Array:
-    """Return fresh memory for a result: the shape of `array`, and Fortran's order if it has that."""
+    """Return memory for a result that nobody else sees: the shape of `array`, and Fortran's order if it has that."""
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    return np.empty(array.shape, dtype, order="F" if fortran else "C")
+    return pool.results.empty(array.shape, dtype, "F" if fortran else "C")
 
 
 def overlaps(out: Array, buffers: Sequence[Array]) -> bool:

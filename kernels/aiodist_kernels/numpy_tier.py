@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist_kernels import pool
 from aiodist_kernels.arguments import Array
 from aiodist_kernels.layout import empty_like, flat_views, overlaps, spoils
 from aiodist_kernels.reduce_op import ReduceOp
@@ -62,12 +63,19 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
         fold(rule, [buffer[low:high] for buffer in flat], out[low:high])
 
 
+def is_plain(rule: Rule) -> bool:
+    """Say whether a fold is nothing but its ufunc, called from buffer to buffer, whatever the layout."""
+    return _is_native(rule) and not rule.contiguous and rule.dtype.isnative
+
+
 def _is_native(rule: Rule) -> bool:
     return rule.accumulator == rule.dtype and rule.finish is Finish.NOTHING
 
 
 def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     if len(buffers) == 2:  # ufuncs need no blocks here, and take care of an overlap
+        if out is None and buffers[0].nbytes >= pool.POOLED_FROM:
+            out = empty_like(buffers[0], rule.result)
         total = rule.ufunc(buffers[0], buffers[1]) if out is None else rule.ufunc(buffers[0], buffers[1], out=out)
         return total if type(total) is np.ndarray else np.asarray(total)
     if buffers[0].nbytes > BLOCK_BYTES:
@@ -83,7 +91,7 @@ def _fold_wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array
 
 def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     straight = [np.asarray(buffer, rule.dtype, order="C") for buffer in buffers]
-    total = np.empty(straight[0].shape, rule.result)
+    total = empty_like(straight[0], rule.result)
     flats = flat_views([*straight, total])
     if flats is not None:
         fold_range(rule, flats[:-1], flats[-1], 0, total.size)

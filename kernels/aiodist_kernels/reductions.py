@@ -5,6 +5,7 @@ The path of a tiny array is one dictionary look-up, one comparison of shape and 
 buffer, and the ufunc calls.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Final
 
@@ -69,9 +70,10 @@ def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate 
         plan = plans[op, first.dtype, accumulate]
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
-    if plan.compiled_from <= first.nbytes:
+    if first.nbytes > plan.tiny_to or len(buffers) < 2:
         return _reduce(plan, buffers, None)
-    return quiet.copy().run(plan.fold, plan.rule, buffers, None)
+    total: Array = quiet.copy().run(functools.reduce, plan.rule.ufunc, buffers)
+    return total if type(total) is np.ndarray else np.asarray(total)
 
 
 def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:

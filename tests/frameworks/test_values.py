@@ -186,6 +186,31 @@ async def test_real_parameter_is_refused_with_the_way_out() -> None:
         await on_each(1, program)
 
 
+async def test_array_whose_framework_takes_nothing_over_is_refused() -> None:
+    class Alone(toy.Tensor):
+        __array_namespace__ = None  # type: ignore[assignment]
+
+    async def program() -> None:
+        here().all_reduce("SUM", {"x": Alone(np.ones(2))})
+
+    with pytest.raises(TypeError, match=r"value\['x'\]: expected a nest of arrays.*Alone"):
+        await on_each(1, program)
+
+
+async def test_subclass_comes_back_as_its_framework_s_array() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+    class Special(torch.Tensor):  # type: ignore[misc,name-defined]
+        pass
+
+    async def program() -> Any:
+        return await here().all_reduce("SUM", torch.ones(2).as_subclass(Special))
+
+    for got in await on_each(2, program):
+        assert type(got) is torch.Tensor
+        assert got.tolist() == [2, 2]
+
+
 async def test_array_on_an_unknown_device_is_refused() -> None:
     class Elsewhere(toy.Tensor):
         def __dlpack_device__(self) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -61,6 +61,7 @@ ARRAYS: dict[str, Callable[[int], Any]] = {
     "tuple": lambda r: (numbers(r, 6),),
     "namedtuple": lambda r: Pair(numbers(r, 6), numbers(r, 6, 1)),
     "OrderedDict": lambda r: OrderedDict(z=numbers(r, 6), a=numbers(r, 6)),
+    "defaultdict": lambda r: defaultdict(list, z=numbers(r, 6), a=numbers(r, 6)),
     "dataclass": lambda r: Point(numbers(r, 6), {"deep": [numbers(r, 6)]}),
     "None": lambda r: None,
     "None inside": lambda r: {"a": None, "b": (numbers(r, 6), None)},

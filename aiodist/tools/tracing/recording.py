@@ -13,6 +13,8 @@ from threading import Lock
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aiodist.collective.joining import number_of_join
+from aiodist.collective.member import JOIN
 from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, LeafType, Signature
 
 if TYPE_CHECKING:
@@ -69,6 +71,8 @@ class Run:
             self.members[serial] = [member.replica_id for member in group.members]
             self.labels[serial] = group.label
         found = self.open[serial, meeting.number] = Collective(self, serial, meeting)
+        if meeting.number == JOIN:
+            found.number = number_of_join(group)
         return found
 
 
@@ -77,6 +81,7 @@ class Collective:
 
     Attributes:
         run, serial, number: its run, its group's serial number there, and its number in the group.
+        key: what it is known by among the open ones of the run.
         replicas: by position in the group, the members' ids.
         call: signature, code and offset of the first arrival.
         others: by replica id, those of arrivals that are not literally the first one's.
@@ -88,14 +93,15 @@ class Collective:
     """
 
     __slots__ = (
-        "awaited", "call", "completed", "error", "issued", "left", "nbytes", "number", "others", "replicas", "resumed",
-        "run", "serial",
+        "awaited", "call", "completed", "error", "issued", "key", "left", "nbytes", "number", "others", "replicas",
+        "resumed", "run", "serial",
     )  # fmt: skip
 
     def __init__(self, run: Run, serial: int, meeting: Rendezvous) -> None:
         self.run = run
         self.serial = serial
         self.number = meeting.number
+        self.key = serial, meeting.number
         self.replicas = replicas = run.members[serial]
         self.call: Call = meeting.signature, meeting.code, meeting.offset
         self.others: dict[int, Call] | None = None
@@ -243,17 +249,28 @@ class Recording:
 
     def completed(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Note when a collective was complete, and with what error."""
+        if meeting.signature[KIND].name == "join":
+            self._number_join(group, meeting)
         found = self._find(group, meeting)
         if found is not None:
             found.completed = found.run.clock()
             found.others = meeting.others
             found.error = None if meeting.error is None else type(meeting.error).__name__
 
+    def _number_join(self, group: SyncGroup, meeting: Rendezvous) -> None:
+        """Put a join where it is looked for now that it has a number."""
+        run = self._runs.get(group.root)
+        found = None if run is None else run.open.pop((group.serial, JOIN), None)
+        if found is not None:
+            found.number = meeting.number
+            found.key = group.serial, meeting.number
+            found.run.open[found.key] = found
+
     # The end.
 
     def _finish(self, found: Collective) -> None:
         with self._lock:
-            if found.run.open.pop((found.serial, found.number), None) is None:
+            if found.run.open.pop(found.key, None) is None:
                 return
             self._done.append(found)
             self.arrivals += len(found.replicas)

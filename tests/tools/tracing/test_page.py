@@ -224,3 +224,15 @@ def test_dark_scheme_is_followed(tmp_path: Path) -> None:
         dark.open(page(tmp_path, 2))
         assert dark.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 29)"
         assert dark.js("aiodistPage.painter.colors.paper") == "#14171d"
+
+
+@needs_chromium
+@pytest.mark.parametrize("replicas", [4, 2000])
+def test_disagreement_is_red_in_every_size(browser: Browser, tmp_path: Path, replicas: int) -> None:
+    browser.open(page(tmp_path, replicas, 1, parts_ways=True))
+    browser.press("e")
+    browser.press("Escape")
+    red, green, blue = color_at(browser, *place(browser, 1, 0))
+    assert red > 2 * green
+    assert blue < red / 2
+    assert browser.js("aiodistPage.state.lane") == 1

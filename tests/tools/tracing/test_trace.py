@@ -191,6 +191,18 @@ async def test_run_that_outlasts_its_trace_is_told_as_far_as_it_came(tmp_path: P
     assert waiting["args"]["wait_ns"] > 0
 
 
+async def test_a_join_has_the_number_that_it_gets_in_the_end(tmp_path: Path) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(ctx.replica_id_in_sync_group):
+            await ctx.barrier()
+        await ctx.join()
+        await ctx.barrier()
+
+    events = collectives(await traced(tmp_path / "run.json", program, 2))
+    found = [(e["tid"] - 1, e["name"], e["args"]["number"]) for e in events]
+    assert sorted(found) == [(0, "barrier", 2), (0, "join", 1), (1, "barrier", 0), (1, "barrier", 2), (1, "join", 1)]
+
+
 async def test_groups_are_named_and_stand_on_their_replicas_lanes(tmp_path: Path) -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group:

@@ -5,7 +5,9 @@ class Controls {
     this.page = page;
     this.mouse(page.canvas);
     this.scrub(page.overviewCanvas);
-    page.canvas.addEventListener("keydown", (event) => this.key(event));
+    document.addEventListener("keydown", (event) => {
+      if (!event.target.closest("select, pre, aside")) this.key(event); // those have uses of their own for keys
+    });
     const click = (id, act) => byId(id).addEventListener("click", () => page.change(act));
     const middle = () => GUTTER + page.view.plotWidth / 2, centre = () => HEAD + page.view.plotHeight / 2;
     click("zoom-in", () => page.view.zoom(0.5, middle()));
@@ -84,18 +86,18 @@ class Controls {
   }
 
   key(event) {
-    if (event.ctrlKey || event.metaKey) return;
+    if (event.ctrlKey || event.metaKey || (event.key === "Enter" && event.target.closest("button"))) return;
     const { page } = this, { view } = page, middle = GUTTER + view.plotWidth / 2, centre = HEAD + view.plotHeight / 2;
     const far = view.plotWidth / 8, lanes = Math.max(40, view.laneHeight), screen = view.plotHeight * 0.9;
     const acts = {
       ArrowLeft: () => view.pan(far, 0), ArrowRight: () => view.pan(-far, 0),
       ArrowUp: () => view.pan(0, lanes), ArrowDown: () => view.pan(0, -lanes),
       PageUp: () => view.pan(0, screen), PageDown: () => view.pan(0, -screen),
-      "+": () => (event.shiftKey && event.code !== "Equal" ? view.zoomLanes(1.5, centre) : view.zoom(0.5, middle)), "=": () => view.zoom(0.5, middle),
-      "-": () => view.zoom(2, middle), _: () => view.zoomLanes(1 / 1.5, centre), "*": () => view.zoomLanes(1.5, centre),
+      "+": () => view.zoom(0.5, middle), "=": () => view.zoom(0.5, middle), "-": () => view.zoom(2, middle),
+      ">": () => view.zoomLanes(1.5, centre), "<": () => view.zoomLanes(1 / 1.5, centre),
       w: () => view.zoom(0.5, middle), s: () => view.zoom(2, middle), a: () => view.pan(far, 0), d: () => view.pan(-far, 0),
       0: () => view.fit(), Home: () => view.fit(), "[": () => page.step(-1), "]": () => page.step(1),
-      Enter: () => page.zoomToChosen(), e: () => page.goToTrouble(), Escape: () => page.choose(-1), "?": () => this.help(),
+      Enter: () => page.zoomToChosen(), e: () => page.goToTrouble(), Escape: () => (byId("keys").hidden ? page.choose(-1) : this.help()), "?": () => this.help(),
     };
     const act = acts[event.key];
     if (!act) return;

@@ -9,6 +9,7 @@ class Painter {
     this.context = canvas.getContext("2d");
     this.trace = trace;
     this.raster = new Raster();
+    this.majorities = new Map();
     this.readColors();
   }
 
@@ -33,8 +34,10 @@ class Painter {
     this.clip(GUTTER, HEAD, view.plotWidth, view.plotHeight, () => {
       this.lanes(view, state);
       this.work(view);
-      if (shapes > MOST_SHAPES || view.laneHeight < 2.5) this.raster.draw(context, this.trace, view, range, this.waitRgb);
-      else this.waits(view, range);
+      const many = shapes > MOST_SHAPES || view.laneHeight < 2.5;
+      if (many) this.raster.draw(context, this.trace, view, range, this.waitRgb);
+      this.waits(view, range, many);
+      if (state.lane !== null) this.outline(view, state.lane);
       this.links(view, range, shapes);
       if (state.site !== null) this.siteMarks(view, range, state.site);
       this.troubles(view);
@@ -66,10 +69,12 @@ class Painter {
       context.fillRect(GUTTER, view.y(lane0), view.plotWidth, (lane1 - lane0) * view.laneHeight);
     }
     this.suspects(view);
-    if (state.lane !== null) {
-      context.strokeStyle = colors.chosen;
-      context.strokeRect(GUTTER + 0.5, view.y(state.lane) - 0.5, view.plotWidth - 1, Math.max(2, view.laneHeight));
-    }
+  }
+
+  outline(view, lane) {
+    this.context.strokeStyle = this.colors.chosen;
+    this.context.lineWidth = 1;
+    this.context.strokeRect(GUTTER + 0.5, view.y(lane) - 1.5, view.plotWidth - 1, Math.max(3, view.laneHeight + 1));
   }
 
   /** Tint the lanes of those who differ from the rest. */
@@ -98,11 +103,13 @@ class Painter {
     }
   }
 
-  waits(view, [k0, k1]) {
+  /** Draw waits one by one: all of them, or only those that ended in an error. */
+  waits(view, [k0, k1], onlyFailed) {
     const { context, colors, trace } = this, { order } = view.track, [lane0, lane1] = view.lanes;
     const inset = view.laneHeight >= 8 ? 2 : 0, height = Math.max(1, view.laneHeight - 1 - 2 * inset);
     for (let k = k0; k < k1; k += 1) {
       const i = order[k], first = trace.first[i];
+      if (onlyFailed && !trace.status[i]) continue;
       for (let j = trace.offset[i]; j < trace.offset[i + 1]; j += 1) {
         const lane = trace.replica[j];
         if (lane < lane0 || lane >= lane1) continue;
@@ -116,11 +123,22 @@ class Painter {
         }
         if (trace.wait[j] > 0) {
           context.fillStyle = trace.status[i] ? colors.bad : colors.wait;
+          context.globalAlpha = trace.status[i] && trace.text[j] === this.majority(i) ? 0.6 : 1;
           context.fillRect(x0, y, Math.max(0.8, x1 - x0), height);
+          context.globalAlpha = 1;
         }
         if (height >= 11 && x1 - x0 > 46) this.label(i, j, x0, x1, y + height / 2);
       }
     }
+  }
+
+  /** Return what most replicas asked for in a collective that failed; -1 if all did. */
+  majority(i) {
+    if (!this.majorities.has(i)) {
+      const found = camps(this.trace, i);
+      this.majorities.set(i, found.length > 1 ? found[0].text : -1);
+    }
+    return this.majorities.get(i);
   }
 
   label(i, j, x0, x1, y) {
@@ -276,15 +294,25 @@ class Painter {
     for (let lane = Math.ceil(lane0 / step) * step; lane < lane1; lane += step) {
       const y = view.y(lane) + Math.min(view.laneHeight, 28) / 2;
       if (y < HEAD + 4 || y > view.height - 4) continue;
-      context.fillStyle = lane === state.lane ? colors.chosen : colors.soft;
-      context.fillText(devices[lane], GUTTER - 8, y);
-      context.fillStyle = lane === state.lane ? colors.chosen : colors.ink;
-      context.fillText(String(lane), GUTTER - 16 - context.measureText(devices[lane]).width, y);
+      if (state.lane !== null && lane !== state.lane && Math.abs(view.y(lane) - view.y(state.lane)) < 15) continue;
+      this.laneName(lane, devices[lane], y, colors.soft, colors.ink);
+    }
+    if (state.lane !== null && state.lane < devices.length) {
+      const y = view.y(state.lane) + Math.min(view.laneHeight, 28) / 2;
+      if (y > HEAD) this.laneName(state.lane, devices[state.lane], y, colors.chosen, colors.chosen);
     }
     context.textAlign = "left";
     context.fillStyle = colors.rule;
     context.fillRect(0, HEAD - 1, GUTTER, 1);
     this.scrollbar(view);
+  }
+
+  laneName(lane, device, y, soft, strong) {
+    const { context } = this;
+    context.fillStyle = soft;
+    context.fillText(device, GUTTER - 8, y);
+    context.fillStyle = strong;
+    context.fillText(String(lane), GUTTER - 16 - context.measureText(device).width, y);
   }
 
   scrollbar(view) {

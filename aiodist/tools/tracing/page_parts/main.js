@@ -130,7 +130,10 @@ class Page {
       this.zoomTo(met);
       this.choose(met);
     }
-    if (verdict.suspects.length) this.view.reveal(verdict.suspects[0]);
+    if (verdict.suspects.length && verdict.suspects.length < this.view.track.lanes) {
+      this.state.lane = verdict.suspects[0];
+      this.view.reveal(this.state.lane);
+    }
     this.canvas.focus();
   }
 }

@@ -47,7 +47,7 @@ function fillTable(table, names, rows) {
     });
     const choose = () => {
       const chosen = line.getAttribute("aria-selected") === "true";
-      for (const other of body.children) other.removeAttribute("aria-selected");
+      for (const other of body.rows) other.removeAttribute("aria-selected");
       if (!chosen) line.setAttribute("aria-selected", "true");
       row.choose(!chosen);
     };
@@ -60,6 +60,7 @@ function fillTable(table, names, rows) {
     });
     body.append(line);
   }
+  if (rows.length > 500) body.append(element("tr", `… and ${rows.length - 500} more`));
   table.replaceChildren(element("thead"), body);
   table.tHead.append(head);
 }

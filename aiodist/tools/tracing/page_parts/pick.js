@@ -30,7 +30,7 @@ function camps(trace, i) {
     camp.push(trace.replica[j]);
     found.set(trace.text[j], camp);
   }
-  return [...found].map(([text, replicas]) => ({ ...trace.texts[text], replicas })).sort((a, b) => b.replicas.length - a.replicas.length);
+  return [...found].map(([text, replicas]) => ({ text, ...trace.texts[text], replicas })).sort((a, b) => b.replicas.length - a.replicas.length);
 }
 
 function describe(trace, i) {

@@ -1,0 +1,103 @@
+"""Races between tasks of one replica: which of them issues first is nobody's decision, and may differ by replica.
+
+The order of a replica's collectives is the order of its calls. Two tasks that both issue collectives of one group, with
+nothing between them that makes one come first, may do so in another order on another replica. Today they may agree. So
+it is a warning, not an error, and it is looked for only in runs that somebody observes (``aiodist check``, a trace, a
+test): to ask at every collective which task runs would cost all the others too much.
+
+A **creation clock** tells. A task begins with the number of collectives that its creator knows of, for it begins with
+a copy of its context variables, and knows those that it issues itself. A task that is done has handed its number on.
+Who issues a collective behind one that it does not know of, of a task that is not done, races with that task. Tasks
+that order themselves by an event or a queue are told of, too: the clock does not see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
+from aiodist.collective.wording import place
+from aiodist.replica.suspension import task_text
+
+if TYPE_CHECKING:
+    from aiodist.collective.member import Member
+    from aiodist.collective.rendezvous import Rendezvous
+    from aiodist.vocabulary.reports import Location
+
+_known: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("aiodist_known_collectives", default=())
+
+
+class _Issued(NamedTuple):
+    """The last collective of a replica: its number, who issued it, as what, and where."""
+
+    number: int
+    task: Any
+    what: str
+    where: Location
+
+
+class RaceWatch:
+    """Warns of tasks of one replica that race with each other for the next collective of a group."""
+
+    def __init__(self) -> None:
+        self._last: WeakKeyDictionary[Member, _Issued] = WeakKeyDictionary()
+        self._told: set[tuple[Location, Location]] = set()
+
+    def issued(self, member: Member, meeting: Rendezvous) -> None:
+        """Look whether the task that issues this knows of what was issued before it."""
+        number, task = meeting.number, _current_task()
+        if number < 0 or task is None:
+            return
+        last = self._last.get(member)
+        known = dict(_known.get())
+        unknown = last is not None and known.get(id(member), -1) < last.number
+        signature, code, offset = meeting.call_of(member.replica_id)
+        issued = _Issued(number, task, call_text(signature), location(code, offset))
+        if last is not None and unknown and last.task is not task and not _is_done(last.task):
+            self._tell(member, last, issued)
+        self._last[member] = issued
+        known[id(member)] = number
+        _known.set(tuple(known.items()))
+
+    def _tell(self, member: Member, one: _Issued, other: _Issued) -> None:
+        first, second = sorted((one, other), key=lambda issued: issued.where)
+        if (first.where, second.where) not in self._told:
+            self._told.add((first.where, second.where))
+            # Not here, in the midst of an arrival: a warning may be an error, and a task that runs shows no frames.
+            member.group.engine.call_plainly(_warn, member.replica_id, first, second)
+
+
+def _warn(replica_id: int, first: _Issued, second: _Issued) -> None:
+    warnings.warn_explicit(
+        f"tasks of replica {replica_id} race for the next collective: {_text(first)}, {_text(second)}; the order on "
+        "other replicas may differ: await them one after the other, or give each a group",
+        RuntimeWarning,
+        second.where.file,
+        second.where.line,
+    )
+
+
+def _text(issued: _Issued) -> str:
+    return f"{task_text(issued.task)} issued {issued.what} at {place(issued.where)}"
+
+
+def _current_task() -> Any:
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        return trio.lowlevel.current_task()
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _is_done(task: Any) -> bool:
+    if isinstance(task, asyncio.Future):
+        return task.done()
+    return task.parent_nursery is None or task not in task.parent_nursery.child_tasks

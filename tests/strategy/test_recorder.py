@@ -1,0 +1,188 @@
+"""The recorder: what each replica did last, while runs go on and after any end, on every event loop."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import CollectiveError, RecordedCall, ReplicaContext
+from tests.collective.runs import mirrored, run
+
+pytestmark = pytest.mark.anyio
+
+
+def told(calls: tuple[RecordedCall, ...]) -> list[tuple[int, str, bool]]:
+    return [(call.sequence_number, call.call, call.complete) for call in calls]
+
+
+async def two_calls(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("SUM", np.ones(3, np.float32))
+    await ctx.barrier()
+
+
+def test_new_strategy_has_recorded_nothing() -> None:
+    recorder = mirrored(2).recorder
+    assert (recorder.running, recorder.last, str(recorder)) == ((), None, "no run yet")
+
+
+async def test_last_run_is_recorded_for_every_replica() -> None:
+    strategy = mirrored(3)
+    await run(strategy, two_calls)
+    record = strategy.recorder.last
+    assert record is not None
+    assert record.devices == ("CPU:0", "CPU:1", "CPU:2")
+    assert not record.in_progress
+    for replica_id in range(3):
+        assert told(record.calls(replica_id)) == [(0, "all_reduce(SUM, float32[3])", True), (1, "barrier()", True)]
+    assert record.calls(0)[0].location.function == "two_calls"
+
+
+async def test_run_in_progress_is_recorded_as_it_stands() -> None:
+    strategy = mirrored(2)
+    seen: list[list[tuple[int, str, bool]]] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group:
+            (record,) = strategy.recorder.running
+            assert record.in_progress
+            seen.extend([told(record.calls(0)), told(record.calls(1))])
+        await ctx.all_reduce("SUM", 1.0)
+
+    await run(strategy, program)
+    assert seen == [[(0, "barrier()", True), (1, "all_reduce(SUM, float)", False)], [(0, "barrier()", True)]]
+    assert strategy.recorder.running == ()
+
+
+async def test_runs_beside_each_other_are_recorded_apart() -> None:
+    strategy = mirrored(2)
+    inside = anyio.Event()
+
+    async def waits(ctx: ReplicaContext) -> None:
+        await inside.wait()
+        await ctx.barrier()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run, strategy, waits)
+        await anyio.lowlevel.checkpoint()
+        await run(strategy, two_calls)
+        assert len(strategy.recorder.running) == 1
+        assert strategy.recorder.last is not None
+        assert len(strategy.recorder.last.calls(0)) == 2
+        inside.set()
+    record = strategy.recorder.last
+    assert record is not None
+    assert told(record.calls(0)) == [(0, "barrier()", True)]
+
+
+async def test_last_256_are_kept() -> None:
+    strategy = mirrored(2)
+
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(300):
+            await ctx.barrier()
+
+    await run(strategy, program)
+    assert strategy.recorder.last is not None
+    calls = strategy.recorder.last.calls(1)
+    assert [call.sequence_number for call in calls] == list(range(44, 300))
+
+
+async def test_disagreement_is_recorded_with_each_replicas_own_call() -> None:
+    strategy = mirrored(3)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 1:
+            await ctx.all_reduce("MAX", 1.0)
+        await ctx.barrier()
+
+    with pytest.raises(CollectiveError):
+        await run(strategy, program)
+    record = strategy.recorder.last
+    assert record is not None
+    assert told(record.calls(0)) == told(record.calls(2)) == [(0, "barrier()", True), (1, "barrier()", False)]
+    assert told(record.calls(1)) == [(0, "barrier()", True), (1, "all_reduce(MAX, float)", False)]
+
+
+async def test_failure_of_a_replica_leaves_what_the_others_waited_in() -> None:
+    strategy = mirrored(2)
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group:
+            raise ValueError("mine")
+        await ctx.barrier()
+
+    with pytest.raises(ValueError, match="mine"):
+        await run(strategy, program)
+    record = strategy.recorder.last
+    assert record is not None
+    assert told(record.calls(0)) == [(0, "barrier()", False)]
+    assert record.calls(1) == ()
+
+
+async def test_groups_are_recorded_by_their_names() -> None:
+    strategy = mirrored(3)
+    found: list[tuple[RecordedCall, ...]] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group != 1:
+            pair = ctx.new_group([0, 2], name="pair")
+            await pair.barrier()
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 2:
+            found.extend(strategy.recorder.running[0].calls(i) for i in range(3))
+
+    await run(strategy, program)
+    label = "group 'pair' of replicas 0 and 2"
+    assert [[call.group for call in calls] for calls in found] == [[None, label], [None], [None, label]]
+    assert {call.call for calls in found for call in calls} == {"barrier()"}
+
+
+async def test_unknown_replica_is_refused() -> None:
+    strategy = mirrored(2)
+    await run(strategy, two_calls)
+    assert strategy.recorder.last is not None
+    with pytest.raises(IndexError, match="replica_id must be from 0 to 1, got 2"):
+        strategy.recorder.last.calls(2)
+
+
+async def test_record_is_written_for_a_person() -> None:
+    strategy = mirrored(4)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 3:
+            raise ValueError("mine")
+        await ctx.barrier()
+
+    with pytest.raises(ValueError, match="mine"):
+        await run(strategy, program)
+    lines = str(strategy.recorder).splitlines()
+    assert lines[0] == "run of 4 replicas, ended"
+    assert lines[1].startswith("  replicas 0-2")
+    assert lines[2].startswith("    #0  barrier()   tests/strategy/test_recorder.py:")
+    assert lines[3].endswith(" in program   open")
+    assert lines[4].startswith("  replica 3")
+
+
+async def test_record_keeps_no_value_alive() -> None:
+    strategy = mirrored(2)
+    brought: list[weakref.ref[np.ndarray]] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        value = np.ones(100)
+        brought.append(weakref.ref(value))
+        await ctx.all_reduce("SUM", value)
+        if ctx.replica_id_in_sync_group:
+            raise ValueError("mine")
+        await ctx.all_reduce("MAX", value)
+
+    with pytest.raises(ValueError, match="mine"):
+        await run(strategy, program)
+    gc.collect()
+    assert [ref() for ref in brought] == [None, None]
