@@ -25,6 +25,8 @@ def hints(findings: Findings) -> list[str]:
 
 def _by_parting(findings: Findings) -> list[str] | None:
     parting = findings.divergence.parting if findings.divergence is not None else None
+    if _of_its_own(findings):
+        return _of_its_own(findings)
     if parting is Parting.LEFT_LOOP:
         return _UNEVEN
     if parting is Parting.SWAPPED:
@@ -35,6 +37,15 @@ def _by_parting(findings: Findings) -> list[str] | None:
     if parting is not None and findings.reason in _BRANCHED:
         return _CONDITION
     return [*_CONDITION, *_NAME] if one_more_or_less else None
+
+
+def _of_its_own(findings: Findings) -> list[str]:
+    """Return what is to be said of joins and of the creation of groups alone."""
+    if findings.joining and findings.reason is Reason.EXITED:
+        return ["Where one replica joins, all must: await ctx.join() behind the loop, on every way out of it."]
+    if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
+        return ["Every member must make the group at the same place; where the places are to meet, give it a name."]
+    return []
 
 
 _UNEVEN = [

@@ -161,6 +161,8 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
         or_else = ", or makes the two in another order" if ahead == 1 else ""
         return _skipped(usual, odd, calls, certain=False, how="going by the rounds before, ", or_else=or_else)
     call, next_call = odd.calls[0], usual.calls[0]
+    if call.location == next_call.location:  # one call, of which something differs, and that is told
+        return None
     text = (
         f"{_upper(ids_briefly(odd.replicas))} made a call that the rounds before do not have: {call.call} at "
         f"{place(call.location)}; {ids_briefly(usual.replicas)} went on as before, with "

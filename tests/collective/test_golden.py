@@ -49,6 +49,12 @@ THREE = [
     programs.racing_tasks,
     programs.lock_across_a_collective,
     programs.queues_in_a_ring,
+    programs.group_disagrees,
+    programs.group_is_left,
+    programs.group_made_elsewhere,
+    programs.groups_crossed,
+    programs.one_never_joins,
+    programs.parted_while_one_has_joined,
 ]
 TIMED = {
     programs.stuck_elsewhere,
@@ -59,7 +65,6 @@ TIMED = {
 CASES: list[tuple[Program, int]] = [
     *((program, 3) for program in THREE),
     (programs.tie, 2),
-    (programs.groups_crossed, 2),
     (programs.outlier_among_many, 512),
     (programs.all_different, 512),
     (programs.many_left, 12),

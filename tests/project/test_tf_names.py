@@ -1,0 +1,64 @@
+"""The page for those who come from tf.distribute names everything that is there, and everything of it that is here."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import aiodist
+from tests.project.paths import ROOT
+
+PAGE = (ROOT / "docs" / "from-tf-distribute.md").read_text(encoding="utf-8")
+
+# As TensorFlow's own lists of its public names have them, of v2 and, where it has more, of v1.
+NAMES = {
+    "tf.distribute": """
+        CrossDeviceOps DistributedDataset DistributedIterator DistributedValues HierarchicalCopyAllReduce InputContext
+        InputOptions InputReplicationMode MirroredStrategy MultiWorkerMirroredStrategy NcclAllReduce OneDeviceStrategy
+        ParameterServerStrategy ReduceOp ReductionToOneDevice ReplicaContext RunOptions Server Strategy
+        StrategyExtended TPUStrategy cluster_resolver coordinator experimental_set_strategy get_loss_reduction
+        get_replica_context get_strategy has_strategy in_cross_replica_context
+    """,
+    "tf.distribute.experimental": """
+        CentralStorageStrategy CollectiveCommunication CollectiveHints CommunicationImplementation
+        CommunicationOptions PreemptionCheckpointHandler PreemptionWatcher TerminationConfig ValueContext partitioners
+        rpc
+    """,
+    "Strategy": """
+        cluster_resolver colocate_vars_with configure distribute_datasets_from_function experimental_distribute_dataset
+        experimental_distribute_datasets_from_function experimental_distribute_values_from_function
+        experimental_local_results experimental_make_numpy_dataset experimental_run experimental_run_v2 extended gather
+        group make_dataset_iterator make_input_fn_iterator num_replicas_in_sync reduce run scope unwrap
+        update_config_proto
+    """,
+    "StrategyExtended": """
+        batch_reduce_to broadcast_to call_for_each_replica colocate_vars_with experimental_between_graph
+        experimental_require_static_shapes experimental_run_steps_on_iterator experimental_should_init non_slot_devices
+        parameter_devices read_var reduce_to should_checkpoint should_save_summary update update_non_slot
+        value_container variable_created_in_scope worker_devices
+    """,
+    "ReplicaContext": "all_gather all_reduce devices merge_call num_replicas_in_sync replica_id_in_sync_group strategy",
+    "iterators": "element_spec get_next get_next_as_optional initialize initializer",
+    "tf": "IndexedSlices Variable VariableAggregation VariableSynchronization",
+}
+METHODS = {
+    "Strategy": aiodist.MirroredStrategy, "StrategyExtended": aiodist.StrategyExtended,
+    "ReplicaContext": aiodist.ReplicaContext,
+}  # fmt: skip
+NOT_HERE = {
+    "make_dataset_iterator", "make_input_fn_iterator", "experimental_between_graph", "non_slot_devices", "read_var",
+    "experimental_require_static_shapes", "experimental_run_steps_on_iterator", "experimental_should_init",
+    "should_checkpoint", "should_save_summary", "update_non_slot",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("where", NAMES)
+def test_page_names_all_that_is_there(where: str) -> None:
+    assert [name for name in NAMES[where].split() if not re.search(rf"\b{name}\b", PAGE)] == []
+
+
+@pytest.mark.parametrize("where", METHODS)
+def test_methods_that_the_page_has_here_are_here(where: str) -> None:
+    names = [name for name in NAMES[where].split() if name not in NOT_HERE]
+    assert [name for name in names if not hasattr(METHODS[where], name)] == []
