@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
+from aiodist.collective.joining import number_of_join
 from aiodist.collective.verdict import snapshot
 from aiodist.collective.wording import ids
 from aiodist.replica.waits import WaitGraph, look_at_loop
@@ -54,7 +55,7 @@ def _replica(report: ReplicaReport, waiter: Waiter | None) -> ReplicaReport:
     if waiter is None or waiter.suspension.kind is not Awaited.COLLECTIVE:
         return report
     handle = waiter.suspension.things[0]
-    signature, code, offset = handle._meeting.call_of(handle._member.position)
+    signature, code, offset = handle._meeting.call_of(handle._member.replica_id)
     return replace(report, state=ReplicaState.WAITING, call=call_text(signature), location=location(code, offset))
 
 
@@ -62,7 +63,8 @@ def _where(group: SyncGroup | None, replicas: Sequence[ReplicaReport]) -> tuple[
     """Return the number of the first collective that is missing someone, and who; all where none is begun."""
     if group is None:
         return 0, ()
-    number = min(group.open) if group.open else min(member.sequence for member in group.members)
+    number = min(group.open, default=min(member.sequence for member in group.members))
+    number = min(number, number_of_join(group))
     elsewhere = tuple(r.replica_id for r in replicas if r.state is not ReplicaState.WAITING)
     return number, elsewhere or tuple(range(group.size))
 

@@ -63,7 +63,8 @@ def sides_of(
 
 def _side(group: SyncGroup, meeting: Rendezvous, ids: Sequence[int], report_of: dict[int, ReplicaReport]) -> Side:
     member = next(member for member in group.members if member.replica_id == ids[0])
-    numbers = [number for number in sorted(group.open) if meeting.number <= number < min(member.sequence, JOIN)]
+    end = min(member.sequence, JOIN) if meeting.number >= 0 else 0  # the creation of a group stands for itself
+    numbers = [number for number in sorted(group.open) if meeting.number <= number < end]
     calls = [(number, group.open[number].call_of(ids[0])) for number in numbers[:_MOST_CALLS]]
     return Side(
         tuple(ids),

@@ -67,26 +67,29 @@ class CycleWatch:
 
     def __init__(self, root: SyncGroup) -> None:
         self._root = root
+        self._awaited: set[Rendezvous] = set()  # since the last look
         self._stirred = 0
         self._under_way = False
         self._not_before = 0.0
         self._again: float | None = None
 
-    def stir(self) -> None:
+    def stir(self, meeting: Rendezvous) -> None:
         """Look soon: somebody has begun to wait."""
+        self._awaited.add(meeting)
         self._stirred += 1
         if not self._under_way:
             self._under_way = True
             self._root.engine.call_plainly(self._when_quiet, self._stirred)
 
     def _when_quiet(self, stirred: int) -> None:
-        if self._root.closed:
-            return
-        if stirred != self._stirred:
+        self._awaited = {meeting for meeting in self._awaited if meeting.missing}
+        self._under_way = bool(self._awaited) and not self._root.closed
+        if self._under_way and stirred != self._stirred:
             self._root.engine.call_plainly(self._when_quiet, self._stirred)
-            return
-        self._under_way = False
-        self._look()
+        elif self._under_way:
+            self._under_way = False
+            self._awaited.clear()
+            self._look()
 
     def ring(self, now: float) -> None:
         """Look again, where the last look left it open."""

@@ -15,6 +15,8 @@ _BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.R
 def hints(findings: Findings) -> list[str]:
     """Return the last lines of an account."""
     parting = findings.divergence.parting if findings.divergence is not None else None
+    if _of_its_own(findings):
+        return _of_its_own(findings)
     if parting is Parting.LEFT_LOOP:
         return _UNEVEN
     if parting is Parting.SWAPPED:
@@ -25,6 +27,15 @@ def hints(findings: Findings) -> list[str]:
         return [*_CONDITION, *_NAME]
     found = _BY_REASON.get(findings.reason)
     return found(findings) if found is not None else _ADVICE.get(findings.reason, [])
+
+
+def _of_its_own(findings: Findings) -> list[str]:
+    """Return what is to be said of joins and of the creation of groups alone."""
+    if findings.joining and findings.reason is Reason.EXITED:
+        return ["Where one replica joins, all must: await ctx.join() behind the loop, on every way out of it."]
+    if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
+        return ["Every member must make the group at the same place; where the places are to meet, give it a name."]
+    return []
 
 
 _UNEVEN = [

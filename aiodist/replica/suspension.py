@@ -20,7 +20,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from aiodist.collective.describe import call_text
-from aiodist.collective.member import Member
+from aiodist.collective.member import JOIN, Member
 from aiodist.collective.wording import place
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.stacks import Link, await_chain, is_plumbing, links
@@ -216,7 +216,9 @@ def _a_thing(thing: Any) -> str:
 def _collective(handle: CollectiveHandle[Any]) -> str:
     meeting, member = handle._meeting, handle._member
     signature = meeting.call_of(member.replica_id)[0]
-    return f"{call_text(signature).partition('(')[0]} #{meeting.number}"
+    name, group = call_text(signature).partition("(")[0], member.group.label
+    call = f"{name} #{meeting.number}" if meeting.number != JOIN else name
+    return call if group is None else f"{call} of {group}"
 
 
 def _call(fn: Any) -> str:

@@ -156,3 +156,44 @@ async def parted_in_sequence(ctx: ReplicaContext) -> None:
         await ctx.barrier()
     if not odd:
         await ctx.all_reduce(ReduceOp.SUM, 1)
+
+
+async def group_disagrees(ctx: ReplicaContext) -> None:
+    experts = ctx.new_group([2, 0, 1], name="experts")
+    for step in range(3):
+        odd = ctx.replica_id_in_sync_group == 1 and step == 2
+        await experts.all_reduce("MAX" if odd else "SUM", 1.0)
+
+
+async def group_is_left(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group:
+        pair = ctx.new_group([1, 2])
+        for _ in range(ctx.replica_id_in_sync_group):
+            await pair.barrier()
+
+
+async def group_made_elsewhere(ctx: ReplicaContext) -> None:
+    first = ctx.new_group(range(3)) if ctx.replica_id_in_sync_group == 0 else None
+    group = first or ctx.new_group(range(3))
+    await group.barrier()
+
+
+async def groups_crossed(ctx: ReplicaContext) -> None:
+    pairs = [pair for pair in ((0, 1), (1, 2), (0, 2)) if ctx.replica_id_in_sync_group in pair]
+    groups = [ctx.new_group(pair, name=f"edge {pair[0]}-{pair[1]}") for pair in pairs]
+    for group in reversed(groups) if ctx.replica_id_in_sync_group == 0 else groups:
+        await group.all_reduce(ReduceOp.SUM, 1)
+
+
+async def one_never_joins(ctx: ReplicaContext) -> None:
+    for _ in range(2 + ctx.replica_id_in_sync_group):
+        await ctx.all_reduce(ReduceOp.SUM, 1)
+    if ctx.replica_id_in_sync_group != 2:
+        await ctx.join()
+
+
+async def parted_while_one_has_joined(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group == 0:
+        await ctx.join()
+    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group == 1 else "MEAN", 1)

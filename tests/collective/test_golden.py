@@ -33,6 +33,12 @@ THREE = [
     programs.stuck_elsewhere,
     programs.merge_hangs,
     programs.parted_in_sequence,
+    programs.group_disagrees,
+    programs.group_is_left,
+    programs.group_made_elsewhere,
+    programs.groups_crossed,
+    programs.one_never_joins,
+    programs.parted_while_one_has_joined,
 ]
 TIMED = {programs.stuck_elsewhere, programs.merge_hangs}
 CASES: list[tuple[Program, int]] = [
