@@ -19,7 +19,7 @@ from anyio import CancelScope
 
 from aiodist.collective import sameness
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND
+from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.spanned import SpannedGroup
 from aiodist.replica.awaiting import Bell, InterruptedStep, complete, until
 from aiodist.vocabulary.errors import CollectiveError
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _FINISHED = digest("every local replica has returned")
 _ENGINE_GRACE_SECONDS = 2.0
+_ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
 
 
 class Crossing:
@@ -222,6 +223,9 @@ class Crossing:
         """
         group, kind = self.group, meeting.signature[KIND]
         if meeting.complete:
+            raise InterruptedStep
+        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
+            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
             raise InterruptedStep
         meeting.put_in_native_order()
         values, span = meeting.values, self._team.span

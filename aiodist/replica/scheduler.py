@@ -32,6 +32,7 @@ from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure
 from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
+from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.replica.worker import DeviceWorker
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
@@ -68,6 +69,7 @@ class _Run:
         self._cancellations: dict[int, BaseException] = {}
         self._workers: list[DeviceWorker] = []
         self._running = group.size
+        self._watch: StallWatch | None = None
 
     async def result(self) -> list[Any]:
         """Run the replicas and return what they return."""
@@ -76,9 +78,7 @@ class _Run:
                 engine = new_engine(self._group, tasks, partial(merge, self._strategy))
                 self._attach(engine)
                 engine.start([partial(self._drive, member) for member in self._group.members])
-            if self._group.bridge is not None:
-                await self._group.bridge.finish(self._failures)
-            verdict = self._group.conclude()
+            verdict = await self._conclude()
             if verdict is not None or self._cancellations:
                 await checkpoint_if_cancelled()  # the caller's: on trio, a task group does not raise it
         except get_cancelled_exc_class():
@@ -87,6 +87,8 @@ class _Run:
                 raise error from None
             raise
         finally:
+            if self._watch is not None:
+                self._watch.remove(self._group)
             for worker in self._workers:
                 worker.close()
             if self._group.engine is not None:
@@ -100,6 +102,11 @@ class _Run:
             raise error
         return self._results
 
+    async def _conclude(self) -> CollectiveError | None:
+        if self._group.bridge is not None:
+            await self._group.bridge.finish(self._failures)
+        return self._group.conclude()
+
     def _attach(self, engine: AsyncioEngine | TrioEngine) -> None:
         group = self._group
         observer = who_listens()
@@ -107,6 +114,9 @@ class _Run:
             engine.handle = engine.observed_handle
             engine.races = RaceWatch()
         group.attach(engine, get_ident())
+        self._watch = watch_here()
+        if self._watch is not None:
+            self._watch.add(group)
         if observer is not None:
             group.observer = observer
             observer.run_begun(group, self._calls[0][0])
@@ -185,7 +195,7 @@ class _Run:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether an error only tells of the group's own, be it out of a replica's task group."""
+    """Whether an error only tells of the group's own, be it out of a task group of a replica."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_echo(inner) for inner in error.exceptions)
-    return isinstance(error, CollectiveError)
+    return isinstance(error, (CollectiveError, get_cancelled_exc_class()))

@@ -8,7 +8,7 @@ after the other. A run takes a lane that all workers have free, or a new one.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import reduce
 from operator import and_
 from types import CodeType
@@ -29,7 +29,8 @@ from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.vocabulary.errors import CollectiveError, WorkerLostError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.reports import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
@@ -78,9 +79,9 @@ class _RootEngine:
         """Return none, as of none it is known."""
         return set()
 
-    def waits(self, replicas: Collection[int]) -> dict[int, str]:  # noqa: ARG002
+    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002
         """Return nothing: replicas do not run here."""
-        return {}
+        return Look()
 
     def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
         """Never called: there are no merge functions here."""

@@ -18,6 +18,7 @@ from aiodist.collective.member import Ending, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location, ReplicaState
+from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, site_of, to_wire
 
 
@@ -121,8 +122,8 @@ def _waits(group: SyncGroup) -> Mapping[int, str]:
     if group.engine is None or group.thread not in (0, get_ident()):
         return {}
     with suppress(Exception):  # what can be seen of tasks is for the report; the others wait for the rest of it
-        waits: Mapping[int, str] = group.engine.waits([m.replica_id for m in group.members if m.end is None])
-        return waits
+        look: Look = group.engine.look([m.replica_id for m in group.members if m.end is None], {})
+        return look.waits
     return {}
 
 
@@ -208,8 +209,9 @@ class _Heard:
     def __init__(self, waits: Mapping[int, str]) -> None:
         self._waits = waits
 
-    def waits(self, replicas: Collection[int]) -> dict[int, str]:
-        return {replica_id: self._waits[replica_id] for replica_id in replicas if replica_id in self._waits}
+    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002  (as engines have it)
+        """Return what these replicas wait for."""
+        return Look({replica_id: self._waits[replica_id] for replica_id in replicas if replica_id in self._waits})
 
 
 def _restore_history(group: SyncGroup, states: Mapping[int, WorkerState]) -> None:
