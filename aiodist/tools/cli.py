@@ -12,6 +12,7 @@ import aiodist
 from aiodist.demos.endings import InterruptedRun, MissingExtraError
 from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import UsageError, add_demo
+from aiodist.tools.doctor.command import add_doctor
 from aiodist.tools.exits import Exit
 from aiodist.tools.trace_commands import add_trace
 from aiodist.vocabulary.environment import fix_hashes
@@ -60,6 +61,7 @@ def build_parser() -> ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_check(commands)
     add_demo(commands)
+    add_doctor(commands)
     add_trace(commands)
     return parser
 

@@ -1,0 +1,37 @@
+"""The command `aiodist doctor`."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Callable, Sequence
+
+from aiodist.tools.doctor.findings import Section, as_json, as_text, missing
+from aiodist.tools.exits import Exit
+
+
+def sections() -> Sequence[Callable[[], Section]]:
+    """Return what looks at each subject, in the order in which they are told."""
+    from aiodist.tools.doctor.libraries import libraries
+    from aiodist.tools.doctor.machine import machine
+    from aiodist.tools.doctor.reductions import reductions
+
+    return machine, libraries, reductions
+
+
+def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add `doctor` to the commands."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="what this machine has, what works, what to install",
+        description="Look at the machine: versions, cores, which kernels serve and from which sizes, and what to "
+        "install for what is missing. Exit code 1 if something that is needed is missing.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print it for a program")
+    doctor.set_defaults(command=_run)
+
+
+def _run(arguments: Namespace) -> Exit:
+    found = [look() for look in sections()]
+    print(json.dumps(as_json(found), indent=2, ensure_ascii=False) if arguments.json else as_text(found))
+    return Exit.FAILED if missing(found) else Exit.DONE
