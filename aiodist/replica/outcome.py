@@ -66,8 +66,9 @@ def error_of(
 
     Returns:
         An exception that is no `Exception` (KeyboardInterrupt) before everything else; then the verdict, what
-        replicas raised while they unwound in its notes, and what the first suspect was handling as its cause; then the replicas' own failures, one as itself with those
-        of its type in its notes, several types as a group. None when nothing failed.
+        replicas raised while they unwound in its notes, and what the first suspect was handling as its cause; then the
+        replicas' own failures, one as itself with those of its type in its notes, several types as a group. None when
+        nothing failed.
     """
     distinct = _distinct(failures)
     for error in distinct.values():

@@ -23,6 +23,10 @@ class SecondError(Exception):
     pass
 
 
+def error_out(kind: type[Exception]) -> None:
+    raise kind
+
+
 async def test_exception_comes_out_as_itself_with_a_note() -> None:
     error = FirstError("mine")
 
@@ -304,7 +308,7 @@ async def test_mismatch_is_caused_by_what_the_odd_replica_was_handling() -> None
 async def test_what_the_others_were_handling_is_no_cause() -> None:
     async def program() -> None:
         try:
-            raise FirstError
+            error_out(FirstError)
         except FirstError:
             if replica() != 1:
                 await here().all_reduce("SUM", 1)
