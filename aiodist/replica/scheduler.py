@@ -32,6 +32,7 @@ from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure
 from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
+from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.replica.worker import DeviceWorker
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
@@ -68,6 +69,7 @@ class _Run:
         self._cancellations: dict[int, BaseException] = {}
         self._workers: list[DeviceWorker] = []
         self._running = group.size
+        self._watch: StallWatch | None = None
 
     async def result(self) -> list[Any]:
         """Run the replicas and return what they return."""
@@ -85,6 +87,8 @@ class _Run:
                 raise error from None
             raise
         finally:
+            if self._watch is not None:
+                self._watch.remove(self._group)
             for worker in self._workers:
                 worker.close()
             if self._group.engine is not None:
@@ -105,6 +109,9 @@ class _Run:
             engine.handle = engine.observed_handle
             engine.races = RaceWatch()
         group.attach(engine, get_ident())
+        self._watch = watch_here()
+        if self._watch is not None:
+            self._watch.add(group)
         if observer is not None:
             group.observer = observer
             observer.run_begun(group, self._calls[0][0])
@@ -183,7 +190,7 @@ class _Run:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether an error only tells of the group's own, be it out of a replica's task group."""
+    """Whether an error only tells of the group's own, be it out of a task group of a replica."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_echo(inner) for inner in error.exceptions)
-    return isinstance(error, CollectiveError)
+    return isinstance(error, (CollectiveError, get_cancelled_exc_class()))
