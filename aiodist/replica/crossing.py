@@ -27,7 +27,7 @@ from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Agreed, Disagreement, Lane, PlanOf
+from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane, PlanOf
 from aiodist.workers.record import ALL_FREE, Row
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.tribunal import Verdict
@@ -149,7 +149,7 @@ class Crossing:
     ) -> WorkerState:
         """Return what this worker has to tell, in any thread."""
         rank = self._team.span.layout.rank
-        return tell(self.group, rank, self.lane.posted, overdue=overdue, failures=failures or (), note=note)
+        return tell(self.group, rank, self.lane.freeze(), overdue=overdue, failures=failures or (), note=note)
 
     # Lane 0, which the callers' tasks drive.
 
@@ -258,6 +258,8 @@ class Crossing:
     async def _agree(self, name: bytes, plan_of: PlanOf, accumulate: Accumulate, free: int = ALL_FREE) -> Agreed:
         try:
             return await complete(self.lane.agree(name, plan_of, accumulate=accumulate, free=free), self._bell)
+        except FrozenLane:
+            raise InterruptedStep from None
         except Disagreement:
             self.tell()
             raise InterruptedStep from None

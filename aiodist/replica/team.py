@@ -293,7 +293,8 @@ class Team:
         if self.lost is not None:
             raise type(self.lost)(self.lost.report)
         if self._root is None:
-            group = SpannedGroup(self.local_names, self._order_check, self._options)
+            layout = self.span.layout
+            group = SpannedGroup(layout.devices[layout.rank], self._order_check, self._options)
             group.attach(_RootEngine(), 0)
             lane = self._lanes[0]
             lane.begin(self._incidents)
@@ -309,12 +310,6 @@ class Team:
     def root_key(self) -> LaneKey:
         """What the present use of lane 0 is called between workers."""
         return self._root_crossing().key
-
-    @property
-    def local_names(self) -> tuple[str, ...]:
-        """The local replicas' devices, as reports name them."""
-        layout = self.span.layout
-        return layout.names[layout.offset : layout.offset + layout.local]
 
     async def _carry(
         self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE

@@ -254,9 +254,7 @@ class MultiWorkerExtended(StrategyExtended):
 
     def new_group(self, options: CommunicationOptions | None = None) -> SyncGroup:
         """Return a sync group for one run."""
-        assert isinstance(self._strategy, MultiWorkerMirroredStrategy)
-        names = self._strategy._team.local_names
-        return SpannedGroup(names, self.order_check, self.communication_options.merge(options))
+        return SpannedGroup(self.devices, self.order_check, self.communication_options.merge(options))
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         strategy = self._required(what)

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 import aiodist
 from aiodist.demos.endings import InterruptedRun, MissingExtraError
 from aiodist.tools.check_commands import add_check
-from aiodist.tools.demo_commands import UsageError, add_demo
+from aiodist.tools.demo_commands import add_demo
 from aiodist.tools.doctor.command import add_doctor
 from aiodist.tools.exits import Exit
 from aiodist.tools.launch import add_run
 from aiodist.tools.trace_commands import add_trace
+from aiodist.tools.usage import UsageError
 from aiodist.vocabulary.environment import fix_hashes
 
 

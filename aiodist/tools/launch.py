@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from aiodist.tools.argument_types import positive
-from aiodist.tools.demo_commands import UsageError
+from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
 
 if TYPE_CHECKING:

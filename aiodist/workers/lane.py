@@ -6,6 +6,7 @@ is used again each brings as many as the one that has brought the most, so that 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,10 @@ from aiodist_kernels import Accumulate
 _BESIDE_ANOTHER = 256
 
 PlanOf = Callable[[Accumulate], Plan]
+
+
+class FrozenLane(Exception):  # noqa: N818  (no error: the lane waits for a verdict)
+    """Nothing is brought to the lane any more: this worker has told how much it has brought."""
 
 
 class Disagreement(Exception):  # noqa: N818  (no error: what every worker has seen in the same buffer)
@@ -53,6 +58,8 @@ class Lane:
         self._opening = Opening(communicator, complete=index == 0)
         self._chain = bytes(16)
         self._in_flight: Request | None = None
+        self._frozen = False
+        self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
     @property
     def key(self) -> tuple[int, int]:
@@ -63,6 +70,13 @@ class Lane:
         """Begin a use of the lane, in which nothing has been agreed on yet."""
         self.epoch = epoch
         self._chain = bytes(16)
+        self._frozen = False
+
+    def freeze(self) -> int:
+        """Let nothing be brought any more; return how many records have been. In any thread."""
+        with self._lock:
+            self._frozen = True
+            return self.posted
 
     def agree(
         self, digest: bytes, plan_of: PlanOf, *, accumulate: Accumulate = "native", free: int = ALL_FREE,
@@ -77,12 +91,16 @@ class Lane:
 
         Raises:
             Disagreement: the workers do not mean the same.
+            FrozenLane: this worker has told of the lane already.
         """
         plan = plan_of(accumulate)
         wide = Flag.FLOAT64 if accumulate == "float64" else Flag.NONE
         self._chain = chained(self._chain, digest)
         length, payload = _payload(plan.transfers) if self._opening.complete else (0, b"")
-        self.posted += 1
+        with self._lock:
+            if self._frozen:
+                raise FrozenLane
+            self.posted += 1
         request = self._in_flight = self._opening.post(
             self._chain, length=length, free=free, flags=wide, payload=payload
         )

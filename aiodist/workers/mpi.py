@@ -17,10 +17,11 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.addresses import Address, Listening
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
-from aiodist.workers.tcp_control import Address, Listening, TcpControl
+from aiodist.workers.tcp_control import TcpControl
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (

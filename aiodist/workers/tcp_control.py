@@ -17,7 +17,6 @@ import contextlib
 import hmac
 import pickle
 import platform
-import secrets
 import selectors
 import socket
 import struct
@@ -31,8 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from aiodist.vocabulary.environment import control_address
 from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.addresses import TOKEN_BYTES, Address, Listening, first_connection, receive_exactly
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.state import WorkerState
@@ -47,43 +46,6 @@ FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 10.0
 _LENGTH: Final = struct.Struct("<I")
-_TOKEN_BYTES: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where the first worker listens.
-
-    Attributes:
-        hosts: names and numbers by which its machine may be reached.
-        port: the port.
-        token: what a connection has to say first.
-    """
-
-    hosts: tuple[str, ...]
-    port: int
-    token: bytes
-
-
-class Listening:
-    """The first worker's listening socket."""
-
-    def __init__(self) -> None:
-        self.socket = socket.create_server(("", 0))
-        chosen = control_address()
-        hosts = (chosen,) if chosen else (*_own_numbers(), platform.node())
-        self.address = Address(hosts, self.socket.getsockname()[1], secrets.token_bytes(_TOKEN_BYTES))
-
-
-def _own_numbers() -> list[str]:
-    """Return this machine's IP numbers, as far as they can be found out without asking anybody."""
-    found = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket sends nothing
-        found.append(probe.getsockname()[0])
-    with contextlib.suppress(OSError):
-        found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    return list(dict.fromkeys(str(number) for number in found))
 
 
 @dataclass(slots=True)
@@ -174,7 +136,7 @@ class TcpControl:
         address: Address = self._hellos[0].address
         same_machine = self._hellos[0].host == platform.node()
         hosts = ("127.0.0.1", *address.hosts) if same_machine else address.hosts
-        connection = _first_connection(hosts, address.port)
+        connection = first_connection(hosts, address.port)
         connection.sendall(address.token + _LENGTH.pack(self._rank))
         self._add(0, connection)
 
@@ -190,9 +152,9 @@ class TcpControl:
             ) from None
         connection.settimeout(_CONNECT_SECONDS)
         with contextlib.suppress(OSError):
-            said = _receive_exactly(connection, _TOKEN_BYTES + _LENGTH.size)
-            if hmac.compare_digest(said[:_TOKEN_BYTES], listening.address.token):
-                self._add(_LENGTH.unpack(said[_TOKEN_BYTES:])[0], connection)
+            said = receive_exactly(connection, TOKEN_BYTES + _LENGTH.size)
+            if hmac.compare_digest(said[:TOKEN_BYTES], listening.address.token):
+                self._add(_LENGTH.unpack(said[TOKEN_BYTES:])[0], connection)
                 return
         connection.close()
 
@@ -412,26 +374,3 @@ class TcpControl:
 
 def _brief(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0]
-
-
-def _first_connection(hosts: Sequence[str], port: int) -> socket.socket:
-    errors = []
-    for host in hosts:
-        try:
-            return socket.create_connection((host, port), timeout=CUT_OFF_SECONDS)
-        except OSError as error:
-            errors.append(f"{host}: {error}")
-    raise ConnectionError(
-        f"the first worker cannot be reached at port {port} ({'; '.join(errors)}); where it listens on another "
-        "network, set AIODIST_CONTROL_ADDRESS there"
-    )
-
-
-def _receive_exactly(connection: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = connection.recv(count - len(data))
-        if not more:
-            raise ConnectionError("closed")
-        data += more
-    return data
