@@ -88,6 +88,12 @@ async def _thread_fed_by_a_queue() -> None:
     thread.join()
 
 
+async def _thread_awaited_in_a_loop() -> None:
+    task = asyncio.create_task(asyncio.to_thread(time.sleep, 0.01))
+    while not task.done():  # noqa: ASYNC110  (programs do)
+        await asyncio.sleep(0)
+
+
 async def _sockets() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
@@ -141,6 +147,7 @@ async def _signal() -> None:
         _foreign_thread,
         _executor_of_its_own,
         _thread_fed_by_a_queue,
+        _thread_awaited_in_a_loop,
         _sockets,
         _socket_read_by_hand,
         _subprocess,
