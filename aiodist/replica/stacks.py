@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 from aiodist.vocabulary.reports import Location
 
-_PLUMBING = ("aiodist.collective", "aiodist.replica", "aiodist.strategy", "asyncio.", "trio.", "anyio.")
+_PLUMBING = (
+    *("aiodist.collective", "aiodist.replica", "aiodist.strategy", "aiodist.checking", "aiodist.testing"),
+    *("asyncio.", "trio.", "anyio."),
+)
 _WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 

@@ -57,7 +57,9 @@ async def _outwait(future: Future[Any], finished: anyio.Event) -> None:
     """Wait until the work is done, whatever is cancelled meanwhile, and be cancelled then."""
     cancelled: BaseException | None = None
     with CancelScope(shield=True):
-        while not future.done():
+        while not (
+            finished.is_set() and future.done()
+        ):  # work that is done at once waits, too: always in the same order
             try:
                 await finished.wait()
             except get_cancelled_exc_class() as error:  # asyncio's own, which no shield keeps out
