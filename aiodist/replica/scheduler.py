@@ -29,7 +29,7 @@ from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
 from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
-from aiodist.replica.outcome import error_of, note_of_failure
+from aiodist.replica.outcome import error_of, note_of_failure, origin_of
 from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
 from aiodist.replica.stall import StallWatch, watch_here
@@ -66,6 +66,7 @@ class _Run:
         self._calls = calls
         self._results: list[Any] = [None] * group.size
         self._failures: dict[int, BaseException] = {}
+        self._handled: dict[int, Exception] = {}
         self._cancellations: dict[int, BaseException] = {}
         self._workers: list[DeviceWorker] = []
         self._running = group.size
@@ -95,7 +96,7 @@ class _Run:
                 self._group.engine.reducers.close()
             if self._group.observer is not None:
                 self._group.observer.run_ended(self._group)
-        error = error_of(verdict, self._failures)
+        error = error_of(verdict, self._failures, self._handled)
         if error is None and self._cancellations:
             error = self._cancellations[min(self._cancellations)]
         if error is not None:
@@ -167,6 +168,9 @@ class _Run:
                 self._cancellations[member.replica_id] = error
             return ReplicaState.CANCELLED
         if group.closed and _is_echo(error):
+            origin = origin_of(error)
+            if origin is not None:
+                self._handled[member.replica_id] = origin
             return ReplicaState.FAILED
         if all(error is not known for known in self._failures.values()):
             error.add_note(note_of_failure(group, member))
