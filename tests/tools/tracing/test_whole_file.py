@@ -76,7 +76,7 @@ def test_trace_that_cannot_be_written_says_so_before_any_replica_runs(tmp_path: 
     done = run_traced(tmp_path, "pass", "missing/run.json")
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("FileNotFoundError: [Errno 2] AIODIST_TRACE: cannot write missing/run.json")
+    assert last.startswith(f"FileNotFoundError: [Errno 2] AIODIST_TRACE: cannot write {tmp_path}/missing/run.json")
 
 
 def test_process_that_runs_no_replicas_writes_nothing(tmp_path: Path) -> None:
