@@ -35,13 +35,17 @@ from aiodist.vocabulary.errors import (
     DeviceNotFoundError,
     IncompleteCollectiveError,
     ReplicaContextError,
+    StallWarning,
 )
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import (
     CallRecord,
+    Camp,
     CollectiveReport,
+    Divergence,
     Location,
+    Parting,
     Reason,
     ReplicaReport,
     ReplicaState,
@@ -95,11 +99,15 @@ __all__ = [
     "DeadlockError",
     "ReplicaContextError",
     "DeviceNotFoundError",
+    "StallWarning",
     "CollectiveReport",
     "ReplicaReport",
     "ReplicaState",
     "Reason",
     "CallRecord",
+    "Camp",
+    "Divergence",
+    "Parting",
     "Location",
     # To see what replicas did, and when.
     "Recorder",

@@ -8,7 +8,7 @@ from aiodist.checking.check import Checked
 from aiodist.checking.ledger import Site
 from aiodist.checking.words import failure_text, replay_command
 from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import CollectiveReport, Location
+from aiodist.vocabulary.reports import Location
 
 
 def as_json(checked: Checked) -> dict[str, Any]:
@@ -27,20 +27,12 @@ def as_json(checked: Checked) -> dict[str, Any]:
         found["failure"] = {
             "error": type(failure.error).__name__,
             "text": failure_text(checked),
-            "report": _report(failure.error.report) if isinstance(failure.error, CollectiveError) else None,
+            "report": failure.error.report.to_dict() if isinstance(failure.error, CollectiveError) else None,
             "schedule": str(failure.schedule),
             "changes": list(checked.exploration.story),
             "replay": replay_command(checked),
         }
     return found
-
-
-def _report(report: CollectiveReport) -> dict[str, Any]:
-    return {
-        "reason": str(report.reason),
-        "sequence_number": report.sequence_number,
-        "suspects": list(report.suspects),
-    }
 
 
 def _site(site: Site) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from aiodist.checking.outside import busy_threads
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.joining import number_of_join
@@ -40,9 +41,15 @@ def report_on(loop: ControlledLoop, group: SyncGroup | None, seconds: float | No
     cycle = graph.cycle_text()
     if cycle:
         lines.append(f"The cycle: {cycle}.")
-    if seconds is None:
-        lines.append(_PROOF)
+    lines += [_PROOF] if seconds is None else _late()
     return CollectiveReport(reason, number, replicas, suspects, "\n".join(lines))
+
+
+def _late() -> list[str]:
+    """Return what a run that took too long may have waited for, and what to do when it needs that long."""
+    threads = ", ".join(repr(thread.name) for thread in busy_threads(pause=0.0)[:4])
+    at_work = [f"At work in threads: {threads}."] if threads else []
+    return [*at_work, "Where a run needs that long, give it more time: --timeout, or timeout=."]
 
 
 def _replicas(graph: WaitGraph, group: SyncGroup) -> tuple[ReplicaReport, ...]:

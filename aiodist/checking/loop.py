@@ -1,6 +1,6 @@
 """The controlled loop: an asyncio event loop on which the order of ready tasks is chosen, and time is virtual.
 
-It differs from asyncio's own in three things, and in its plain order runs what that runs, in the same order:
+It differs from asyncio's own in four things, and in its plain order runs what that runs, in the same order:
 
 - **Order.** Callbacks go into a queue of ours instead of the loop's. A turn runs those that were there when it began,
   as a turn of asyncio's does. Where a task is to run and others of its turn are ready, too, the schedule may choose
@@ -9,28 +9,35 @@ It differs from asyncio's own in three things, and in its plain order runs what 
   that waits for another in a loop of `sleep(0)` does not wait for ever.
 - **Time** stands still while anything can run, and jumps to the next timer when nothing can. While a thread is at work
   or a file descriptor is watched, the loop waits for them in real time, and its clock goes along.
+- **Threads.** What other threads send comes in when nothing else can run, and when those that are at work have had a
+  moment to send theirs, in an order that does not depend on who was faster.
 - **Standstill.** With nothing ready, no timer, and nothing outside that could act, the loop says so (`stand_still`).
 
 What it relies on, beside documented interfaces (a selector of one's own, `call_soon`, `time`, `create_task`): that
 tasks and futures schedule by ``loop.call_soon``, which every alternative loop relies on; and `asyncio.Handle`'s
-constructor and ``_run``, which have been the same since they were written. What must not be reordered never enters our
-queue: asyncio puts timers, I/O and calls from other threads into its own.
+constructor, ``_run``, ``_callback`` and ``_args``, which have been the same since they were written. What must not be
+reordered never enters our queue: asyncio puts timers and I/O into its own. For the order of what threads send it looks
+which task waits for that (``_waiters``, ``_callbacks``); where it cannot be seen, the order is by the threads' names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from asyncio import Handle, Task
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakKeyDictionary
 
-from aiodist.checking.schedule import ASIDE, Change, Order
+from aiodist.checking.course import Course
+from aiodist.checking.outside import let_threads_finish
+from aiodist.checking.schedule import ASIDE
 from aiodist.checking.selector import ControlledSelector
+from aiodist.vocabulary.errors import CollectiveError
 
 _PATIENCE = 200
 """For how many turns a task stays aside at most while others, which may be waiting for it in a loop, go on."""
@@ -48,70 +55,14 @@ class Step(Handle):
         return task
 
 
-class OnPoint(Protocol):
-    """Who is told of points."""
-
-    def __call__(self, point: int, first: Step, instead: Step | None, /) -> None:
-        """Note a point: the step whose turn it is and, where the order is changed, the step that runs instead.
-
-        For a step aside that is the first one itself.
-        """
-
-
-class OnEnd(Protocol):
-    """Who is called when a run cannot, or may not, go on."""
-
-    def __call__(self, loop: ControlledLoop, *, proved: bool) -> None:
-        """Make something run, or raise what is to come out of the loop.
-
-        Args:
-            loop: the loop.
-            proved: nothing can ever run again; else the run has taken too long.
-        """
-
-
-class Course:
-    """The course of one run of a program, on one controlled loop or on several, one after the other.
-
-    Attributes:
-        order: who runs next.
-        on_end: called when the run cannot go on.
-        on_point: told of every point; None for nobody.
-        deadline: when the run has taken too long, on the real clock; None for never.
-        next_point: the next point at which `choose` is to be asked.
-        points: how many points there have been.
-        changes: where the order was not the plain one.
-    """
-
-    def __init__(
-        self, order: Order, on_end: OnEnd, *, on_point: OnPoint | None = None, deadline: float | None = None
-    ) -> None:
-        self.order = order
-        self.on_end = on_end
-        self.on_point = on_point
-        self.deadline = deadline
-        self.next_point = 0 if on_point is not None else order.next_point
-        self.points = 0
-        self.changes: list[Change] = []
-
-    def choose(self, point: int, ready: int) -> int:
-        """Return who runs at a point, as in `Change`; 0 for the one whose turn it is."""
-        order, choice = self.order, 0
-        if point >= order.next_point:
-            choice = order.choose(point, ready)
-            if choice:
-                self.changes.append(Change(point, choice))
-        if self.on_point is None:
-            self.next_point = order.next_point
-        return choice
-
-
 class ControlledLoop(asyncio.SelectorEventLoop):
     """An event loop whose order of ready tasks and whose clock are controlled.
 
     Args:
         course: the course of the run that it belongs to.
     """
+
+    proves_standstill = True  # so no timer need look for one
 
     def __init__(self, course: Course) -> None:
         selector = ControlledSelector()
@@ -126,6 +77,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._patience = 0
         self._turn_is_due = False
         self._signals: set[int] = set()
+        self._inbox: list[tuple[str, Handle]] = []
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
         selector.begin(self)
@@ -167,6 +119,49 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def number_of(self, task: Task[Any]) -> int:
         """Return a task's number: tasks are counted as they are created."""
         return self._numbers.get(task, -1)
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> Handle:
+        """Call a function when nothing else can run, for a thread whose work is done or, had it been faster, for it."""
+        handle = Handle(callback, args, self, context)
+        letter = threading.current_thread().name, handle
+        self._inbox.append(letter)
+        try:
+            super().call_soon_threadsafe(_wake_up)
+        except RuntimeError:  # the loop is closed
+            self._inbox.remove(letter)
+            raise
+        return handle
+
+    def _rank(self, letter: tuple[str, Handle]) -> tuple[int, int, str]:
+        """Return what letters are sorted by: the task that waits for it, and the sender's name."""
+        name, handle = letter
+        waiting = [self.number_of(task) for task in _waiting_for(handle)]
+        return min(waiting, default=-1), len(name), name
+
+    def open_inbox(self) -> bool:
+        """Let what other threads have sent run in the next turn; return whether there was anything.
+
+        Threads that are at work get a moment to send what they have, so that a run does not depend on who was faster.
+        """
+        if not self._inbox:
+            return False
+        began = time.monotonic()
+        let_threads_finish()
+        self.pass_time(time.monotonic() - began)
+        letters, self._inbox = self._inbox, []
+        for _, handle in sorted(letters, key=self._rank):
+            self._queue.append(handle)
+        if not self._turn_is_due:
+            super().call_soon(self._turn)
+            self._turn_is_due = True
+        return True
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """Log an exception that nobody took, but for the verdict on replicas: it is told by whoever runs the loop."""
+        if not isinstance(context.get("exception"), CollectiveError):
+            super().default_exception_handler(context)
 
     # Order.
 
@@ -301,6 +296,21 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     @staticmethod
     def _was_cancelled(handle: Handle) -> bool:
         return type(handle) is Step and bool(handle._args) and handle._args[0].cancelled()
+
+
+def _waiting_for(handle: Handle) -> Iterator[Task[Any]]:
+    """Yield the tasks that wait for a future among the arguments of a call, or for the event that it sets."""
+    for thing in (*(handle._args or ()), getattr(handle._callback, "__self__", None)):  # type: ignore[attr-defined]
+        event = getattr(thing, "_event", thing)  # anyio's event has asyncio's inside
+        for future in getattr(event, "_waiters", None) or (event,):
+            for callback, _ in getattr(future, "_callbacks", None) or ():
+                task = getattr(callback, "__self__", None)
+                if isinstance(task, Task):
+                    yield task
+
+
+def _wake_up() -> None:
+    """Nothing: that it was to be called has woken the loop."""
 
 
 _METHODS = frozenset(dir(Task))

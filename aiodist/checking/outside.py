@@ -8,7 +8,7 @@ itself. Three such waits are recognised by the frame in which a thread stands:
 - `threading.Condition.wait` without a timeout, under which lie `Event.wait` and `queue.Queue.get`. A thread that has
   been notified holds its waiter's lock no longer, so it is told apart from one that still waits;
 - a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue;
-- `Thread.join` without a timeout.
+- `Thread.join` without a timeout, as long as the thread that it waits for is not about to end.
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from types import FrameType
+from weakref import WeakSet
 
 _WORKER = concurrent.futures.thread._worker.__code__  # pyright: ignore[reportAttributeAccessIssue]
 _WAIT = threading.Condition.wait.__code__
@@ -30,6 +31,8 @@ _JOINS = {
     for name in ("join", "_wait_for_tstate_lock")  # the second stands innermost up to Python 3.12
     if (function := getattr(threading.Thread, name, None)) is not None
 }
+_PATIENCE = 0.25
+_GLANCE = 0.0002
 _BYSTANDERS = ("tqdm._monitor",)
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
@@ -47,6 +50,20 @@ def busy_threads(*, pause: float) -> list[threading.Thread]:
         time.sleep(pause)
         found = _busy()
     return found
+
+
+_slow: WeakSet[threading.Thread] = WeakSet()
+"""Threads that were at work for longer than others wait for them."""
+
+
+def let_threads_finish() -> None:
+    """Wait until no thread is at work, but not long, and for the same one only once."""
+    until = time.monotonic() + _PATIENCE
+    while busy := [thread for thread in busy_threads(pause=_GLANCE) if thread not in _slow]:
+        if time.monotonic() > until:
+            _slow.update(busy)
+            return
+        time.sleep(_GLANCE)
 
 
 def _busy() -> list[threading.Thread]:
@@ -72,5 +89,5 @@ def _is_idle(frame: FrameType | None) -> bool:
     if code is _WORKER:
         return "work_item" not in variables and variables["work_queue"].empty()
     if code in _JOINS:
-        return variables.get("timeout", -1) in (None, -1)
+        return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
     return False

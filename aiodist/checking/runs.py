@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aiodist.checking.loop import ControlledLoop, Course, OnPoint
+from aiodist.checking.course import Course, OnPoint
+from aiodist.checking.loop import ControlledLoop
 from aiodist.checking.schedule import Order, Schedule
 from aiodist.checking.standstill import Standstill
 from aiodist.vocabulary.errors import CollectiveError

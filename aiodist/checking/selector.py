@@ -27,6 +27,10 @@ class Idle(Protocol):
     def pass_time(self, seconds: float) -> None:
         """Put the loop's clock forward."""
 
+    def open_inbox(self) -> bool:
+        """Take in what other threads have sent; return whether there was anything."""
+        ...
+
     def listens_to_signals(self) -> bool:
         """Return whether the program has set handlers of signals."""
         ...
@@ -58,10 +62,13 @@ class ControlledSelector(selectors.DefaultSelector):
         if timeout is not None and timeout <= 0:
             return self._poll() if len(self.get_map()) > len(self._own) else []
         ready = self._poll()
-        if ready:
+        if ready or self.loop.open_inbox():
             return ready
         if self._outside_may_act(_BEFORE_A_JUMP):
             return self._wait(timeout)
+        ready = self._poll()
+        if ready or self.loop.open_inbox():  # of a thread that has sent something and gone since the first look
+            return ready
         if timeout is not None:
             self.loop.pass_time(timeout)
             return []
@@ -88,6 +95,6 @@ class ControlledSelector(selectors.DefaultSelector):
         if self._outside_may_act(_BEFORE_A_PROOF):
             return []
         ready = self._poll()  # who called in before it went idle has written to the pipe
-        if not ready:
+        if not ready and not loop.open_inbox():
             loop.stand_still()
         return ready

@@ -16,8 +16,14 @@ from aiodist.vocabulary.reports import CallRecord, Parting, Reason, ReplicaRepor
 def write(findings: Findings) -> str:
     """Return the whole account."""
     lines = [_headline(findings), *who(findings), *what_differs(findings)]
-    lines += [*_last_agreement(findings), *_how_they_parted(findings), *hints.hints(findings)]
+    lines += [*findings.time_limits, *_circle(findings), *_last_agreement(findings)]
+    lines += [*_how_they_parted(findings), *hints.hints(findings)]
     return "\n".join(lines)
+
+
+def _circle(findings: Findings) -> list[str]:
+    circle = findings.look.circle
+    return [f"{circle}."] if circle and findings.reason is Reason.TIMEOUT else []
 
 
 def _how_they_parted(findings: Findings) -> list[str]:

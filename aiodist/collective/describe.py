@@ -10,6 +10,7 @@ import numpy as np
 from aiodist.collective import signature as sig
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.reports import Reason
 
@@ -45,6 +46,8 @@ def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: sig.LeafMark
     if leaf_type == sig.LeafType.NUMPY_SCALAR:
         return f"np.{name}"
     array = f"{name}[{', '.join('*' if size is None else str(size) for size in shape)}]"
+    if isinstance(leaf_type, DeviceType):
+        return f"{leaf_type.name}.{array} on a GPU"
     if isinstance(leaf_type, ForeignType):
         return f"{leaf_type.name}.{array}"
     return f"IndexedSlices({array})" if leaf_type == sig.LeafType.INDEXED_SLICES else array

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.work import Work
 from aiodist.vocabulary.nests import Structure
+from aiodist.vocabulary.reports import Location
+from aiodist.vocabulary.waits import Look
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
@@ -62,8 +64,13 @@ class Engine(Protocol):
     def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
         """Let worker threads make a result; then call ``done``, in the loop, with it or with what went wrong."""
 
-    def waits(self, replicas: Collection[int]) -> Mapping[int, str]:
-        """Say what these replicas of the run wait for, as far as it can be seen; by replica id."""
+    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:
+        """Look at the tasks of these replicas of the run: what they wait for, as far as it can be seen.
+
+        Args:
+            replicas: their ids.
+            calls: for those of them whose child tasks may have made the call in question, where that was made.
+        """
         ...
 
     def cancel(self) -> None:

@@ -13,7 +13,17 @@ import numpy as np
 
 from aiodist.collective import reduction
 from aiodist.collective.all_reduce import Reduction
-from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, LeafType, Signature, leaf_fields
+from aiodist.collective.signature import (
+    DETAIL,
+    KIND,
+    OP,
+    STRUCTURE,
+    TYPES,
+    LeafType,
+    Signature,
+    has_device_arrays,
+    leaf_fields,
+)
 from aiodist.collective.work import Work
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import policy
@@ -57,6 +67,11 @@ def _check_dense(signature: Signature) -> None:
     if any(leaf_type is LeafType.INDEXED_SLICES for *_, leaf_type in leaf_fields(signature)):
         raise TypeError(
             f"{signature[KIND].name} does not take IndexedSlices, all_reduce does; pass their .values and .indices"
+        )
+    if has_device_arrays(signature[TYPES]):
+        raise TypeError(
+            f"{signature[KIND].name} does not take arrays on GPUs, all_reduce does; copy them to the host first, "
+            "e.g. value.cpu() of PyTorch"
         )
 
 

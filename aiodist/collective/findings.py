@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from aiodist.collective.parting import Side
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.reports import Divergence, Reason, ReplicaReport
+from aiodist.vocabulary.waits import Look
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Findings:
         joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
         divergence: how they parted, where that is known.
+        time_limits: for those that were cancelled out of it, the timeout or cancel scope that they were inside of.
+        look: what a look at the replicas' tasks has found.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
 
@@ -37,6 +40,8 @@ class Findings:
     joining: bool
     sides: tuple[Side, Side] | None
     divergence: Divergence | None
+    time_limits: tuple[str, ...]
+    look: Look
     timeout_seconds: float
 
     @property

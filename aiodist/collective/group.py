@@ -192,7 +192,7 @@ class SyncGroup:
             self.engine.start_merge(self, meeting)
             return
         try:
-            work = meeting.combine()
+            work = meeting.combine(self.members)
             if work is not None:
                 self._carry_out(meeting, work)
                 return

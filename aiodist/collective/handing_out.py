@@ -22,12 +22,13 @@ def hand_out(signature: Signature, result: Any, takers: Sequence[int]) -> dict[i
     rows: Iterable[Sequence[Any]]
     if signature[KIND].shared:
         leaves = [result] if single else result
-        rows = zip(*(_each(mark, leaf, len(takers)) for mark, leaf in zip(marks, leaves, strict=True)), strict=True)
+        rows = zip(*(each(mark, leaf, len(takers)) for mark, leaf in zip(marks, leaves, strict=True)), strict=True)
     else:
         own = [[result[taker]] if single else result[taker] for taker in takers]
-        rows = [[_each(mark, leaf, 1)[0] for mark, leaf in zip(marks, leaves, strict=True)] for leaves in own]
+        rows = [[each(mark, leaf, 1)[0] for mark, leaf in zip(marks, leaves, strict=True)] for leaves in own]
     return {taker: row[0] if single else list(row) for taker, row in zip(takers, rows, strict=True)}
 
 
-def _each(mark: LeafMark, leaf: Any, count: int) -> list[Any]:
+def each(mark: LeafMark, leaf: Any, count: int) -> list[Any]:
+    """Return a leaf of a shared result for so many replicas."""
     return mark.give_each(leaf, count) if isinstance(mark, ForeignType) else [leaf] * count

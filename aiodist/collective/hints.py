@@ -14,6 +14,16 @@ _BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.R
 
 def hints(findings: Findings) -> list[str]:
     """Return the last lines of an account."""
+    if findings.look.races and findings.sides is None and len(findings.camps) > 1:
+        return [*findings.look.races[:2], *_RACE]
+    found = _by_parting(findings)
+    if found is not None:
+        return found
+    advice = _BY_REASON.get(findings.reason)
+    return advice(findings) if advice is not None else _ADVICE.get(findings.reason, [])
+
+
+def _by_parting(findings: Findings) -> list[str] | None:
     parting = findings.divergence.parting if findings.divergence is not None else None
     if _of_its_own(findings):
         return _of_its_own(findings)
@@ -21,12 +31,12 @@ def hints(findings: Findings) -> list[str]:
         return _UNEVEN
     if parting is Parting.SWAPPED:
         return _SWAPPED
+    one_more_or_less = parting in (Parting.SKIPPED, Parting.ADDED)
+    if one_more_or_less and _on_one_line(findings):
+        return _ITEMS
     if parting is not None and findings.reason in _BRANCHED:
         return _CONDITION
-    if parting in (Parting.SKIPPED, Parting.ADDED) and findings.reason is Reason.CALL_SITE:
-        return [*_CONDITION, *_NAME]
-    found = _BY_REASON.get(findings.reason)
-    return found(findings) if found is not None else _ADVICE.get(findings.reason, [])
+    return [*_CONDITION, *_NAME] if one_more_or_less else None
 
 
 def _of_its_own(findings: Findings) -> list[str]:
@@ -43,7 +53,15 @@ _UNEVEN = [
     "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
     "One that has run out of data can stand by instead: await ctx.join().",
 ]
+_RACE = [
+    "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of",
+    "its own: ctx.new_group(range(ctx.num_replicas_in_sync)).",
+]
 _SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
+_ITEMS = [
+    "It is one line, in a loop over what differs by replica: give the loop the same items in the same order on every",
+    "replica, with zeros where one has no value, or reduce one dict.",
+]
 _CONDITION = [
     "A condition on a replica's own data is the usual cause: reduce the condition first, e.g.",
     "  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
@@ -74,9 +92,12 @@ _ADVICE = {
 }
 
 
+def _on_one_line(findings: Findings) -> bool:
+    return len({replica.location for replica in findings.replicas if replica.location is not None}) == 1
+
+
 def _reduce_op(findings: Findings) -> list[str]:
-    same_line = len({r.location for r in findings.replicas if r.location is not None}) == 1
-    which = " It is the same line everywhere, so the op is a variable: print it." if same_line else ""
+    which = " It is the same line everywhere, so the op is a variable: print it." if _on_one_line(findings) else ""
     return [f"The reduce op must be the same on every replica.{which}"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING
 
@@ -13,7 +15,10 @@ from aiodist.collective.member import JOIN, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.sameness import Call
 from aiodist.collective.signature import Signature
+from aiodist.collective.source import time_limit_around
+from aiodist.collective.wording import shown_file
 from aiodist.vocabulary.reports import CallRecord, Location, ReplicaReport, ReplicaState
+from aiodist.vocabulary.waits import Look
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
@@ -21,24 +26,61 @@ if TYPE_CHECKING:
 _LONGEST_VALUE = 40
 
 
-def replica_reports(group: SyncGroup, meeting: Rendezvous | None, *, look: bool) -> tuple[ReplicaReport, ...]:
+def replica_reports(group: SyncGroup, meeting: Rendezvous | None) -> tuple[ReplicaReport, ...]:
     """Return what every replica of a group does at this moment, by id.
 
     Args:
         group: the group.
         meeting: the collective that is asked about; None for none in particular.
-        look: find out what those that run wait for outside of collectives.
     """
     historian = _Historian(group)
-    replicas = [_replica(group, member, meeting, historian) for member in by_id(group)]
+    return tuple(_replica(group, member, meeting, historian) for member in by_id(group))
+
+
+def look_at(
+    group: SyncGroup, replicas: tuple[ReplicaReport, ...], sides: Sequence[int] = ()
+) -> tuple[tuple[ReplicaReport, ...], Look]:
+    """Look at the tasks of replicas; return their reports with what they wait for, and all that was seen.
+
+    Args:
+        group: the group.
+        replicas: the reports.
+        sides: one replica of each side of a disagreement.
+    """
     running = [r.replica_id for r in replicas if r.state is ReplicaState.RUNNING]
-    waits = group.engine.waits(running) if look and running else {}
-    return tuple(replace(r, waits_for=waits[r.replica_id]) if r.replica_id in waits else r for r in replicas)
+    apart = {r.replica_id: r.location for r in replicas if r.replica_id in sides and _calls_apart(r)}
+    apart = apart if len(apart) > 1 else {}
+    if not running and not apart:
+        return replicas, Look()
+    look: Look = group.engine.look([*running, *apart], apart)
+    elsewhere = {replica_id: look.waits[replica_id] for replica_id in running if replica_id in look.waits}
+    return tuple(replace(r, waits_for=elsewhere.get(r.replica_id)) for r in replicas), look
+
+
+def _calls_apart(replica: ReplicaReport) -> bool:
+    """Whether a replica's function does not wait at its call: it may be a child task's."""
+    if replica.location is None or not replica.stack:
+        return False
+    here = replica.stack[-1]
+    return (here.file, here.line) != (replica.location.file, replica.location.line)
 
 
 def by_id(group: SyncGroup) -> list[Member]:
     """Return the members in the order of their ids, which is not that of their positions in every group."""
     return sorted(group.members, key=lambda member: member.replica_id)
+
+
+def time_limits(members: Iterable[Member]) -> tuple[str, ...]:
+    """Say which timeout or cancel scope each of some members was inside of when it was cancelled."""
+    found = []
+    for member in members:
+        for file, line in member.cancelled_in:
+            limit = time_limit_around(file, line) if "aiodist" not in Path(file).parts[:-1] else None
+            if limit is not None:
+                place = f"{shown_file(file)}:{limit[0]}"
+                found.append(f"Replica {member.replica_id} was inside `{limit[1]}` at {place}.")
+                break
+    return tuple(found)
 
 
 def report_on(group: SyncGroup, member: Member, meeting: Rendezvous | None) -> ReplicaReport:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
 
+_MOST_FRAMES = 32
 JOIN: Final = 1 << 60
 """The number of a join while it is open; see `joining`."""
 
@@ -42,6 +44,7 @@ class Member:
         joined_at: the number of the first collective that it has not made because it has joined; None while it has not.
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
         abandoned_at: ``sequence`` at the moment of that cancellation.
+        cancelled_in: the files and lines that it was at then, innermost first.
         told: the error that ended the group has been raised in it.
         stack: tells where it is suspended or runs, innermost last.
         parts: in the run's own group, what the replica is in other groups; None as long as it is in none.
@@ -51,6 +54,7 @@ class Member:
         "__weakref__",
         "abandoned",
         "abandoned_at",
+        "cancelled_in",
         "device",
         "end",
         "ending",
@@ -75,12 +79,15 @@ class Member:
         self.joined_at: int | None = None
         self.abandoned: int | None = None
         self.abandoned_at = 0
+        self.cancelled_in: tuple[tuple[str, int], ...] = ()
         self.told = False
         self.stack: Callable[[], tuple[Location, ...]] = tuple
         self.parts: WeakSet[Member] | None = None
 
     def abandon(self, number: int) -> None:
         """Note that it was cancelled out of that collective, which is not complete."""
+        if self.abandoned is None or number < self.abandoned:
+            self.cancelled_in = _lines_here()
         self.abandoned = number if self.abandoned is None else min(self.abandoned, number)
         self.abandoned_at = self.sequence
 
@@ -104,3 +111,13 @@ class Member:
             return self.sequence > number and self.sequence > self.abandoned_at
         waits = self.group.open.items()
         return any(n >= number and meeting.waiters[self.position] is not None for n, meeting in waits)
+
+
+def _lines_here() -> tuple[tuple[str, int], ...]:
+    """Return the files and lines that run now, innermost first."""
+    lines: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(lines) < _MOST_FRAMES:
+        lines.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)

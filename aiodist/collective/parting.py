@@ -159,8 +159,10 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
         number = usual.calls[0].sequence_number
         calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
         or_else = ", or makes the two in another order" if ahead == 1 else ""
-        return _skipped(usual, odd, calls, certain=False, how="as in the rounds before, ", or_else=or_else)
+        return _skipped(usual, odd, calls, certain=False, how="going by the rounds before, ", or_else=or_else)
     call, next_call = odd.calls[0], usual.calls[0]
+    if call.location == next_call.location:  # one call, of which something differs, and that is told
+        return None
     text = (
         f"{_upper(ids_briefly(odd.replicas))} made a call that the rounds before do not have: {call.call} at "
         f"{place(call.location)}; {ids_briefly(usual.replicas)} went on as before, with "

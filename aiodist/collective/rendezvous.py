@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import CodeType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aiodist.collective import device_reduction
 from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.reduction import in_native_order
-from aiodist.collective.signature import DETAIL, KIND, SHAPES, STRUCTURE, TYPES, Signature, has_foreign
+from aiodist.collective.signature import (
+    DETAIL,
+    KIND,
+    SHAPES,
+    STRUCTURE,
+    TYPES,
+    Signature,
+    has_device_arrays,
+    has_foreign,
+)
 from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
+
+if TYPE_CHECKING:
+    from aiodist.collective.member import Member
 
 
 class Rendezvous:
@@ -117,13 +131,21 @@ class Rendezvous:
             return result
         return nests.unflatten(structure, result)
 
-    def combine(self) -> Work | None:
-        """Compute the result of what the replicas brought, and keep it; or return the work that it is."""
+    def combine(self, members: Sequence[Member]) -> Work | None:
+        """Compute the result of what the replicas brought, and keep it; or return the work that it is.
+
+        Args:
+            members: the replicas.
+        """
         signature = self.signature
         if self.absent is not None:
             self.values = self._without(self.absent)
         if self.others is not None:  # which may differ from the first arrival in byte order
             self.values = list(map(in_native_order, self.values))
+        if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
+            self.by_replica = True
+            devices = {i: members[i].device for i in range(self.size) if i not in (self.absent or ())}
+            return device_reduction.all_reduce(signature, self.values, self.options.accumulate, devices)
         if self.outs is None:
             result = signature[KIND].combine(signature, self.values, self.options)
         else:

@@ -12,8 +12,9 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from aiodist.vocabulary import foreign_arrays
+from aiodist.vocabulary import device_arrays, foreign_arrays
 from aiodist.vocabulary.arraylike import ArrayLike
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.reports import Reason
@@ -35,7 +36,7 @@ PATH: Final = 8
 class LeafType:
     """What a leaf is, beside its shape and dtype. A NumPy array, the commonest, is marked by None.
 
-    Another framework's array is marked by its `ForeignType`.
+    Another framework's array is marked by its `ForeignType`, or its `DeviceType` where it lies on a GPU.
     """
 
     NUMPY_ARRAY: Final = None
@@ -47,15 +48,15 @@ class LeafType:
 _NUMBERS = (int, float, complex, bool)
 
 
-LeafMark: TypeAlias = str | ForeignType | None
+LeafMark: TypeAlias = str | ForeignType | DeviceType | None
 Leaf: TypeAlias = tuple[tuple[Any, ...], Any, LeafMark, Any]
 
 
-def describe_leaf(leaf: Any) -> Leaf:
+def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
     """Return a leaf's shape, dtype (for a Python number its type), mark, and what of it takes part in a collective.
 
     The shape has None for a size that is not known; the mark is what `LeafType` says; what takes part is the leaf, the
-    array that it reads as, or a NumPy array over its memory.
+    array that it reads as, or a NumPy array over its memory, or what `DeviceArray` tells of it.
 
     Raises:
         ImportError: it is a foreign array of bfloat16, and ml_dtypes is not installed.
@@ -72,6 +73,10 @@ def describe_leaf(leaf: Any) -> Leaf:
         return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES, leaf
     if isinstance(leaf, ArrayLike):
         return describe_leaf(leaf.read_value())
+    on_device = device_arrays.type_of(leaf)
+    if on_device is not None:
+        found = on_device.view(leaf)
+        return found.shape, found.dtype, on_device, found
     foreign = foreign_arrays.type_of(leaf)
     if foreign is None:
         raise TypeError(_unsupported(leaf))
@@ -150,3 +155,8 @@ def leaf_fields(signature: Signature) -> list[tuple[tuple[int, ...], Any, LeafMa
 def has_foreign(types: Any) -> bool:
     """Return whether there are another framework's arrays among leaf types, as a signature has them."""
     return any(isinstance(mark, ForeignType) for mark in (types if isinstance(types, tuple) else (types,)))
+
+
+def has_device_arrays(types: Any) -> bool:
+    """Return whether there are arrays on GPUs among leaf types, as a signature has them."""
+    return any(isinstance(mark, DeviceType) for mark in (types if isinstance(types, tuple) else (types,)))

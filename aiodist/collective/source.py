@@ -15,6 +15,7 @@ from aiodist.vocabulary.reports import Location
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
 _BRANCHES = (ast.If, *_LOOPS, ast.Try, ast.Match, ast.IfExp)
 _ARMS = ("body", "orelse", "handlers", "cases", "finalbody")
+_TIME_LIMITS = {"timeout", "timeout_at", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
 _LONGEST_LINE = 90
 
 
@@ -79,11 +80,14 @@ def _nodes(file: str) -> tuple[ast.stmt | ast.expr, ...]:
 
 @lru_cache(maxsize=16)
 def _branches(source: str) -> tuple[ast.stmt | ast.expr, ...]:
+    return tuple(node for node in _parsed(source) if isinstance(node, _BRANCHES))
+
+
+def _parsed(source: str) -> list[ast.AST]:
     try:
-        tree = ast.parse(source)
+        return list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
-        return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, _BRANCHES))
+        return []
 
 
 def _end(node: ast.stmt | ast.expr) -> int:
@@ -103,3 +107,26 @@ def _arm(node: ast.AST, line: int) -> str | None:
             if first is not None and last is not None and first <= line <= last:
                 return f"{name}{index}" if name in ("handlers", "cases") else name
     return None
+
+
+def time_limit_around(file: str, line: int) -> tuple[int, str] | None:
+    """Return line and code of the innermost timeout or cancel scope whose block a line stands in."""
+    found = [
+        (node.lineno, ast.unparse(item.context_expr))
+        for node in _with_blocks("".join(linecache.getlines(file)))
+        for item in node.items
+        if node.body[0].lineno <= line <= (node.end_lineno or line) and _limits_time(item.context_expr)
+    ]
+    return max(found, default=None)
+
+
+def _limits_time(expression: ast.expr) -> bool:
+    if not isinstance(expression, ast.Call):
+        return False
+    name = expression.func.attr if isinstance(expression.func, ast.Attribute) else getattr(expression.func, "id", "")
+    return name in _TIME_LIMITS
+
+
+@lru_cache(maxsize=16)
+def _with_blocks(source: str) -> tuple[ast.With | ast.AsyncWith, ...]:
+    return tuple(node for node in _parsed(source) if isinstance(node, (ast.With, ast.AsyncWith)))

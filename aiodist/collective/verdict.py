@@ -15,7 +15,7 @@ from aiodist.collective.callsite import location, place
 from aiodist.collective.camps import Camp, camps_of, past_of, sides_of
 from aiodist.collective.describe import call_text
 from aiodist.collective.findings import Findings
-from aiodist.collective.historian import by_id, replica_reports
+from aiodist.collective.historian import by_id, look_at, replica_reports, time_limits
 from aiodist.collective.joining import number_of_join
 from aiodist.collective.member import JOIN, Member
 from aiodist.collective.parting import parting
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
 _REASONS = list(Reason)
+_MOST_LIMITS = 3
 
 
 def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveError:
@@ -47,8 +48,9 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
     camps = camps_of(group, meeting)
     missing = [m for m in by_id(group) if not m.arrived_at(meeting.number)]
     reason = _reason(group, camps, missing, meeting)
-    replicas = replica_reports(group, meeting, look=reason in (Reason.TIMEOUT, Reason.ABANDONED))
-    sides = sides_of(group, meeting, camps, missing, replicas)
+    replicas, look = look_at(group, replica_reports(group, meeting), [camp.members[0] for camp in camps[:2]])
+    # of racing tasks, which may call on, nobody can say what they left out
+    sides = None if look.races else sides_of(group, meeting, camps, missing, replicas)
     findings = Findings(
         reason=reason,
         sequence_number=meeting.number if meeting.number < JOIN else number_of_join(group),
@@ -61,6 +63,8 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         joining=meeting.number >= JOIN,
         sides=sides,
         divergence=parting(past_of(group, meeting), *sides) if sides is not None else None,
+        look=look,
+        time_limits=time_limits([m for m in missing if m.abandoned == meeting.number][:_MOST_LIMITS]),
         timeout_seconds=0.0 if meeting.deadline is None else meeting.deadline - meeting.started,
     )
     return _error_class(reason)(_report(findings, camps))
@@ -84,7 +88,7 @@ def _report(findings: Findings, camps: Sequence[Camp]) -> CollectiveReport:
 
 def snapshot(group: SyncGroup) -> tuple[ReplicaReport, ...]:
     """Return what every replica does at this moment, and what it waits for."""
-    return replica_reports(group, None, look=True)
+    return look_at(group, replica_reports(group, None))[0]
 
 
 def _first_in_trouble(group: SyncGroup) -> Rendezvous:

@@ -22,10 +22,12 @@ class Work:
         phases: calls to make in any order, in any threads, each once; those of a phase when all those of the phases
             before it have returned.
         result: returns the result, when all have returned; for the event loop's thread.
+        ready: returns whether the calls would only find everything done; None where that cannot be.
     """
 
     phases: Sequence[Sequence[Call]]
     result: Callable[[], Any]
+    ready: Callable[[], bool] | None = None
 
     def then(self, make: Callable[[Any], Any]) -> Work:
         """Return this work, and behind it, in a worker thread too, what makes another result of its result."""

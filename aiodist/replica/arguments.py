@@ -24,6 +24,7 @@ from aiodist.collective.signature import (
     leaf_fields,
 )
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import ReduceOp
 
@@ -191,6 +192,8 @@ def out_buffers(out: Any, signature: Signature) -> OutBuffers | None:
 
 
 def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: LeafMark, op: ReduceOp) -> None:
+    if isinstance(leaf_type, DeviceType):
+        raise TypeError("out does not serve arrays on GPUs, of which each replica gets one of its own; leave it out")
     if leaf_type in (LeafType.PYTHON_NUMBER, LeafType.INDEXED_SLICES) or not isinstance(buffer, np.ndarray):
         raise TypeError(f"out must hold arrays, where the value has arrays, got {buffer!r}")
     expected = kernels.result_dtype(op, dtype)

@@ -14,7 +14,7 @@ from asyncio import (
     all_tasks,
     get_running_loop,
 )
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -37,8 +37,10 @@ from aiodist.replica.handle import (
 )
 from aiodist.replica.races import RaceWatch
 from aiodist.replica.reducers import Done, Reducers
-from aiodist.replica.waits import waits_in_words
+from aiodist.replica.waits import look_at_replicas
 from aiodist.vocabulary.errors import ReplicaContextError
+from aiodist.vocabulary.reports import Location
+from aiodist.vocabulary.waits import Look
 
 with suppress(
     ImportError
@@ -84,9 +86,9 @@ class _TaskEngine:
         """Let worker threads make a result, and call ``done`` in the loop with what comes of it."""
         self.reducers.carry_out(work, done)
 
-    def waits(self, replicas: Collection[int]) -> dict[int, str]:
-        """Say what these replicas wait for, as far as it can be seen."""
-        return waits_in_words(self._group, replicas)
+    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:
+        """Look at the tasks of these replicas: what they wait for, as far as it can be seen."""
+        return look_at_replicas(self._group, replicas, calls)
 
     def cancel(self) -> None:
         """Cancel every replica."""
@@ -252,9 +254,9 @@ class SoloEngine:
         else:
             done(result, None)
 
-    def waits(self, replicas: Collection[int]) -> dict[int, str]:  # noqa: ARG002  (the protocol's)
-        """Say nothing: a replica that is alone waits for no other."""
-        return {}
+    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002  (the protocol's)
+        """See nothing: a replica that is alone waits for no other."""
+        return Look()
 
     def cancel(self) -> None:
         """There is no task to cancel."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from aiodist.collective.callsite import location
@@ -39,17 +40,35 @@ def _who_waits(group: SyncGroup, failed: int) -> str | None:
     return None
 
 
-def error_of(verdict: CollectiveError | None, failures: Mapping[int, BaseException]) -> BaseException | None:
+def origin_of(error: BaseException) -> Exception | None:
+    """Return the exception that a replica was handling when it ran into the group's verdict; None when it was not."""
+    seen: list[BaseException] = []
+    inner = error.__context__
+    while inner is not None and not any(inner is known for known in seen):
+        if isinstance(inner, Exception) and not isinstance(inner, (CollectiveError, ExceptionGroup)):
+            return inner
+        seen.append(inner)
+        inner = inner.__context__
+    return None
+
+
+def error_of(
+    verdict: CollectiveError | None,
+    failures: Mapping[int, BaseException],
+    handled: Mapping[int, Exception] = MappingProxyType({}),
+) -> BaseException | None:
     """Return what comes out of a run.
 
     Args:
         verdict: what the sync group found, if it was in trouble.
         failures: by replica id, what replicas raised on their own: not the verdict, nor its echoes.
+        handled: by replica id, what replicas were handling when the verdict reached them.
 
     Returns:
         An exception that is no `Exception` (KeyboardInterrupt) before everything else; then the verdict, what
-        replicas raised while they unwound in its notes; then the replicas' own failures, one as itself with those
-        of its type in its notes, several types as a group. None when nothing failed.
+        replicas raised while they unwound in its notes, and what the first suspect was handling as its cause; then the
+        replicas' own failures, one as itself with those of its type in its notes, several types as a group. None when
+        nothing failed.
     """
     distinct = _distinct(failures)
     for error in distinct.values():
@@ -58,6 +77,10 @@ def error_of(verdict: CollectiveError | None, failures: Mapping[int, BaseExcepti
     if verdict is not None:
         for replica_id, error in distinct.items():
             verdict.add_note(f"while it unwound, replica {replica_id} raised {_brief(error)}")
+        odd = [replica_id for replica_id in verdict.report.suspects if replica_id in handled]
+        if odd:
+            verdict.__cause__ = handled[odd[0]]
+            verdict.add_note(f"replica {odd[0]} was handling {_brief(handled[odd[0]])}")
         return verdict
     if not distinct:
         return None

@@ -29,9 +29,10 @@ from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
 from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
-from aiodist.replica.outcome import error_of, note_of_failure
+from aiodist.replica.outcome import error_of, note_of_failure, origin_of
 from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
+from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.replica.worker import DeviceWorker
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
@@ -65,9 +66,11 @@ class _Run:
         self._calls = calls
         self._results: list[Any] = [None] * group.size
         self._failures: dict[int, BaseException] = {}
+        self._handled: dict[int, Exception] = {}
         self._cancellations: dict[int, BaseException] = {}
         self._workers: list[DeviceWorker] = []
         self._running = group.size
+        self._watch: StallWatch | None = None
 
     async def result(self) -> list[Any]:
         """Run the replicas and return what they return."""
@@ -85,13 +88,15 @@ class _Run:
                 raise error from None
             raise
         finally:
+            if self._watch is not None:
+                self._watch.remove(self._group)
             for worker in self._workers:
                 worker.close()
             if self._group.engine is not None:
                 self._group.engine.reducers.close()
             if self._group.observer is not None:
                 self._group.observer.run_ended(self._group)
-        error = error_of(verdict, self._failures)
+        error = error_of(verdict, self._failures, self._handled)
         if error is None and self._cancellations:
             error = self._cancellations[min(self._cancellations)]
         if error is not None:
@@ -105,6 +110,9 @@ class _Run:
             engine.handle = engine.observed_handle
             engine.races = RaceWatch()
         group.attach(engine, get_ident())
+        self._watch = watch_here()
+        if self._watch is not None:
+            self._watch.add(group)
         if observer is not None:
             group.observer = observer
             observer.run_begun(group, self._calls[0][0])
@@ -160,6 +168,9 @@ class _Run:
                 self._cancellations[member.replica_id] = error
             return ReplicaState.CANCELLED
         if group.closed and _is_echo(error):
+            origin = origin_of(error)
+            if origin is not None:
+                self._handled[member.replica_id] = origin
             return ReplicaState.FAILED
         if all(error is not known for known in self._failures.values()):
             error.add_note(note_of_failure(group, member))
@@ -183,7 +194,7 @@ class _Run:
 
 
 def _is_echo(error: BaseException) -> bool:
-    """Whether an error only tells of the group's own, be it out of a replica's task group."""
+    """Whether an error only tells of the group's own, be it out of a task group of a replica."""
     if isinstance(error, BaseExceptionGroup):
         return all(_is_echo(inner) for inner in error.exceptions)
-    return isinstance(error, CollectiveError)
+    return isinstance(error, (CollectiveError, get_cancelled_exc_class()))

@@ -15,7 +15,10 @@ from typing import Any, NamedTuple
 
 from aiodist.vocabulary.reports import Location
 
-_PLUMBING = ("aiodist.collective", "aiodist.replica", "aiodist.strategy", "asyncio.", "trio.", "anyio.")
+_PLUMBING = (
+    *("aiodist.collective", "aiodist.replica", "aiodist.strategy", "aiodist.checking", "aiodist.testing"),
+    *("asyncio.", "trio.", "anyio."),
+)
 _WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
 
 
@@ -45,13 +48,18 @@ def links(awaitable: Any) -> Iterator[Link]:
 
 def await_chain(awaitable: Any) -> tuple[Location, ...]:
     """Return the places where a coroutine is suspended, or runs now, innermost last."""
+    return tuple(place_of(frame) for frame in frames_of(awaitable) if not is_plumbing(frame))
+
+
+def frames_of(awaitable: Any) -> list[FrameType]:
+    """Return the frames of a chain of awaits, innermost last, with those that they have called and that run now."""
     frames: list[FrameType] = []
     for link in links(awaitable):
         if link.frame is not None:
             frames.append(link.frame)
             if link.running:
                 frames += _running_above(link.frame)
-    return tuple(place_of(frame) for frame in frames if not is_plumbing(frame))
+    return frames
 
 
 def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:

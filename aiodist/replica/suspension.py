@@ -23,7 +23,7 @@ from aiodist.collective.describe import call_text
 from aiodist.collective.member import JOIN, Member
 from aiodist.collective.wording import place
 from aiodist.replica.handle import CollectiveHandle
-from aiodist.replica.stacks import Link, await_chain, is_plumbing, links
+from aiodist.replica.stacks import Link, await_chain, frames_of, is_plumbing, links
 from aiodist.vocabulary.reports import Location
 from aiodist.vocabulary.waits import Awaited
 
@@ -182,6 +182,8 @@ def _variable(frame: FrameType, name: str | None) -> Any:
 
 def _things(kind: Awaited, thing: Any) -> tuple[Any, ...]:
     if kind is not Awaited.TASK:
+        if kind is Awaited.QUEUE:  # the two ends of a channel are two objects with one state
+            return (getattr(thing, "_state", thing),)
         return () if kind in (Awaited.SLEEP, Awaited.THREAD) else (thing,)
     tasks = thing if isinstance(thing, (set, frozenset, list, tuple)) else [thing]
     return tuple(task for task in tasks if not _is_over(task))
@@ -257,8 +259,7 @@ def task_text(task: Any) -> str:
 
 def _program_of(coroutine: Any) -> CodeType:
     """Return the code that a task was made for: its outermost frame that is the program's, else its outermost."""
-    codes = [(link.frame.f_code, is_plumbing(link.frame)) for link in links(coroutine) if link.frame is not None]
-    own = next((code for code, plumbing in codes if not plumbing), None)
+    own = next((frame.f_code for frame in frames_of(coroutine) if not is_plumbing(frame)), None)
     fallback: CodeType = coroutine.cr_code if hasattr(coroutine, "cr_code") else coroutine.gi_code
     return own or fallback
 

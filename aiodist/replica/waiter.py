@@ -16,6 +16,9 @@ from aiodist.replica.current import current
 from aiodist.replica.stacks import Link, is_plumbing, links
 from aiodist.replica.suspension import Suspension, coroutine_of, driven, suspension_of, task_text
 
+_DEEPEST = 2
+_LARGEST = 64
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waiter:
@@ -70,9 +73,10 @@ def _merging(frame: FrameType) -> Any:
     return frame.f_locals.get("meeting") if ours else None
 
 
-def merges(waiter: Waiter, meeting: Any) -> bool:
-    """Whether a task runs the merge function of that meeting."""
-    return any(link.frame is not None and _merging(link.frame) is meeting for link in waiter.chain)
+def merges(waiter: Waiter, meeting: Any = None) -> bool:
+    """Whether a task runs the merge function of that meeting, or of any."""
+    found = (_merging(link.frame) for link in waiter.chain if link.frame is not None)
+    return any(one is not None and (meeting is None or one is meeting) for one in found)
 
 
 def is_plumbing_alone(waiter: Waiter) -> bool:
@@ -138,10 +142,11 @@ def owner_of(lock: Any) -> Any:
 
 
 def at_hand(waiter: Waiter) -> set[int]:
-    """Return the identities of what a task's frames reach: variables, and what they hold one step further."""
+    """Return the identities of what a task's frames reach: variables, what these contain, and what that is made of."""
     frames = (link.frame for link in waiter.chain if link.frame is not None)
     variables = [variable for frame in frames if not is_plumbing(frame) for variable in _variables(frame)]
-    return {id(one) for variable in variables for one in (variable, *_inside(variable))}
+    contained = [one for variable in variables for one in _contained(variable, _DEEPEST)]
+    return {id(one) for variable in contained for one in (variable, *_attributes(variable))}
 
 
 def _variables(frame: FrameType) -> Iterator[Any]:
@@ -149,11 +154,14 @@ def _variables(frame: FrameType) -> Iterator[Any]:
     yield from (frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals)
 
 
-def _inside(variable: Any) -> Iterable[Any]:
-    if isinstance(variable, dict):
-        return list(variable.values())
-    if isinstance(variable, (list, tuple, set)):
-        return list(variable)
+def _contained(variable: Any, depth: int) -> Iterator[Any]:
+    yield variable
+    if depth and isinstance(variable, (dict, list, tuple, set)) and len(variable) <= _LARGEST:
+        for one in list(variable.values() if isinstance(variable, dict) else variable):
+            yield from _contained(one, depth - 1)
+
+
+def _attributes(variable: Any) -> Iterable[Any]:
     if hasattr(variable, "__dict__") and not isinstance(variable, (type, ModuleType)):
         return list(vars(variable).values())
     return ()

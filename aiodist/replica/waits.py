@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from aiodist.replica.suspension import task_text
 from aiodist.replica.wait_words import all_together, conjugated, relation, together, verb, where
 from aiodist.replica.waiter import (
     Waiter,
@@ -32,7 +33,8 @@ from aiodist.replica.waiter import (
     waits_for_a_run,
     wrapped,
 )
-from aiodist.vocabulary.waits import Awaited, Wait
+from aiodist.vocabulary.reports import Location
+from aiodist.vocabulary.waits import Awaited, Look, Wait
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
@@ -213,11 +215,15 @@ class WaitGraph:
         what = verb(suspension)
         return Wait(waiter.who, waiter.replica_id, suspension.kind, what, suspension.location, suspension.stack, on)
 
-    def lines(self) -> list[str]:
-        """Return a line for each way to wait, replicas that wait alike in one."""
+    def lines(self, *, replicas_alone: bool = False) -> list[str]:
+        """Return a line for each way to wait, replicas that wait alike in one.
+
+        Args:
+            replicas_alone: leave out tasks that belong to no replica and run no merge function.
+        """
         alike: dict[tuple[str, ...], list[Waiter]] = {}
         for waiter in self.waiters:
-            if waiter.replica_id is not None or not waits_for_a_run(waiter):
+            if waiter.replica_id is not None or not (replicas_alone or waits_for_a_run(waiter)) or merges(waiter):
                 alike.setdefault(self._clause(waiter), []).append(waiter)
         return [f"{together(waiters)} {conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
 
@@ -256,12 +262,40 @@ class WaitGraph:
         return sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
 
 
-def waits_in_words(group: SyncGroup, replicas: Collection[int]) -> dict[int, str]:
-    """Return what replicas of a run wait for, by id; of many only the first few are looked at."""
+def look_at_replicas(group: SyncGroup, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:
+    """Look at replicas of a run; of many only at the first few.
+
+    Args:
+        group: the run's own group.
+        replicas: their ids.
+        calls: for those of them whose child tasks may have made the call in question, where that was made.
+    """
     few = sorted(replicas)[:_MOST_REPLICAS]
     graph = WaitGraph(_tasks_here()) if group.size <= _MOST_REPLICAS else WaitGraph(_tasks_of(few))
-    waiters = [w for w in graph.waiters if w.member is not None and w.member.group is group and w.replica_id in few]
-    return {w.member.replica_id: graph.sentence(w) for w in waiters if w.member is not None}
+    own = [w for w in graph.waiters if w.replica_id in few and (w.member is None or w.member.group is group)]
+    waits = {
+        w.member.replica_id: graph.sentence(w)
+        for w in own
+        if w.member is not None and w.suspension.kind is not Awaited.COLLECTIVE
+    }
+    circle = graph.cycle_text()
+    if circle:
+        certain = all(edge.certain for edge in graph.cycle())
+        circle = f"They {'wait' if certain else 'may be waiting'} for each other: {circle}"
+    return Look(waits, circle, _races(own, calls))
+
+
+def _races(waiters: Sequence[Waiter], calls: Mapping[int, Location]) -> tuple[str, ...]:
+    """Say in which child tasks replicas are at the calls in question; nothing unless all of them are."""
+    callers: dict[int, str] = {}
+    for waiter in waiters:
+        here, call = waiter.suspension.location, calls.get(-1 if waiter.replica_id is None else waiter.replica_id)
+        at_call = here is not None and call is not None and (here.file, here.line) == (call.file, call.line)
+        if at_call and waiter.member is None and waiter.replica_id is not None:
+            callers.setdefault(waiter.replica_id, f"{task_text(waiter.task)}{where(waiter)}")
+    if len(callers) < len(calls):
+        return ()
+    return tuple(f"Replica {replica_id} calls in {task}." for replica_id, task in sorted(callers.items()))
 
 
 def _tasks_of(replicas: Collection[int]) -> list[Any]:

@@ -6,6 +6,7 @@ import contextvars
 import inspect
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -35,10 +36,16 @@ class DeviceWorker:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"aiodist {self._device}")
         finished = anyio.Event()
-        future = self._executor.submit(contextvars.copy_context().run, fn, *args)
+        call = partial(self._call_on_gpu, fn) if self._device.startswith("GPU:") else fn
+        future = self._executor.submit(contextvars.copy_context().run, call, *args)
         future.add_done_callback(lambda _: self._call_soon_threadsafe(finished.set))
         await _outwait(future, finished)
         return future.result()
+
+    def _call_on_gpu(self, fn: Callable[..., T], *args: Any) -> T:
+        from aiodist.gpu.current import call_on
+
+        return call_on(self._device, fn, *args)
 
     def close(self) -> None:
         """End the thread. Its work is done by then."""
@@ -50,7 +57,9 @@ async def _outwait(future: Future[Any], finished: anyio.Event) -> None:
     """Wait until the work is done, whatever is cancelled meanwhile, and be cancelled then."""
     cancelled: BaseException | None = None
     with CancelScope(shield=True):
-        while not future.done():
+        while not (
+            finished.is_set() and future.done()
+        ):  # work that is done at once waits, too: always in the same order
             try:
                 await finished.wait()
             except get_cancelled_exc_class() as error:  # asyncio's own, which no shield keeps out

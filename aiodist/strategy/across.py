@@ -12,7 +12,7 @@ import aiodist_kernels as kernels
 from aiodist.collective import sparse
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import LeafMark, LeafType, describe_leaf, has_foreign
+from aiodist.collective.signature import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.foreign_arrays import ForeignType
@@ -51,6 +51,11 @@ def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int, accumulate: A
 def _described(components: Sequence[Any]) -> tuple[list[Any], list[Any], list[LeafMark], list[Any]]:
     """Return shapes, dtypes, leaf types, and what is to be combined."""
     shapes, dtypes, types, arrays = ([*column] for column in zip(*map(describe_leaf, components), strict=True))
+    if has_device_arrays(tuple(types)):
+        raise TypeError(
+            "expected arrays on the host, got arrays on GPUs, which ctx.all_reduce takes in a replica function; copy "
+            "them to the host first, e.g. value.cpu() of PyTorch"
+        )
     if has_foreign(tuple(types)):
         _check_same("type", types)
     return shapes, dtypes, types, arrays

@@ -16,10 +16,12 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 import pytest
 
+from aiodist.replica.stacks import is_plumbing
 from aiodist.testing.running import explore
 
 _MARKER = (
@@ -36,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Let a marked test function be one that runs it on replicas: a plain function, whatever other plugins look for."""
+    __tracebackhide__ = True
     marker = pyfuncitem.get_closest_marker("replicas")
     if marker is None:
         return (yield)
@@ -49,7 +52,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 def _explore(fn: Callable[..., Any], options: dict[str, Any], **kwargs: Any) -> None:
     __tracebackhide__ = True
-    explore(fn, kwargs=kwargs, **options)
+    try:
+        explore(fn, kwargs=kwargs, **options)
+    except Exception as error:  # noqa: BLE001  (it goes on, less our frames)
+        raise error.with_traceback(_own_part(error.__traceback__)) from error.__cause__
+
+
+def _own_part(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame on that is not an event loop's or ours; None when there is no other."""
+    while traceback is not None and is_plumbing(traceback.tb_frame):
+        traceback = traceback.tb_next
+    return traceback
 
 
 def _options(

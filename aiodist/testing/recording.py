@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Recording:
     """The collectives that were completed, in that order: those of the runs that began while it was made.
 
-    It has a length, can be iterated over and indexed, and gives `CallRecord`s: what was asked, as text, and where; the
+    It has a length, can be iterated over and indexed, and gives a `CallRecord` each: what was asked, and where. The
     call site is that of the replica that came first.
     """
 
@@ -63,13 +63,6 @@ class _Recorder(Listener):
 @contextmanager
 def record_collectives() -> Iterator[Recording]:
     """Record the collectives of the runs that begin inside the block, on any event loop.
-
-    Example:
-        ```
-        with record_collectives() as record:
-            run_replicas(train, 2)
-        assert record.calls == ["all_reduce(MEAN, float64[2])", "barrier()"]
-        ```
 
     Yields:
         The recording, which grows while the block runs.

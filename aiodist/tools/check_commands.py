@@ -53,7 +53,7 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     )  # fmt: skip
     check.add_argument("--replay", type=_schedule, metavar="SCHEDULE", help="run this schedule alone")
     check.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", default=60.0,
+        "--timeout", type=_seconds, metavar="SECONDS", default=300.0,
         help="how long one run may take, in real time (default: %(default)g)",
     )  # fmt: skip
     check.add_argument(

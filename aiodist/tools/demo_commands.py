@@ -37,7 +37,7 @@ def _add_text(demos: _SubParsersAction[ArgumentParser]) -> None:
         "weights.",
     )
     text.add_argument("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
-    _add_common(text, steps=1500)
+    _add_common(text, steps=1300)
     text.set_defaults(command=_run_text)
 
 

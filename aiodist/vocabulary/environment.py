@@ -1,5 +1,7 @@
 """Environment variables, all of them: this file alone reads them.
 
+``AIODIST_STALL_SECONDS``: how long all replicas of a run may stand still, one of them in a collective, before a
+`StallWarning` tells who waits for what; 10 by default, 0 for never.
 ``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`.
 """
 
@@ -7,6 +9,24 @@ from __future__ import annotations
 
 import os
 import sys
+
+_STALL_SECONDS = 10.0
+
+
+def stall_seconds() -> float:
+    """Return how long replicas may stand still before a warning tells of it; 0 for no warning.
+
+    Raises:
+        ValueError: ``AIODIST_STALL_SECONDS`` is no such number.
+    """
+    text = os.environ.get("AIODIST_STALL_SECONDS") or str(_STALL_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"AIODIST_STALL_SECONDS must be a number of seconds, 0 for no stall report, got {text!r}")
+    return seconds
 
 
 def trace_path() -> str | None:

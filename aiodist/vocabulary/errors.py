@@ -56,7 +56,16 @@ class DeviceNotFoundError(ValueError):
     """A device was asked for that this machine does not have. The text lists those that exist."""
 
 
+class StallWarning(RuntimeWarning):
+    """All replicas of a run have stood still for a while, one of them in a collective.
+
+    The text says who waits for what. It is no error: what they wait for may yet come, a slow download, say. The time
+    is that of the environment variable ``AIODIST_STALL_SECONDS``, 10 by default; 0 turns the warning off.
+    """
+
+
 for _error in (
+    StallWarning,
     CollectiveError,
     CollectiveMismatchError,
     IncompleteCollectiveError,

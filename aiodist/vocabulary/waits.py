@@ -6,7 +6,9 @@ A wait holds texts and places only, never the task or the lock itself, so it can
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiodist.vocabulary.reports import Location
 
@@ -50,3 +52,17 @@ class Wait:
     location: Location | None
     stack: tuple[Location, ...]
     on: tuple[str, ...] = ()
+
+
+class Look(NamedTuple):
+    """What a look at the tasks of a run has found, in words.
+
+    Attributes:
+        waits: by replica id, what those wait for that are not in a collective.
+        circle: the circle of waits; empty where there is none.
+        races: for each replica that issues collectives in several tasks at once, those tasks and where they do.
+    """
+
+    waits: Mapping[int, str] = {}
+    circle: str = ""
+    races: tuple[str, ...] = ()

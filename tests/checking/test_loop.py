@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import anyio
+import anyio.to_thread
 import numpy as np
 import pytest
 
@@ -138,6 +140,29 @@ def test_clock_jumps_over_sleeps() -> None:
     began = time.monotonic()
     assert value(main) == pytest.approx(100_000)
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("where", ["device", "asyncio", "anyio"])
+def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_faster(where: str) -> None:
+    async def main() -> list[int]:
+        seen: list[int] = []
+        pauses = [0.02, 0.0, 0.01, 0.005]
+
+        async def replica() -> None:
+            ctx = get_replica_context()
+            pause = pauses[ctx.replica_id_in_sync_group]
+            if where == "device":
+                await ctx.run_sync(time.sleep, pause)
+            elif where == "asyncio":
+                await asyncio.to_thread(time.sleep, pause)
+            else:
+                await anyio.to_thread.run_sync(time.sleep, pause)
+            seen.append(ctx.replica_id_in_sync_group)
+
+        await mirrored(4).run(replica)
+        return seen
+
+    assert value(main) == [0, 1, 2, 3]
 
 
 def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_his() -> None:

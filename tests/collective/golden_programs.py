@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary, finalize
 
 import anyio
 import numpy as np
@@ -156,6 +157,102 @@ async def parted_in_sequence(ctx: ReplicaContext) -> None:
         await ctx.barrier()
     if not odd:
         await ctx.all_reduce(ReduceOp.SUM, 1)
+
+
+async def swapped_buckets(ctx: ReplicaContext) -> None:
+    buckets = {"w": np.zeros((2, 3)), "b": np.zeros(3)}
+    names = ["w", "b"] if ctx.replica_id_in_sync_group != 1 else ["b", "w"]
+    for pending in [ctx.all_reduce(ReduceOp.SUM, buckets[name]) for name in names]:
+        await pending
+
+
+async def skipped_in_a_round(ctx: ReplicaContext) -> None:
+    for step in range(4):
+        await ctx.all_reduce(ReduceOp.SUM, np.zeros(3))
+        if step < 3 or ctx.replica_id_in_sync_group != 2:
+            await ctx.all_reduce(ReduceOp.MAX, float(step))
+        await ctx.barrier()
+
+
+async def many_left_the_round(ctx: ReplicaContext) -> None:
+    for step in range(4):
+        await ctx.all_reduce(ReduceOp.SUM, np.zeros(3))
+        if step == 3 and ctx.replica_id_in_sync_group != 0:
+            await ctx.all_reduce(ReduceOp.SUM, np.ones(3))
+        await ctx.barrier()
+
+
+async def added_equal_signature(ctx: ReplicaContext) -> None:
+    pending = []
+    if ctx.replica_id_in_sync_group == 0:
+        pending.append(ctx.all_reduce(ReduceOp.SUM, 1.0))
+    pending.append(ctx.all_reduce(ReduceOp.SUM, 2.0))
+    pending.append(ctx.all_reduce(ReduceOp.SUM, 3.0))
+    for one in pending:
+        await one
+
+
+async def conditional(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group == 1:
+        await ctx.all_reduce(ReduceOp.SUM, 1.0)
+    else:
+        await ctx.all_gather(np.zeros(2), 0)
+
+
+async def none_for_a_leaf(ctx: ReplicaContext) -> None:
+    bias = None if ctx.replica_id_in_sync_group == 1 else np.zeros(2)
+    await ctx.all_reduce(ReduceOp.SUM, {"w": np.zeros(3), "b": bias})
+
+
+async def other_merge_arguments(ctx: ReplicaContext) -> None:
+    await ctx.merge_call(merge_one, (1, 2) if ctx.replica_id_in_sync_group == 1 else (1,))
+
+
+async def racing_tasks(ctx: ReplicaContext) -> None:
+    async def losses() -> None:
+        await ctx.all_reduce(ReduceOp.MEAN, 0.5)
+
+    async def metrics() -> None:
+        await ctx.all_reduce(ReduceOp.MAX, np.zeros(2))
+
+    order = [losses, metrics] if ctx.replica_id_in_sync_group else [metrics, losses]
+    async with anyio.create_task_group() as tasks:
+        for task in order:
+            tasks.start_soon(task)
+            await anyio.lowlevel.checkpoint()
+
+
+async def lock_across_a_collective(ctx: ReplicaContext) -> None:
+    async with one_lock(ctx):
+        await ctx.barrier()
+
+
+LOCKS: WeakKeyDictionary[Any, anyio.Lock] = WeakKeyDictionary()
+
+
+def one_lock(ctx: ReplicaContext) -> anyio.Lock:
+    return LOCKS.setdefault(ctx._member.group, anyio.Lock())
+
+
+async def queues_in_a_ring(ctx: ReplicaContext) -> None:
+    streams = one_ring(ctx)
+    mine = ctx.replica_id_in_sync_group
+    if mine < 2:
+        await streams[mine][1].receive()
+        await streams[1 - mine][0].send(1)
+    await ctx.barrier()
+
+
+RINGS: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
+
+
+def one_ring(ctx: ReplicaContext) -> list[Any]:
+    group = ctx._member.group
+    if group not in RINGS:
+        RINGS[group] = ring = [anyio.create_memory_object_stream[int](1) for _ in range(2)]
+        finalize(group, lambda: [end.close() for ends in ring for end in ends])
+    return RINGS[group]
 
 
 async def group_disagrees(ctx: ReplicaContext) -> None:

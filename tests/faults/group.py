@@ -64,3 +64,38 @@ async def opposite_orders_in_flight_together(ctx: ReplicaContext) -> None:
     first, second = (ctx.new_group(range(4), name=name) for name in ("first", "second"))
     order = (first, second) if ctx.replica_id_in_sync_group % 2 else (second, first)
     await asyncio.gather(*(group.all_reduce(SUM, LOSS, name="loss") for group in order))
+
+
+@mismatch(Reason.CYCLE, 0, 1)
+async def opposite_orders_across_groups(ctx: ReplicaContext) -> None:
+    i = ctx.replica_id_in_sync_group
+    if i < 2:
+        first, second = (ctx.new_group([0, 1], name=name) for name in ("first", "second"))
+        if i:
+            await first.all_reduce(SUM, LOSS)  # named
+            await second.all_reduce(SUM, LOSS)
+        else:
+            await second.all_reduce(SUM, LOSS)  # named
+            await first.all_reduce(SUM, LOSS)
+
+
+@mismatch(Reason.CYCLE, 0, 1, 2)
+async def ring_of_groups(ctx: ReplicaContext) -> None:
+    i = ctx.replica_id_in_sync_group
+    if i == 3:
+        return
+    left, right = (ctx.new_group(sorted({k, (k + 1) % 3})) for k in ((i - 1) % 3, i))
+    await right.barrier()  # named
+    await left.barrier()
+
+
+@mismatch(Reason.CYCLE, 0, 1)
+async def group_against_the_whole_run(ctx: ReplicaContext) -> None:
+    i = ctx.replica_id_in_sync_group
+    group = ctx.new_group([0, 1] if i < 2 else [2, 3])
+    if i == 0:
+        await ctx.barrier(name="end")  # named
+        await group.barrier()
+    else:
+        await group.barrier()  # named
+        await ctx.barrier(name="end")

@@ -63,3 +63,19 @@ async def stops_when_all_have_run_out(ctx: ReplicaContext) -> None:
     while await ctx.all_reduce("max", left):
         await ctx.all_reduce(SUM, BATCH if left else np.zeros_like(BATCH))
         left = max(left - 1, 0)
+
+
+@incomplete(Reason.EXITED, 0)
+async def one_does_not_join(ctx: ReplicaContext) -> None:
+    for _ in range(2 + ctx.replica_id_in_sync_group):
+        await ctx.all_reduce(SUM, BATCH)  # named
+    if ctx.replica_id_in_sync_group:
+        await ctx.join()
+
+
+@correct()
+async def joins_when_it_has_run_out(ctx: ReplicaContext) -> None:
+    for step in range(2 + ctx.replica_id_in_sync_group):
+        mean: np.ndarray = await ctx.all_reduce(MEAN, BATCH * step)
+        assert mean.tolist() == (BATCH * step).tolist()
+    assert await ctx.join() == 3

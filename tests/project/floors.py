@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FLOORS: Mapping[str, int] = {
     "aiodist_kernels": 0,
     "aiodist.vocabulary": 1,
+    "aiodist.gpu": 2,
     "aiodist.collective": 2,
     "aiodist.replica": 3,
     "aiodist.strategy": 4,

@@ -23,6 +23,10 @@ class SecondError(Exception):
     pass
 
 
+def error_out(kind: type[Exception]) -> None:
+    raise kind
+
+
 async def test_exception_comes_out_as_itself_with_a_note() -> None:
     error = FirstError("mine")
 
@@ -279,6 +283,40 @@ async def test_mismatch_comes_out_even_where_every_replica_caught_it() -> None:
     with pytest.raises(CollectiveMismatchError):
         await strategy.run(program)
     await still_works(strategy)
+
+
+async def test_mismatch_is_caused_by_what_the_odd_replica_was_handling() -> None:
+    error = FirstError("mine")
+
+    async def program() -> None:
+        try:
+            if replica() == 1:
+                raise error
+            await here().all_reduce("SUM", 1)
+        finally:
+            await here().barrier()
+
+    strategy = mirrored(3)
+    with pytest.raises(CollectiveMismatchError) as caught:
+        await strategy.run(program)
+    assert caught.value.report.suspects == (1,)
+    assert caught.value.__cause__ is error
+    assert "replica 1 was handling FirstError: mine" in caught.value.__notes__
+    await still_works(strategy)
+
+
+async def test_what_the_others_were_handling_is_no_cause() -> None:
+    async def program() -> None:
+        try:
+            error_out(FirstError)
+        except FirstError:
+            if replica() != 1:
+                await here().all_reduce("SUM", 1)
+        await here().barrier()
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        await mirrored(3).run(program)
+    assert caught.value.__cause__ is None
 
 
 async def test_replica_that_catches_the_verdict_for_ever_is_ended() -> None:

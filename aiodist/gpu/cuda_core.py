@@ -1,0 +1,191 @@
+"""The real driver, through cuda.core: this room alone calls CUDA.
+
+Kernels are compiled by Numba and launched by `cuda.core.launch`, at a host cost of a microsecond or two, where Numba's
+own dispatcher takes twenty and more. PTX becomes machine code by nvJitLink, which comes with the compiler: a driver may
+be older than the PTX of a newer one. Everything works in each GPU's primary context, the one that frameworks use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist_kernels.cuda.forms import THREADS, Form, blocks
+
+NEEDS: Final = "reducing arrays on GPUs needs packages that are not installed: pip install 'aiodist[cuda]'"
+
+_LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
+_ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+_VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceStream:
+    """A stream, and the device that it belongs to."""
+
+    device: int
+    stream: Any
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory from the device's pool; it goes back when this goes, behind what its stream was given before."""
+
+    address: int
+    buffer: Any
+
+
+class CudaCore:
+    """Enqueues work through cuda.core; see `driver.Driver` for each method.
+
+    Raises:
+        ImportError: cuda.core is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._core: Any = importlib.import_module("cuda.core")
+            self._driver: Any = importlib.import_module("cuda.bindings.driver")
+        except ImportError as error:
+            raise ImportError(f"{NEEDS} ({error})") from error
+        self._devices: dict[int, Any] = {}
+        self._streams: dict[tuple[str, int], DeviceStream] = {}
+        self._kernels: dict[tuple[int, Form], Any] = {}
+        self._reaches: dict[tuple[int, int], bool] = {}
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Leave the thread's current device as it was."""
+        before = self._call("cuCtxGetCurrent")
+        try:
+            yield
+        finally:
+            self._call("cuCtxSetCurrent", before)
+
+    def stream(self, device: int) -> DeviceStream:
+        """Return the stream on which this device reduces."""
+        return self.replica_stream("", device)
+
+    def replica_stream(self, name: str, device: int) -> DeviceStream:
+        """Return the stream of a logical device."""
+        found = self._streams.get((name, device))
+        if found is None:
+            found = self._streams[name, device] = DeviceStream(device, self._current(device).create_stream())
+        return found
+
+    def foreign_stream(self, device: int, handle: int) -> DeviceStream:
+        """Return a stream that somebody else made."""
+        return DeviceStream(device, self._core.Stream.from_handle(handle or _LEGACY_DEFAULT_STREAM))
+
+    def record(self, stream: DeviceStream) -> Any:
+        """Mark what a stream has been given so far."""
+        self._current(stream.device)  # a default stream is that of the current device
+        return stream.stream.record(options=self._core.EventOptions(blocking_sync=True))
+
+    def wait(self, stream: DeviceStream, event: Any) -> None:
+        """Let a stream go on only when an event is done."""
+        self._current(stream.device)
+        stream.stream.wait(event)
+
+    def is_done(self, event: Any) -> bool:
+        """Return whether an event is done."""
+        return bool(event.is_done)
+
+    def wait_for(self, event: Any) -> None:
+        """Hold up this thread until an event is done; it sleeps."""
+        event.sync()
+
+    def allocate(self, device: int, nbytes: int) -> DeviceMemory:
+        """Return memory for work on the device's own stream."""
+        buffer = self._current(device).allocate(nbytes, stream=self.stream(device).stream)
+        return DeviceMemory(int(buffer.handle), buffer)
+
+    def upload(self, device: int, words: np.ndarray[Any, Any]) -> DeviceMemory:
+        """Return memory with a copy of an array, which is free when this returns."""
+        memory = self.allocate(device, words.nbytes)
+        self._call("cuMemcpyHtoDAsync", memory.address, words.ctypes.data, words.nbytes, self._handle(device))
+        return memory
+
+    def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
+        """Copy to this device's memory."""
+        self._copy(device, device, target, source_device, source, nbytes)
+
+    def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
+        """Copy from this device's memory."""
+        self._copy(device, target_device, target, device, source, nbytes)
+
+    def is_loaded(self, device: int, form: Form) -> bool:
+        """Return whether a kernel can be launched at once."""
+        return (device, form) in self._kernels
+
+    def load(self, device: int, form: Form) -> None:
+        """Compile a kernel for a device and load it."""
+        if self.is_loaded(device, form):
+            return
+        try:
+            from aiodist_kernels.cuda.compiled import compile_form
+        except ImportError as error:
+            raise ImportError(f"{NEEDS} ({error})") from error
+        major, minor = self._current(device).compute_capability
+        program = compile_form(form, _compiled_for((major, minor)))
+        code = self._core.ObjectCode.from_ptx(program.ptx)
+        linker = self._core.Linker(code, options=self._core.LinkerOptions(arch=f"sm_{major}{minor}"))
+        self._kernels[device, form] = linker.link("cubin").get_kernel(program.name)
+
+    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None:
+        """Launch a loaded kernel; Python's integers travel as 64 bits each."""
+        current = self._current(device)
+        grid = blocks(work, current.properties.multiprocessor_count)
+        config = self._core.LaunchConfig(grid=grid, block=THREADS)
+        self._core.launch(self.stream(device).stream, config, self._kernels[device, form], *arguments)
+
+    def reaches(self, device: int, other: int) -> bool:
+        """Return whether kernels on a device can read the other's memory."""
+        if device == other:
+            return True
+        if (device, other) not in self._reaches:
+            self._reaches[device, other] = self._enable(device, other)
+        return self._reaches[device, other]
+
+    def _enable(self, device: int, other: int) -> bool:
+        peer = self._current(other)
+        if not self._current(device).can_access_peer(other):
+            return False
+        result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
+        return int(result) in {0, _ALREADY_ENABLED}
+
+    def _copy(self, carrier: int, to: int, target: int, source_device: int, source: int, nbytes: int) -> None:
+        stream = self._handle(carrier)
+        if to == source_device:
+            self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
+            return
+        contexts = {device: self._current(device).context.handle for device in (to, source_device)}
+        self._current(carrier)
+        self._call("cuMemcpyPeerAsync", target, contexts[to], source, contexts[source_device], nbytes, stream)
+
+    def _handle(self, device: int) -> Any:
+        self._current(device)
+        return self.stream(device).stream.handle
+
+    def _current(self, device: int) -> Any:
+        """Make a device the thread's current one, and return it."""
+        found = self._devices.get(device)
+        if found is None:
+            found = self._devices[device] = self._core.Device(device)
+        found.set_current()
+        return found
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        error, *results = getattr(self._driver, name)(*arguments)
+        if int(error):
+            raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
+        return results[0] if results else None
+
+
+def _compiled_for(capability: tuple[int, int]) -> tuple[int, int]:
+    return next((verified for verified in _VERIFIED if capability >= verified), capability)

@@ -1,0 +1,186 @@
+"""How leaves that lie on one GPU or several are reduced: which launches and copies, on which device, in which order.
+
+One device: one launch reduces all leaves into the first replica's results, and copies give the others theirs.
+
+Several that read each other's memory, small values: every device reads everything and reduces for itself.
+
+Several, large values: every device reduces its part of each leaf, then gathers the other parts from the others.
+
+Several, of which some cannot read each other's memory: all is copied to the first replica's device, which reduces, and
+the results are copied back; the driver takes such copies through the host.
+
+Every element is folded in replica order on one device, so all ways give the same bits. A plan is data; it depends on
+nothing but its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from aiodist_kernels.cuda.tables import Leaf
+
+SHARD_FROM: Final = 1 << 20
+"""Bytes of one replica's leaves from which devices share the work: below, a second round of copies costs more."""
+
+GRAIN: Final = 1024
+"""Elements to whose multiples parts are cut: whole vectors for every dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Memory on a device."""
+
+    device: int
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One leaf: where every replica's buffer lies, and where its result goes.
+
+    Attributes:
+        inputs: in replica order.
+        outputs: in replica order; fresh memory on the replica's device.
+        elements: in each.
+        input_size: bytes of an element.
+        output_size: bytes of a result's element.
+    """
+
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+    elements: int
+    input_size: int
+    output_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel launch on a device, for leaves or parts of them."""
+
+    device: int
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy, enqueued on the stream of ``device``, which is one of the two."""
+
+    device: int
+    target: Place
+    source: Place
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Meet:
+    """Each device's stream waits for what the others' have been given so far."""
+
+    devices: tuple[int, ...]
+
+
+Step: TypeAlias = Launch | Copy | Meet
+Reaches: TypeAlias = Callable[[int, int], bool]
+Allocate: TypeAlias = Callable[[int, int], int]
+
+
+def make(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
+    """Return the steps that reduce leaves of one dtype.
+
+    Before the first of them, every device's stream must wait until all inputs are ready; after the last, whoever uses
+    inputs or results must wait for all devices' streams.
+
+    Args:
+        jobs: the leaves; each has as many inputs as there are replicas, on the same devices.
+        reaches: whether kernels on a device can read another's memory.
+        allocate: returns the address of scratch memory on a device, for so many bytes.
+    """
+    devices = tuple(dict.fromkeys(place.device for job in jobs for place in job.inputs))
+    if len(devices) == 1:
+        return [*_reduce_all(devices[0], jobs), *_local_copies(devices[0], jobs)]
+    if not all(reaches(one, other) for one in devices for other in devices if one != other):
+        return _staged(devices[0], jobs, allocate)
+    if sum(job.elements * job.input_size for job in jobs) < SHARD_FROM:
+        return [step for device in devices for step in (*_reduce_all(device, jobs), *_local_copies(device, jobs))]
+    return _sharded(devices, jobs)
+
+
+def _reduce_all(device: int, jobs: Sequence[Job]) -> list[Step]:
+    leaves = tuple(_leaf(_own(device, job), job, 0, job.elements) for job in jobs if job.elements)
+    return [Launch(device, leaves)] if leaves else []
+
+
+def _local_copies(device: int, jobs: Sequence[Job]) -> list[Step]:
+    """Give the device's other replicas their results."""
+    return [
+        Copy(device, other, own, job.elements * job.output_size)
+        for job in jobs
+        for own in [_own(device, job)]
+        for other in job.outputs
+        if other.device == device and other != own and job.elements
+    ]
+
+
+def _sharded(devices: tuple[int, ...], jobs: Sequence[Job]) -> list[Step]:
+    steps: list[Step] = []
+    for turn, device in enumerate(devices):
+        parts = [(job, *_part(job, turn, len(devices))) for job in jobs]
+        leaves = tuple(_leaf(_own(device, job), job, low, high) for job, low, high in parts if low < high)
+        steps += [Launch(device, leaves)] if leaves else []
+    steps.append(Meet(devices))
+    for device in devices:
+        for turn, other in enumerate(devices):
+            if other == device:
+                continue
+            for job in jobs:
+                low, high = _part(job, turn, len(devices))
+                if low < high:
+                    offset = low * job.output_size
+                    target, source = _moved(_own(device, job), offset), _moved(_own(other, job), offset)
+                    steps.append(Copy(device, target, source, (high - low) * job.output_size))
+        steps += _local_copies(device, jobs)
+    return steps
+
+
+def _staged(home: int, jobs: Sequence[Job], allocate: Allocate) -> list[Step]:
+    fetches: list[Step] = []
+    at_home: list[Job] = []
+    for job in jobs:
+        inputs = []
+        for place in job.inputs:
+            here = place
+            if place.device != home and job.elements:
+                nbytes = job.elements * job.input_size
+                here = Place(home, allocate(home, nbytes))
+                fetches.append(Copy(home, here, place, nbytes))
+            inputs.append(here)
+        at_home.append(Job(tuple(inputs), job.outputs, job.elements, job.input_size, job.output_size))
+    returns: list[Step] = [
+        Copy(home, other, own, job.elements * job.output_size)
+        for job in jobs
+        for own in [_own(home, job)]
+        for other in job.outputs
+        if other != own and job.elements
+    ]
+    return [*fetches, *_reduce_all(home, at_home), *returns]
+
+
+def _part(job: Job, turn: int, count: int) -> tuple[int, int]:
+    """Return the elements of a leaf that a device reduces."""
+    step = -(-job.elements // (count * GRAIN)) * GRAIN
+    return min(turn * step, job.elements), min((turn + 1) * step, job.elements)
+
+
+def _leaf(own: Place, job: Job, low: int, high: int) -> Leaf:
+    addresses = tuple(place.address + low * job.input_size for place in job.inputs)
+    return Leaf(own.address + low * job.output_size, addresses, high - low)
+
+
+def _own(device: int, job: Job) -> Place:
+    """Return where the device's first replica has its result."""
+    return next(place for place in job.outputs if place.device == device)
+
+
+def _moved(place: Place, offset: int) -> Place:
+    return Place(place.device, place.address + offset)

@@ -1,0 +1,244 @@
+"""A driver over host memory that does what it was given in any order that streams and events allow.
+
+Devices are only labels of memory, but a kernel that touches memory which its device cannot reach fails. What is freed
+is poisoned: results that come out right were made of memory that was kept alive, in an order that events forced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import threading
+import weakref
+from collections import defaultdict, deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist_kernels.cuda.folds import reduce_all
+from aiodist_kernels.cuda.simulated import Memory as Machine
+from aiodist_kernels.quiet import quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from aiodist_kernels.cuda.forms import Form
+
+POISON = 0xA5
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    done: bool = False
+
+
+@dataclass(eq=False)
+class FakeMemory:
+    """Memory of a device. It is poisoned when nobody holds it any more, once its stream gets there."""
+
+    array: np.ndarray
+    address: int
+
+    def __len__(self) -> int:
+        return self.array.nbytes
+
+
+@dataclass
+class FakeDriver:
+    """Work waits in its streams until somebody drains them, or waits for an event.
+
+    Args:
+        seed: of the order in which streams go on.
+        walls: pairs of devices that cannot read each other's memory.
+        unloaded: kernels must be loaded first.
+    """
+
+    seed: int = 0
+    walls: set[frozenset[int]] = field(default_factory=set)
+    unloaded: bool = False
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+        self.queues: dict[Any, deque[Callable[[], bool]]] = defaultdict(deque)
+        self.regions: dict[int, tuple[int, int]] = {}
+        self.log: list[tuple[Any, ...]] = []
+        self.loaded: set[tuple[int, Form]] = set()
+        self.entered = 0
+        self.host_waits = 0
+        self.waited_for = threading.Event()
+        self.eager = False
+        self.gate: threading.Event | None = None
+        self.lock = threading.RLock()
+
+    # What aiodist asks of a driver.
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        with self.lock:
+            self.entered += 1
+            yield
+            self.entered -= 1
+
+    def stream(self, device: int) -> Any:
+        return ("own", device)
+
+    def replica_stream(self, name: str, device: int) -> Any:
+        return ("replica", name, device)
+
+    def foreign_stream(self, device: int, handle: int) -> Any:
+        return ("foreign", device, handle)
+
+    def record(self, stream: Any) -> FakeEvent:
+        assert self.entered
+        event = FakeEvent()
+        self.log.append(("record", stream, event))
+
+        def reach() -> bool:
+            event.done = True
+            return True
+
+        self.queues[stream].append(reach)
+        return event
+
+    def wait(self, stream: Any, event: FakeEvent) -> None:
+        assert self.entered
+        self.log.append(("wait", stream, event))
+        self.queues[stream].append(lambda: event.done)
+
+    def is_done(self, event: FakeEvent) -> bool:
+        if self.eager:
+            self.drain()
+        return event.done
+
+    def wait_for(self, event: FakeEvent) -> None:
+        self.host_waits += 1
+        self.waited_for.set()
+        if self.gate is not None:
+            assert self.gate.wait(30)
+        while not event.done:
+            self.step()
+
+    def allocate(self, device: int, nbytes: int) -> FakeMemory:
+        raw = np.full(nbytes + 16, POISON, np.uint8)
+        array = raw[-raw.__array_interface__["data"][0] % 16 :][:nbytes]
+        address = array.__array_interface__["data"][0]
+        memory = FakeMemory(array, address)
+        self.regions[address] = (nbytes, device)
+        weakref.finalize(memory, self._free, array, address, device)
+        return memory
+
+    def upload(self, device: int, words: np.ndarray) -> FakeMemory:
+        memory = self.allocate(device, words.nbytes)
+        given = words.tobytes()
+        address = memory.address
+        self._enqueue(("upload", device), device, lambda: ctypes.memmove(address, given, len(given)))
+        return memory
+
+    def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
+        self._copy(("copy", device, source_device), device, target, device, source, source_device, nbytes)
+
+    def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
+        self._copy(("copy", target_device, device), device, target, target_device, source, device, nbytes)
+
+    def is_loaded(self, device: int, form: Form) -> bool:
+        return not self.unloaded or (device, form) in self.loaded
+
+    def load(self, device: int, form: Form) -> None:
+        self.loaded.add((device, form))
+
+    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None:
+        assert self.is_loaded(device, form)
+        assert work > 0
+        run = self._tabled if form.tabled else self._direct
+        self._enqueue(("launch", device), device, lambda: run(device, form, *arguments))
+
+    def reaches(self, device: int, other: int) -> bool:
+        return device == other or frozenset({device, other}) not in self.walls
+
+    # What a device does.
+
+    def step(self) -> bool:
+        """Let one stream go on by one piece of work; return whether one could."""
+        with self.lock:
+            return self._step()
+
+    def _step(self) -> bool:
+        streams = [stream for stream, queue in self.queues.items() if queue]
+        self.random.shuffle(streams)
+        for stream in streams:
+            if self.queues[stream][0]():
+                self.queues[stream].popleft()
+                return True
+        assert not streams, "every stream waits for an event that no stream reaches"
+        return False
+
+    def enqueue(self, stream: Any, work: Callable[[], object]) -> None:
+        """Let a stream do what a replica would."""
+
+        def run() -> bool:
+            work()
+            return True
+
+        self.queues[stream].append(run)
+
+    def drain(self) -> None:
+        while self.step():
+            pass
+
+    def _enqueue(self, entry: tuple[Any, ...], device: int, work: Callable[[], object]) -> None:
+        assert self.entered
+        self.log.append(entry)
+        self.enqueue(self.stream(device), work)
+
+    def _copy(
+        self, entry: Any, carrier: int, target: int, target_device: int, source: int, source_device: int, nbytes: int
+    ) -> None:
+        def work() -> None:
+            self._check(target_device, target, nbytes, exactly=True)
+            self._check(source_device, source, nbytes, exactly=True)
+            ctypes.memmove(target, source, nbytes)
+
+        self._enqueue(entry, carrier, work)
+
+    def _direct(self, device: int, form: Form, out: int, *rest: int) -> None:
+        *buffers, vectors, lanes = rest
+        assert vectors * form.width <= lanes
+        self._reduce(device, form, out, buffers, 0, lanes)
+
+    def _tabled(self, device: int, form: Form, table: int, chunks: int, count: int) -> None:
+        self._check(device, table, 32 * chunks, exactly=True)
+        entries = list((ctypes.c_int64 * (4 * chunks)).from_address(table))
+        for row, low, _, high in zip(entries[::4], entries[1::4], entries[2::4], entries[3::4], strict=True):
+            out, *buffers = (ctypes.c_int64 * (1 + count)).from_address(table + 8 * row)
+            self._reduce(device, form, out, buffers, low, high)
+
+    def _reduce(self, device: int, form: Form, out: int, buffers: Sequence[int], low: int, high: int) -> None:
+        recipe = form.recipe
+        for address, lane in [*((buffer, recipe.storage) for buffer in buffers), (out, recipe.result)]:
+            self._check(device, address + low * lane.size, (high - low) * lane.size)
+        machine = Machine(recipe, high - low, vector=False)
+        quietly(reduce_all, machine, out, buffers, low, len(buffers))
+
+    def _check(self, device: int, address: int, nbytes: int, *, exactly: bool = False) -> None:
+        for start, (size, owner) in self.regions.items():
+            if start <= address and address + nbytes <= start + size:
+                assert owner == device if exactly else self.reaches(device, owner), f"device {device} reads {owner}"
+                return
+        raise AssertionError(f"device {device} touches {nbytes} bytes that nobody has")
+
+    def _free(self, array: np.ndarray, address: int, device: int) -> None:
+        def poison() -> bool:
+            array[...] = POISON
+            return True
+
+        del self.regions[address]
+        self.queues[self.stream(device)].append(poison)
+
+
+def placed(driver: FakeDriver, device: int, values: np.ndarray) -> FakeMemory:
+    """Return device memory with these values."""
+    memory = driver.allocate(device, values.nbytes)
+    memory.array[...] = np.frombuffer(values.tobytes(), np.uint8)
+    return memory

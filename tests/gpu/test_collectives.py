@@ -1,0 +1,223 @@
+"""all_reduce of device arrays in replica functions, on planted GPUs, on every event loop."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import (
+    CollectiveMismatchError,
+    MirroredStrategy,
+    PerReplica,
+    Reason,
+    ReduceOp,
+    ReplicaContext,
+    get_replica_context,
+    set_logical_devices,
+)
+from aiodist.gpu import process
+from aiodist.gpu.cuda_core import CudaCore
+from aiodist_kernels import reduce
+from tests.gpu.conftest import Machine, PlantedArray
+from tests.kernels import arrays
+from tests.kernels.arrays import BFLOAT16, assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Plant = Callable[..., Machine]
+
+pytestmark = pytest.mark.anyio
+
+SINGLE = np.dtype(np.float32)
+
+
+def replica() -> ReplicaContext:
+    return get_replica_context()
+
+
+async def all_reduced(
+    machine: Machine, op: ReduceOp, dtype: np.dtype, ordinals: list[int], shape: tuple[int, ...]
+) -> None:
+    """Let replicas on these GPUs reduce a nest, and check what each gets."""
+    strategy = MirroredStrategy()
+    assert strategy.num_replicas_in_sync == len(ordinals)
+    buffers = arrays.buffers(5, len(ordinals), shape, dtype)
+    wanted = reduce(op, buffers)
+
+    async def step() -> tuple[dict[str, Any], PlantedArray]:
+        ctx = replica()
+        me = ctx.replica_id_in_sync_group
+        value = machine.put(buffers[me], ordinals[me])
+        nest = await ctx.all_reduce(op, {"value": value, "other": [value], "loss": float(me), "host": np.ones(2)})
+        return nest, await ctx.all_reduce(op, value)
+
+    for nest, single in strategy.experimental_local_results(await strategy.run(step)):
+        assert isinstance(nest["host"], np.ndarray)
+        for result in (nest["value"], nest["other"][0], single):
+            assert isinstance(result, PlantedArray)
+            assert_same_bits(result.numpy(), wanted)
+
+
+@pytest.mark.parametrize("unloaded", [False, True], ids=["loaded", "to be compiled"])
+@pytest.mark.parametrize(("op", "dtype"), [(ReduceOp.SUM, SINGLE), (ReduceOp.MEAN, BFLOAT16), (ReduceOp.MAX, SINGLE)])
+async def test_all_reduce_on_several_gpus(plant: Plant, op: ReduceOp, dtype: np.dtype, *, unloaded: bool) -> None:
+    machine = plant(2, unloaded=unloaded)
+    set_logical_devices("GPU:0", 2)
+    await all_reduced(machine, op, dtype, [0, 0, 1], (3, 5))
+
+
+async def test_all_reduce_of_one_replica(plant: Plant) -> None:
+    machine = plant(1)
+    strategy = MirroredStrategy(["GPU:0"])
+    values = arrays.values(0, (9,), SINGLE)
+
+    async def step() -> PlantedArray:
+        result: PlantedArray = await replica().all_reduce(ReduceOp.MEAN, machine.put(values, 0))
+        return result
+
+    assert_same_bits((await strategy.run(step)).numpy(), values)
+
+
+async def test_scalars_and_empty_arrays(plant: Plant) -> None:
+    for shape in ((), (0,), (2, 0)):
+        await all_reduced(plant(2), ReduceOp.SUM, SINGLE, [0, 1], shape)
+
+
+async def test_work_that_is_soon_done_wakes_no_thread(plant: Plant) -> None:
+    machine = plant(2)
+    machine.driver.eager = True
+    await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
+    assert machine.driver.host_waits == 0
+
+
+async def test_streams_of_replicas_and_of_the_framework_are_ordered(plant: Plant) -> None:
+    machine = plant(2)
+    await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
+    recorded = {entry[1] for entry in machine.driver.log if entry[0] == "record"}
+    waiting = {entry[1] for entry in machine.driver.log if entry[0] == "wait"}
+    theirs = {("replica", "GPU:0", 0), ("replica", "GPU:1", 1), ("foreign", 0, 7), ("foreign", 1, 7)}
+    assert theirs <= recorded
+    assert theirs <= waiting
+
+
+async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
+    machine = plant(2)
+    gate = machine.driver.gate = threading.Event()
+    strategy = MirroredStrategy()
+    ended = anyio.Event()
+
+    async def step() -> None:
+        ctx = replica()
+        me = ctx.replica_id_in_sync_group
+        await ctx.all_reduce(ReduceOp.SUM, machine.put(np.full(8, 1 + me, SINGLE), me))
+
+    scope = anyio.CancelScope()
+
+    async def run() -> None:
+        with scope:
+            await strategy.run(step)
+        assert scope.cancelled_caught
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert not ended.is_set(), "the device still reads what the replicas brought"
+        gate.set()
+    assert ended.is_set()
+    machine.driver.gate = None
+    await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
+
+
+async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
+    machine = plant(2)
+    strategy = MirroredStrategy()
+
+    async def step() -> None:
+        ctx = replica()
+        value = np.ones(3, SINGLE)
+        mine = machine.put(value, 0) if ctx.replica_id_in_sync_group == 0 else value
+        await ctx.all_reduce(ReduceOp.SUM, mine)
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        await strategy.run(step)
+    assert caught.value.report.reason is Reason.DEVICE
+    assert "all_reduce(SUM, planted.float32[3] on a GPU)" in str(caught.value)
+    assert "all_reduce(SUM, float32[3])" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda ctx, value: ctx.all_gather(value, 0), "all_gather does not take arrays on GPUs, all_reduce does"),
+        (lambda ctx, value: ctx.broadcast(value), "broadcast does not take arrays on GPUs"),
+        (lambda ctx, value: ctx.reduce_scatter("SUM", value), "reduce_scatter does not take arrays on GPUs"),
+        (lambda ctx, value: ctx.all_to_all(value), "all_to_all does not take arrays on GPUs"),
+        (lambda ctx, value: ctx.all_reduce("SUM", value, out=np.ones(4, SINGLE)), "out does not serve arrays on GPUs"),
+    ],
+)
+async def test_what_gpus_do_not_do_is_said_at_the_call(
+    plant: Plant, call: Callable[[ReplicaContext, Any], object], message: str
+) -> None:
+    machine = plant(2)
+
+    async def step() -> None:
+        ctx = replica()
+        with pytest.raises(TypeError, match=message):
+            call(ctx, machine.put(np.ones(4, SINGLE), ctx.replica_id_in_sync_group))
+
+    await MirroredStrategy().run(step)
+
+
+async def test_strategy_reduce_says_where_gpu_arrays_are_reduced(plant: Plant) -> None:
+    machine = plant(2)
+    value = PerReplica([machine.put(np.ones(4, SINGLE), k) for k in range(2)])
+    with pytest.raises(TypeError, match=r"which ctx\.all_reduce takes in a replica function"):
+        await MirroredStrategy().reduce("SUM", value, None)
+
+
+async def test_missing_packages_are_named_with_the_command(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = plant(1)
+    monkeypatch.setitem(sys.modules, "cuda.core", None)
+    monkeypatch.setattr(process, "executor", CudaCore)
+
+    async def step() -> None:
+        await replica().all_reduce("SUM", machine.put(np.ones(4, SINGLE), 0))
+
+    with pytest.raises(ImportError, match=r"pip install 'aiodist\[cuda\]'"):
+        await MirroredStrategy().run(step)
+
+
+async def test_host_values_of_replicas_on_gpus(plant: Plant) -> None:
+    plant(2)
+
+    async def step() -> float:
+        value: float = await replica().all_reduce("SUM", 2.5)
+        return value
+
+    strategy = MirroredStrategy()
+    assert strategy.experimental_local_results(await strategy.run(step)) == (5.0, 5.0)
+
+
+async def test_replica_that_has_joined_brings_nothing(plant: Plant) -> None:
+    machine = plant(3)
+    seen: dict[int, Any] = {}
+
+    async def step() -> None:
+        ctx = replica()
+        me = ctx.replica_id_in_sync_group
+        if me != 1:
+            result = await ctx.all_reduce(ReduceOp.SUM, machine.put(np.full(2, me + 1.0, SINGLE), me))
+            seen[me] = result.numpy().tolist()
+        await ctx.join()
+
+    await MirroredStrategy().run(step)
+    assert seen == {0: [4.0, 4.0], 2: [4.0, 4.0]}

@@ -1,0 +1,206 @@
+"""Reductions on one device and several: right bits in any order that streams and events allow, and no host waits."""
+
+from __future__ import annotations
+
+import gc
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist.gpu import plan
+from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.plan import Copy, Job, Launch, Meet, Place
+from aiodist_kernels import ReduceOp, reduce
+from aiodist_kernels.rules import rule_for
+from tests.gpu.fake_driver import POISON, FakeDriver, placed
+from tests.kernels import arrays
+from tests.kernels.arrays import BFLOAT16, assert_same_bits
+
+DTYPES = [np.dtype(np.float32), BFLOAT16, np.dtype(np.int16), np.dtype(np.complex64)]
+
+
+class Problem:
+    """Leaves of one dtype on devices, with a result for each replica, and what they must be."""
+
+    def __init__(self, driver: FakeDriver, op: ReduceOp, dtype: np.dtype, devices: list[int], sizes: list[int]) -> None:
+        self.rule = rule_for(op, dtype)
+        self.jobs: list[Job] = []
+        self.keeps: list[Any] = []
+        self.results: list[tuple[Any, np.ndarray]] = []
+        self.brought: list[tuple[Any, np.ndarray]] = []
+        for leaf, size in enumerate(sizes):
+            buffers = arrays.buffers(leaf, len(devices), (size,), dtype)
+            wanted = reduce(op, buffers)
+            inputs = [placed(driver, device, values) for device, values in zip(devices, buffers, strict=True)]
+            outputs = [driver.allocate(device, wanted.nbytes) for device in devices]
+            self.jobs.append(
+                Job(
+                    tuple(Place(d, m.address) for d, m in zip(devices, inputs, strict=True)),
+                    tuple(Place(d, m.address) for d, m in zip(devices, outputs, strict=True)),
+                    size,
+                    dtype.itemsize,
+                    wanted.itemsize,
+                )
+            )
+            self.keeps += [*inputs, *outputs]
+            self.results += [(output, wanted) for output in outputs]
+            self.brought += [(memory, memory.array.copy()) for memory in inputs]
+        self.seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def bring(self, driver: FakeDriver, streams: list[Any]) -> None:
+        """Let the replicas' streams write what they bring, which is not there before."""
+        for i, (memory, values) in enumerate(self.brought):
+            memory.array[...] = POISON
+            driver.enqueue(streams[i % len(streams)], partial(np.copyto, memory.array, values))
+
+    def use(self, driver: FakeDriver, streams: list[Any]) -> None:
+        """Let the replicas' streams look at their results, and write to what they brought."""
+        replicas = len(streams)
+        for i, (output, wanted) in enumerate(self.results):
+            driver.enqueue(streams[i % replicas], partial(self._see, output, wanted))
+        for i, (memory, _) in enumerate(self.brought):
+            driver.enqueue(streams[i % replicas], partial(memory.array.fill, POISON))
+
+    def _see(self, output: Any, wanted: np.ndarray) -> None:
+        self.seen.append((output.array.copy().view(wanted.dtype), wanted))
+
+    def check(self) -> None:
+        for output, wanted in self.results:
+            assert_same_bits(output.array.view(wanted.dtype), wanted)
+
+
+@settings(max_examples=150)
+@given(
+    seed=arrays.seeds,
+    op=st.sampled_from([ReduceOp.SUM, ReduceOp.MEAN]),
+    dtype=st.sampled_from(DTYPES),
+    devices=st.lists(st.integers(0, 2), min_size=1, max_size=6),
+    sizes=st.lists(st.sampled_from([0, 1, 7, 1024, 5000]), min_size=1, max_size=4),
+    walls=st.sets(st.sampled_from([frozenset({0, 1}), frozenset({1, 2})])),
+    shards=st.booleans(),
+)
+def test_bits_in_any_order(
+    seed: int,
+    op: ReduceOp,
+    dtype: np.dtype,
+    devices: list[int],
+    sizes: list[int],
+    walls: set[frozenset[int]],
+    *,
+    shards: bool,
+) -> None:
+    driver = FakeDriver(seed, walls)
+    problem = Problem(driver, op, dtype, devices, sizes)
+    streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
+    problem.bring(driver, streams)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "SHARD_FROM", 0 if shards else 1 << 60)
+        completion = Executor(driver).run([Batch(problem.rule, problem.jobs)], streams, list(problem.keeps))
+    assert driver.host_waits == 0
+    assert not completion.is_done()
+    assert driver.entered == 0
+    problem.use(driver, streams)
+    driver.drain()
+    assert completion.is_done()
+    assert len(problem.seen) == len(problem.results)
+    for got, wanted in problem.seen:
+        assert_same_bits(got, wanted)
+
+
+def test_replicas_streams_come_before_and_after() -> None:
+    driver = FakeDriver()
+    problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1], [100])
+    streams = [("replica", "GPU:0", 0), ("replica", "GPU:1", 1)]
+    Executor(driver).run([Batch(problem.rule, problem.jobs)], streams, [])
+    names = [entry[:2] for entry in driver.log]
+    first, last = names.index(("launch", 0)), max(i for i, name in enumerate(names) if name[0] == "launch")
+    for stream in streams:
+        assert names.index(("record", stream)) < first
+        waits = [i for i, name in enumerate(names) if name == ("wait", stream)]
+        assert len(waits) == 2, "one for each device, as each reads what every replica brought"
+        assert min(waits) > last
+
+
+def test_what_the_work_uses_lives_until_it_is_done() -> None:
+    driver = FakeDriver(3, {frozenset({0, 1})})
+    problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1, 1], [500, 20])
+    results = problem.results
+    completion = Executor(driver).run([Batch(problem.rule, problem.jobs)], [("s", 0)], problem.keeps)
+    del problem
+    gc.collect()
+    completion.wait()
+    for output, wanted in results:
+        assert_same_bits(output.array.view(wanted.dtype), wanted)
+
+
+def test_table_is_uploaded_once_for_the_same_leaves() -> None:
+    driver = FakeDriver()
+    problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [10, 20])
+    executor = Executor(driver)
+    for _ in range(3):
+        executor.run([Batch(problem.rule, problem.jobs)], [("s", 0)], problem.keeps).wait()
+    assert [entry[0] for entry in driver.log].count("upload") == 1
+    problem.check()
+
+
+def test_tables_do_not_pile_up() -> None:
+    driver = FakeDriver()
+    executor = Executor(driver)
+    for size in range(1, 200):
+        problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [size])
+        executor.run([Batch(problem.rule, problem.jobs)], [("s", 0)], problem.keeps).wait()
+        problem.check()
+    assert len(executor._tables) <= 64
+
+
+def jobs_of(devices: list[int], elements: int) -> list[Job]:
+    places = tuple(Place(device, 1 << 40 | i << 30) for i, device in enumerate(devices))
+    return [Job(places, tuple(Place(p.device, p.address + (1 << 29)) for p in places), elements, 4, 4)]
+
+
+def no_scratch(device: int, nbytes: int) -> int:
+    raise AssertionError("no scratch memory is needed")
+
+
+def test_plan_for_one_device() -> None:
+    steps = plan.make(jobs_of([0, 0, 0], 100), lambda *_: False, no_scratch)
+    assert [type(step) for step in steps] == [Launch, Copy, Copy]
+
+
+def test_plan_for_small_values_of_devices_that_reach_each_other() -> None:
+    steps = plan.make(jobs_of([0, 1, 1], 100), lambda *_: True, no_scratch)
+    assert [(type(step), step.device) for step in steps if not isinstance(step, Meet)] == [
+        (Launch, 0),
+        (Launch, 1),
+        (Copy, 1),
+    ]
+
+
+def test_plan_for_large_values_shares_the_work() -> None:
+    steps = plan.make(jobs_of([0, 1, 2, 3], 1 << 20), lambda *_: True, no_scratch)
+    launches = [step for step in steps if isinstance(step, Launch)]
+    assert [leaf.elements for launch in launches for leaf in launch.leaves] == [1 << 18] * 4
+    assert isinstance(steps[4], Meet)
+    copies = [step for step in steps if isinstance(step, Copy)]
+    assert len(copies) == 12
+    assert sum(copy.nbytes for copy in copies) == 3 * 4 << 20
+    assert all(copy.device == copy.target.device for copy in copies)
+
+
+def test_plan_without_access_goes_by_the_first_device() -> None:
+    scratch = random.Random(0)
+    allocated = []
+
+    def allocate(device: int, nbytes: int) -> int:
+        allocated.append((device, nbytes))
+        return scratch.randrange(1 << 40)
+
+    steps = plan.make(jobs_of([1, 0, 2], 100), lambda one, other: {one, other} != {0, 2}, allocate)
+    assert [type(step) for step in steps] == [Copy, Copy, Launch, Copy, Copy]
+    assert allocated == [(1, 400), (1, 400)]
+    assert {step.device for step in steps if not isinstance(step, Meet)} == {1}
