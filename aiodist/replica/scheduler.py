@@ -74,6 +74,7 @@ class _Run:
 
     async def result(self) -> list[Any]:
         """Run the replicas and return what they return."""
+        self._watch = watch_here()
         try:
             async with create_task_group() as tasks:
                 engine = new_engine(self._group, tasks, partial(merge, self._strategy))
@@ -110,7 +111,6 @@ class _Run:
             engine.handle = engine.observed_handle
             engine.races = RaceWatch()
         group.attach(engine, get_ident())
-        self._watch = watch_here()
         if self._watch is not None:
             self._watch.add(group)
         if observer is not None:
