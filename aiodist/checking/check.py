@@ -136,11 +136,10 @@ class _Subject:
         with observing(ledger), redirect_stdout(output), _errors_of(ledger):
             with nullcontext() if first else redirect_stderr(output):
                 function_program(self._call)(new_loop)
-            if not ledger.runs:
-                raise TargetError(
-                    "the target ended without a run of a strategy: a function that is to run on replicas needs "
-                    "--replicas"
-                )
+        if not ledger.runs:
+            raise TargetError(
+                "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
+            )
 
     def _call(self) -> Any:
         function = self.source.load()
