@@ -20,7 +20,7 @@ from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.vocabulary.arraylike import Array
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import DistributedValues
+from aiodist.vocabulary.values import DistributedValues, Mirrored
 
 if TYPE_CHECKING:
     from aiodist.replica.context import ReplicaContext
@@ -82,7 +82,9 @@ def across(variable: Variable, method: str, value: Any) -> None:
     """Assign outside replicas, at once; see `Variable.assign`."""
     size = len(variable._present())
     if isinstance(value, DistributedValues):
-        values = [_converted(variable, component) for component in _matching(variable, value, size)]
+        components = _matching(variable, value, size)
+        one = isinstance(value, Mirrored)  # a copy for each replica of one value, not what each of them would assign
+        values = [_converted(variable, component) for component in (components[:1] if one else components)]
     else:
         values = [_converted(variable, value)]
     if variable._mirrored:
