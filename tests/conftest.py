@@ -40,6 +40,17 @@ def anyio_backend(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that writes the texts under golden/ anew: pytest tests/collective --update-golden."""
+    parser.addoption("--update-golden", action="store_true", help="write the texts under golden/ anew")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether texts are to be written rather than compared."""
+    return bool(request.config.getoption("--update-golden"))
+
+
 # Nothing outlives a test.
 #
 # Both checks stand in the hooks around set-up and tear-down, not in a fixture: there they see the test after all its

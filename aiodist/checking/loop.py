@@ -26,7 +26,7 @@ import asyncio
 import itertools
 import threading
 import time
-from asyncio import Handle, Task
+from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import Context
@@ -39,6 +39,7 @@ from aiodist.checking.schedule import ASIDE
 from aiodist.checking.selector import ControlledSelector
 from aiodist.vocabulary.errors import CollectiveError
 
+_TURNS_AT_ONCE = 64
 _PATIENCE = 200
 """For how many turns a task stays aside at most while others, which may be waiting for it in a loop, go on."""
 
@@ -67,6 +68,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def __init__(self, course: Course) -> None:
         selector = ControlledSelector()
         super().__init__(selector)
+        self._controlled_selector = selector
         self.course = course
         self._now = 0.0
         self._queue: deque[Handle] = deque()  # for the next turn, with that many steps in it
@@ -76,8 +78,11 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._aside: list[Step] = []
         self._patience = 0
         self._turn_is_due = False
+        self._turns_left = 0
+        self._timer_is_due = False
         self._signals: set[int] = set()
         self._inbox: list[tuple[str, Handle]] = []
+        self._unread = 0
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
         selector.begin(self)
@@ -101,6 +106,9 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         """Call nothing any more when a signal comes."""
         self._signals.discard(sig)
         return super().remove_signal_handler(sig)
+
+    def _selector_is_used(self) -> bool:
+        return bool(self._signals) or self._controlled_selector.watches()
 
     def listens_to_signals(self) -> bool:
         """Return whether the program has set handlers of signals."""
@@ -145,6 +153,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
 
         Threads that are at work get a moment to send what they have, so that a run does not depend on who was faster.
         """
+        self._unread = 0
         if not self._inbox:
             return False
         began = time.monotonic()
@@ -154,7 +163,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         for _, handle in sorted(letters, key=self._rank):
             self._queue.append(handle)
         if not self._turn_is_due:
-            super().call_soon(self._turn)
+            super().call_soon(self._turns)
             self._turn_is_due = True
         return True
 
@@ -186,7 +195,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             handle = Handle(callback, args, self, context)
             self._queue.append(handle)
         if not self._turn_is_due:
-            super().call_soon(self._turn)
+            super().call_soon(self._turns)
             self._turn_is_due = True
         return handle
 
@@ -197,13 +206,44 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._queue.clear()
         self._aside.clear()
 
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> TimerHandle:
+        """Call a function at a time; where that has come already, behind the next turn."""
+        if when <= self._now:
+            self._timer_is_due = True
+            self._turns_left = 0
+        return super().call_at(when, callback, *args, context=context)
+
+    def stop(self) -> None:
+        """Stop after this turn."""
+        self._turns_left = 0
+        super().stop()
+
+    def _turns(self) -> None:
+        """Run turn after turn, as long as asyncio's own loop would find nothing else to do between them."""
+        self._turn_is_due = True
+        self._turns_left = 1 if self._timer_is_due or self._selector_is_used() else _TURNS_AT_ONCE
+        self._timer_is_due = False
+        try:
+            while self._queue and self._turns_left:
+                self._turns_left -= 1
+                self._turn()
+        finally:
+            self._turn_is_due = bool(self._queue)
+            if self._queue:
+                super().call_soon(self._turns)
+            if self._inbox:
+                self._unread += 1
+                if self._unread > _PATIENCE:  # a task that waits for a thread in a loop of sleep(0) is always ready
+                    self.open_inbox()
+
     def _turn(self) -> None:
         """Run what is in the queue now; what comes meanwhile runs in the next turn."""
         course, batch = self.course, self._queue
         handle: Handle | None
         self._batch, self._queue = batch, self._batch
         self._steps, self._steps_to_come = self._steps_to_come, 0
-        self._turn_is_due = False
         try:
             while batch:
                 handle = batch.popleft()
@@ -227,9 +267,6 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             self._batch.clear()
         if self._aside:
             self._bring_back()
-        if self._queue and not self._turn_is_due:
-            super().call_soon(self._turn)
-            self._turn_is_due = True
 
     def _choose(self, point: int, first: Step) -> Step | None:
         """Return the step that runs at this point; None when the one whose turn it is steps aside."""

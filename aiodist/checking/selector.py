@@ -55,12 +55,16 @@ class ControlledSelector(selectors.DefaultSelector):
         self.loop = loop
         self._own = tuple(self.get_map())
 
+    def watches(self) -> bool:
+        """Return whether file descriptors of the program's are watched."""
+        return len(self.get_map()) > len(self._own)
+
     def select(self, timeout: float | None = None) -> Events:
         """Return what is ready; with nothing ready, wait, or let the clock jump, or prove that nothing can be."""
         assert self.loop is not None
         self.loop.check_limit()
         if timeout is not None and timeout <= 0:
-            return self._poll() if len(self.get_map()) > len(self._own) else []
+            return self._poll() if self.watches() else []
         ready = self._poll()
         if ready or self.loop.open_inbox():
             return ready
@@ -79,7 +83,7 @@ class ControlledSelector(selectors.DefaultSelector):
 
     def _outside_may_act(self, pause: float) -> bool:
         assert self.loop is not None
-        if len(self.get_map()) > len(self._own) or self.loop.listens_to_signals():
+        if self.watches() or self.loop.listens_to_signals():
             return True
         return bool(busy_threads(pause=pause))
 

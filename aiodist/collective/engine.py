@@ -39,7 +39,7 @@ class Engine(Protocol):
         """Return what makes the same handles, of which each await of an open collective stirs the run's watch."""
         ...
 
-    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any]) -> set[int]:
+    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any], /) -> set[int]:
         """Return those replicas of a run of which it is certain that they do nothing but wait in collectives.
 
         Args:

@@ -18,6 +18,7 @@ from aiodist.collective.wording import count, ids_briefly, place
 from aiodist.vocabulary.reports import CallRecord, Divergence, Location, Parting
 
 _MOST_LINES = 8
+_OR_ELSE = ", or makes the two in another order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
         return _swapped(usual, odd, list(usual.calls[:2]), certain=True)
     if odd.keys[0] in usual.keys:
         skipped = usual.calls[: usual.keys.index(odd.keys[0])]
-        return _skipped(usual, odd, skipped, certain=True)
+        may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
+        return _skipped(usual, odd, skipped, certain=not may_follow, or_else=_OR_ELSE if may_follow else "")
     if usual.keys[0] in odd.keys:
         added = odd.calls[: odd.keys.index(usual.keys[0])]
         return _added(usual, odd, added)
@@ -158,7 +160,7 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     if ahead:
         number = usual.calls[0].sequence_number
         calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
-        or_else = ", or makes the two in another order" if ahead == 1 else ""
+        or_else = _OR_ELSE if ahead == 1 else ""
         return _skipped(usual, odd, calls, certain=False, how="going by the rounds before, ", or_else=or_else)
     call, next_call = odd.calls[0], usual.calls[0]
     if call.location == next_call.location:  # one call, of which something differs, and that is told

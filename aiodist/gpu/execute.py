@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from aiodist.gpu import plan
 from aiodist.gpu.driver import Driver, Event, Memory, Stream
@@ -30,6 +30,22 @@ class Batch:
 
     rule: Rule
     jobs: Sequence[Job]
+
+
+Call: TypeAlias = "tuple[Callable[..., object], *tuple[Any, ...]]"
+"""A function of the driver's, and its arguments."""
+
+
+class Prepared(NamedTuple):
+    """What is left to enqueue.
+
+    Attributes:
+        devices: on whose streams.
+        calls: in this order.
+    """
+
+    devices: Sequence[int]
+    calls: Sequence[Call]
 
 
 class Completion:
@@ -84,16 +100,29 @@ class Executor:
             streams: those on which inputs were made and results will be used.
             keeps: owners of the inputs and results.
         """
-        driver, streams = self.driver, list(streams)
-        devices = sorted({place.device for batch in batches for job in batch.jobs for place in job.inputs})
+        with self.driver.using():
+            return self.enqueue(self.prepare(batches, keeps), streams, keeps)
+
+    def prepare(self, batches: Sequence[Batch], keeps: list[Any]) -> Prepared:
+        """Return all that can be known before anything is enqueued, with tables and scratch memory in ``keeps``."""
+        devices = sorted({place.device for batch in batches for place in batch.jobs[0].inputs})
+        calls = [
+            self._call(step, batch.rule, keeps)
+            for batch in batches
+            for step in plan.make(batch.jobs, self.driver.reaches, self._allocate(keeps))
+        ]
+        return Prepared(devices, calls)
+
+    def enqueue(self, prepared: Prepared, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
+        """Enqueue what is prepared, between what streams were given before and what they will be given."""
+        driver, streams, devices = self.driver, list(streams), prepared.devices
         with driver.using(), self._settled_on_error(devices):
             ready = [driver.record(stream) for stream in streams]
             for device in devices:
                 for event in ready:
                     driver.wait(driver.stream(device), event)
-            for batch in batches:
-                for step in plan.make(batch.jobs, driver.reaches, self._allocate(keeps)):
-                    self._take(step, batch.rule, keeps)
+            for function, *arguments in prepared.calls:
+                function(*arguments)
             done = [driver.record(driver.stream(device)) for device in devices]
             for stream in streams:
                 for event in done:
@@ -118,16 +147,16 @@ class Executor:
 
         return allocate
 
-    def _take(self, step: Step, rule: Rule, keeps: list[Any]) -> None:
+    def _call(self, step: Step, rule: Rule, keeps: list[Any]) -> Call:
         match step:
             case Launch():
-                self._launch(step, rule, keeps)
+                return self._launch(step, rule, keeps)
             case Copy(device, target, source, nbytes) if target.device == device:
-                self.driver.copy(device, target.address, source.device, source.address, nbytes)
+                return self.driver.copy, device, target.address, source.device, source.address, nbytes
             case Copy(device, target, source, nbytes):
-                self.driver.copy_out(device, target.device, target.address, source.address, nbytes)
+                return self.driver.copy_out, device, target.device, target.address, source.address, nbytes
             case Meet(devices):
-                self._meet(devices)
+                return self._meet, devices
 
     def _meet(self, devices: Sequence[int]) -> None:
         driver = self.driver
@@ -137,7 +166,7 @@ class Executor:
                 if other != device:
                     driver.wait(driver.stream(device), events[other])
 
-    def _launch(self, launch: Launch, rule: Rule, keeps: list[Any]) -> None:
+    def _launch(self, launch: Launch, rule: Rule, keeps: list[Any]) -> Call:
         first = launch.leaves[0]
         form = forms.form_for(rule, len(first.buffers), leaves=len(launch.leaves))
         lanes = components(rule.dtype)
@@ -152,7 +181,7 @@ class Executor:
             vectors = tables.vectors(form, first, count)
             arguments = [first.out, *first.buffers, vectors, count]
             work = vectors or count
-        self.driver.launch(launch.device, form, work, arguments)
+        return self.driver.launch, launch.device, form, work, arguments
 
     def _uploaded(self, device: int, table: tables.Table) -> Memory:
         """Return a table on a device, the same one as before where all lies where it lay."""

@@ -16,8 +16,7 @@ nothing but its arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from aiodist_kernels.cuda.tables import Leaf
 
@@ -28,16 +27,14 @@ GRAIN: Final = 1024
 """Elements to whose multiples parts are cut: whole vectors for every dtype."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Memory on a device."""
 
     device: int
     address: int
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(NamedTuple):
     """One leaf: where every replica's buffer lies, and where its result goes.
 
     Attributes:
@@ -55,16 +52,14 @@ class Job:
     output_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """One kernel launch on a device, for leaves or parts of them."""
 
     device: int
     leaves: tuple[Leaf, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(NamedTuple):
     """A copy, enqueued on the stream of ``device``, which is one of the two."""
 
     device: int
@@ -73,8 +68,7 @@ class Copy:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Meet:
+class Meet(NamedTuple):
     """Each device's stream waits for what the others' have been given so far."""
 
     devices: tuple[int, ...]
@@ -92,11 +86,11 @@ def make(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step
     inputs or results must wait for all devices' streams.
 
     Args:
-        jobs: the leaves; each has as many inputs as there are replicas, on the same devices.
+        jobs: the leaves; each has as many inputs and outputs as there are replicas, each replica's on one device.
         reaches: whether kernels on a device can read another's memory.
         allocate: returns the address of scratch memory on a device, for so many bytes.
     """
-    devices = tuple(dict.fromkeys(place.device for job in jobs for place in job.inputs))
+    devices = tuple(dict.fromkeys(place.device for place in jobs[0].inputs))
     if len(devices) == 1:
         return [*_reduce_all(devices[0], jobs), *_local_copies(devices[0], jobs)]
     if not all(reaches(one, other) for one in devices for other in devices if one != other):
@@ -107,18 +101,25 @@ def make(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step
 
 
 def _reduce_all(device: int, jobs: Sequence[Job]) -> list[Step]:
-    leaves = tuple(_leaf(_own(device, job), job, 0, job.elements) for job in jobs if job.elements)
+    first = next(i for i, place in enumerate(jobs[0].outputs) if place.device == device)
+    leaves = tuple(
+        [
+            Leaf(job.outputs[first].address, tuple([place.address for place in job.inputs]), job.elements)
+            for job in jobs
+            if job.elements
+        ]
+    )
     return [Launch(device, leaves)] if leaves else []
 
 
 def _local_copies(device: int, jobs: Sequence[Job]) -> list[Step]:
     """Give the device's other replicas their results."""
+    first, *others = [i for i, place in enumerate(jobs[0].outputs) if place.device == device]
     return [
-        Copy(device, other, own, job.elements * job.output_size)
+        Copy(device, job.outputs[other], job.outputs[first], job.elements * job.output_size)
         for job in jobs
-        for own in [_own(device, job)]
-        for other in job.outputs
-        if other.device == device and other != own and job.elements
+        for other in others
+        if job.elements and job.outputs[other] != job.outputs[first]
     ]
 
 

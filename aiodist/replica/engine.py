@@ -35,9 +35,9 @@ from aiodist.replica.handle import (
     TrioHandle,
     watched,
 )
+from aiodist.replica.looking import look_at_replicas
 from aiodist.replica.races import RaceWatch
 from aiodist.replica.reducers import Done, Reducers
-from aiodist.replica.waits import look_at_replicas
 from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.reports import Location
 from aiodist.vocabulary.waits import Look

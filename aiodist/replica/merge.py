@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import get_cancelled_exc_class
 
-from aiodist.collective.describe import FunctionKey
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import FunctionKey, call_text
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.wording import shown
 from aiodist.replica.current import CrossReplica, current
+from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.values import regroup, select_replica
 
 if TYPE_CHECKING:
@@ -60,6 +63,8 @@ async def merge(strategy: Any, group: SyncGroup, meeting: Rendezvous) -> None:
             result = await result
         results = [select_replica(i, result, group.size) for i in range(group.size)]
     except BaseException as error:
+        if isinstance(error, ReplicaContextError):
+            error.add_note(_where_called(meeting))
         group.finish_merge(meeting, None, error)
         if isinstance(error, get_cancelled_exc_class()):
             raise
@@ -67,3 +72,8 @@ async def merge(strategy: Any, group: SyncGroup, meeting: Rendezvous) -> None:
         group.finish_merge(meeting, results, None)
     finally:
         current.reset(token)
+
+
+def _where_called(meeting: Rendezvous) -> str:
+    signature, code, offset = meeting.call
+    return f"in the merge function of {call_text(signature)} #{meeting.number} at {shown(location(code, offset))}"

@@ -26,20 +26,29 @@ from aiodist.collective.wording import place
 from aiodist.replica.suspension import task_text
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from aiodist.collective.member import Member
     from aiodist.collective.rendezvous import Rendezvous
+    from aiodist.collective.signature import Signature
     from aiodist.vocabulary.reports import Location
+
+    Call = tuple[Signature, CodeType, int]
 
 _known: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("aiodist_known_collectives", default=())
 
 
 class _Issued(NamedTuple):
-    """The last collective of a replica: its number, who issued it, as what, and where."""
+    """The last collective of a replica: its number, who issued it, as what, and from where."""
 
     number: int
     task: Any
-    what: str
-    where: Location
+    call: Call
+
+    @property
+    def where(self) -> Location:
+        """The place of the call."""
+        return location(*self.call[1:])
 
 
 class RaceWatch:
@@ -54,16 +63,17 @@ class RaceWatch:
         number, task = meeting.number, _current_task()
         if number < 0 or task is None:
             return
+        issued = _Issued(number, task, meeting.call_of(member.replica_id))
         last = self._last.get(member)
-        known = dict(_known.get())
-        unknown = last is not None and known.get(id(member), -1) < last.number
-        signature, code, offset = meeting.call_of(member.replica_id)
-        issued = _Issued(number, task, call_text(signature), location(code, offset))
-        if last is not None and unknown and last.task is not task and not _is_done(last.task):
-            self._tell(member, last, issued)
         self._last[member] = issued
-        known[id(member)] = number
-        _known.set(tuple(known.items()))
+        known = _known.get()
+        other = last if last is not None and last.task is not task and not _is_done(last.task) else None
+        if other is not None and dict(known).get(id(member), -1) < other.number:
+            self._tell(member, other, issued)
+        if len(known) <= 1 and _is_of(member, known):
+            _known.set(((id(member), number),))
+        else:
+            _known.set(tuple({**dict(known), id(member): number}.items()))
 
     def _tell(self, member: Member, one: _Issued, other: _Issued) -> None:
         first, second = sorted((one, other), key=lambda issued: issued.where)
@@ -71,6 +81,11 @@ class RaceWatch:
             self._told.add((first.where, second.where))
             # Not here, in the midst of an arrival: a warning may be an error, and a task that runs shows no frames.
             member.group.engine.call_plainly(_warn, member.replica_id, first, second)
+
+
+def _is_of(member: Member, known: tuple[tuple[int, int], ...]) -> bool:
+    """Whether what is known is of that replica alone."""
+    return not known or known[0][0] == id(member)
 
 
 def _warn(replica_id: int, first: _Issued, second: _Issued) -> None:
@@ -84,7 +99,7 @@ def _warn(replica_id: int, first: _Issued, second: _Issued) -> None:
 
 
 def _text(issued: _Issued) -> str:
-    return f"{task_text(issued.task)} issued {issued.what} at {place(issued.where)}"
+    return f"{task_text(issued.task)} issued {call_text(issued.call[0])} at {place(issued.where)}"
 
 
 def _current_task() -> Any:

@@ -23,7 +23,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Ending, Member
-from aiodist.collective.observer import who_listens
+from aiodist.collective.observer import Observer, who_listens
 from aiodist.collective.verdict import judge
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
@@ -74,10 +74,12 @@ class _Run:
 
     async def result(self) -> list[Any]:
         """Run the replicas and return what they return."""
+        observer = who_listens()
+        self._watch = watch_here()
         try:
             async with create_task_group() as tasks:
                 engine = new_engine(self._group, tasks, partial(merge, self._strategy))
-                self._attach(engine)
+                self._attach(engine, observer)
                 engine.start([partial(self._drive, member) for member in self._group.members])
             verdict = self._group.conclude()
             if verdict is not None or self._cancellations:
@@ -103,14 +105,12 @@ class _Run:
             raise error
         return self._results
 
-    def _attach(self, engine: AsyncioEngine | TrioEngine) -> None:
+    def _attach(self, engine: AsyncioEngine | TrioEngine, observer: Observer | None) -> None:
         group = self._group
-        observer = who_listens()
         if observer is not None:
             engine.handle = engine.observed_handle
             engine.races = RaceWatch()
         group.attach(engine, get_ident())
-        self._watch = watch_here()
         if self._watch is not None:
             self._watch.add(group)
         if observer is not None:

@@ -140,8 +140,14 @@ _watches: WeakKeyDictionary[Any, StallWatch | None] = WeakKeyDictionary()
 
 
 def watch_here() -> StallWatch | None:
-    """Return what looks after runs in the event loop that runs here; None where nothing is to."""
+    """Return what looks after runs in the event loop that runs here; None where nothing is to.
+
+    Raises:
+        ValueError: ``AIODIST_STALL_SECONDS`` is no number of seconds.
+    """
     loop = _loop_here()
+    if loop is None:
+        return None
     if loop not in _watches:
         _watches[loop] = _new_watch(loop)
     return _watches[loop]
@@ -152,7 +158,10 @@ def _loop_here() -> Any:
         from trio.lowlevel import current_trio_token
 
         return current_trio_token()
-    return asyncio.get_running_loop()
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # a loop that aiodist does not know, which is told where replicas are to start
+        return None
 
 
 def _new_watch(loop: Any) -> StallWatch | None:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from aiodist.replica.suspension import task_text
 from aiodist.replica.wait_words import all_together, conjugated, relation, together, verb, where
 from aiodist.replica.waiter import (
     Waiter,
@@ -27,17 +26,15 @@ from aiodist.replica.waiter import (
     look_at,
     merges,
     owner_of,
-    owner_replica,
     rank,
     waits_alike,
     waits_for_a_run,
     wrapped,
 )
-from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.waits import Awaited, Look, Wait
+from aiodist.vocabulary.waits import Awaited, Wait
 
 if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
+    pass
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +47,6 @@ class Edge:
 
 
 _LONGEST_SENTENCE = 4
-_MOST_REPLICAS = 128
 _SHARED = (
     Awaited.QUEUE,
     Awaited.EVENT,
@@ -262,46 +258,6 @@ class WaitGraph:
         return sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
 
 
-def look_at_replicas(group: SyncGroup, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:
-    """Look at replicas of a run; of many only at the first few.
-
-    Args:
-        group: the run's own group.
-        replicas: their ids.
-        calls: for those of them whose child tasks may have made the call in question, where that was made.
-    """
-    few = sorted(replicas)[:_MOST_REPLICAS]
-    graph = WaitGraph(_tasks_here()) if group.size <= _MOST_REPLICAS else WaitGraph(_tasks_of(few))
-    own = [w for w in graph.waiters if w.replica_id in few and (w.member is None or w.member.group is group)]
-    waits = {
-        w.member.replica_id: graph.sentence(w)
-        for w in own
-        if w.member is not None and w.suspension.kind is not Awaited.COLLECTIVE
-    }
-    circle = graph.cycle_text()
-    if circle:
-        certain = all(edge.certain for edge in graph.cycle())
-        circle = f"They {'wait' if certain else 'may be waiting'} for each other: {circle}"
-    return Look(waits, circle, _races(own, calls))
-
-
-def _races(waiters: Sequence[Waiter], calls: Mapping[int, Location]) -> tuple[str, ...]:
-    """Say in which child tasks replicas are at the calls in question; nothing unless all of them are."""
-    callers: dict[int, str] = {}
-    for waiter in waiters:
-        here, call = waiter.suspension.location, calls.get(-1 if waiter.replica_id is None else waiter.replica_id)
-        at_call = here is not None and call is not None and (here.file, here.line) == (call.file, call.line)
-        if at_call and waiter.member is None and waiter.replica_id is not None:
-            callers.setdefault(waiter.replica_id, f"{task_text(waiter.task)}{where(waiter)}")
-    if len(callers) < len(calls):
-        return ()
-    return tuple(f"Replica {replica_id} calls in {task}." for replica_id, task in sorted(callers.items()))
-
-
-def _tasks_of(replicas: Collection[int]) -> list[Any]:
-    return [task for task in _tasks_here() if owner_replica(task) in replicas]
-
-
 def _way_back(last: Edge, start: Waiter, came: dict[int, Edge]) -> tuple[Edge, ...]:
     way = [last]
     while way[0].waiter is not start:
@@ -315,10 +271,11 @@ def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
     Args:
         loop: an asyncio loop, running or not; None for the loop of asyncio or trio that runs here.
     """
-    return WaitGraph(asyncio.all_tasks(loop) if loop is not None else _tasks_here())
+    return WaitGraph(asyncio.all_tasks(loop) if loop is not None else tasks_here())
 
 
-def _tasks_here() -> Iterable[Any]:
+def tasks_here() -> Iterable[Any]:
+    """Return the tasks of the loop of asyncio or trio that runs here."""
     trio = sys.modules.get("trio")
     root = None
     if trio is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import queue
 import signal
@@ -87,6 +88,12 @@ async def _thread_fed_by_a_queue() -> None:
     thread.join()
 
 
+async def _thread_awaited_in_a_loop() -> None:
+    task = asyncio.create_task(asyncio.to_thread(time.sleep, 0.01))
+    while not task.done():  # noqa: ASYNC110  (programs do)
+        await asyncio.sleep(0)
+
+
 async def _sockets() -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.readline())
@@ -140,6 +147,7 @@ async def _signal() -> None:
         _foreign_thread,
         _executor_of_its_own,
         _thread_fed_by_a_queue,
+        _thread_awaited_in_a_loop,
         _sockets,
         _socket_read_by_hand,
         _subprocess,
@@ -309,7 +317,29 @@ def test_thread_that_never_comes_is_waited_for_until_the_time_is_up() -> None:
             release.set()
             thread.join()
 
-    assert isinstance(ended(main, seconds=0.2).error, CollectiveTimeoutError)
+    error = ended(main, seconds=0.2).error
+    assert isinstance(error, CollectiveTimeoutError)
+    assert "At work in threads: 'Thread-" in str(error)
+    assert "--timeout" in str(error)
+
+
+def test_echo_of_a_verdict_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def replica() -> None:
+        ctx = get_replica_context()
+        children = [asyncio.create_task(_barrier(ctx))]
+        await asyncio.sleep(0)
+        if ctx.replica_id_in_sync_group == 1:
+            await asyncio.Event().wait()
+        await ctx.barrier()
+        del children
+
+    assert isinstance(ended(lambda: mirrored(2).run(replica)).error, DeadlockError)
+    gc.collect()
+    assert caplog.records == []
+
+
+async def _barrier(ctx: Any) -> None:
+    await ctx.barrier()
 
 
 # Threads, by themselves.

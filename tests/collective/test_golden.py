@@ -78,7 +78,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("program", "replicas"), CASES, ids=[program.__name__ for program, _ in CASES])
 async def test_an_error_reads_as_it_should(program: Program, replicas: int, update_golden: bool) -> None:
-    error = await error_of(program, replicas, timeout=0.05 if program in TIMED else None)
+    error = await error_of(program, replicas, timeout=0.25 if program in TIMED else None)
     text = f"{type(error).__name__}: {error}\n"
     golden = HERE / "golden" / f"{program.__name__}.txt"
     if update_golden:

@@ -237,3 +237,19 @@ async def test_arguments_whose_shapes_differ_are_the_merge_functions_affair() ->
         return await here().merge_call(merge, args=(np.zeros(replica() + 1),))
 
     assert await on_each(3, program) == (6, 6, 6)
+
+
+async def test_collective_inside_the_merge_function_is_told_with_both_lines() -> None:
+    async def merge(strategy: Any, context: Any) -> None:
+        await context.values[0].barrier()
+
+    async def program() -> None:
+        await here().merge_call(merge, (here(),))
+
+    with pytest.raises(ReplicaContextError, match=r"combine per-replica values with `await strategy.reduce") as caught:
+        await mirrored(2).run(program)
+    line = program.__code__.co_firstlineno + 1
+    note = next(note for note in caught.value.__notes__ if "merge function" in note)
+    assert note.startswith("in the merge function of merge_call(merge) #0 at ")
+    assert note.endswith(f"test_merge_call.py:{line} in program")
+    assert "merge" in [entry.name for entry in caught.traceback]

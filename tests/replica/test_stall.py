@@ -176,6 +176,13 @@ def test_a_time_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPat
         stall_seconds()
 
 
+async def test_a_run_refuses_a_time_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiodist.replica.stall._watches", {})
+    monkeypatch.setenv("AIODIST_STALL_SECONDS", "soon")
+    with pytest.raises(ValueError, match="AIODIST_STALL_SECONDS must be"):
+        await run(mirrored(2), lambda ctx: ctx.barrier())
+
+
 def test_ten_seconds_are_allowed_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AIODIST_STALL_SECONDS", raising=False)
     assert stall_seconds() == 10

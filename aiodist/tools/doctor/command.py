@@ -12,11 +12,12 @@ from aiodist.tools.exits import Exit
 
 def sections() -> Sequence[Callable[[], Section]]:
     """Return what looks at each subject, in the order in which they are told."""
+    from aiodist.tools.doctor.gpus import gpus
     from aiodist.tools.doctor.libraries import libraries
     from aiodist.tools.doctor.machine import machine
     from aiodist.tools.doctor.reductions import reductions
 
-    return machine, libraries, reductions
+    return machine, libraries, reductions, gpus
 
 
 def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:

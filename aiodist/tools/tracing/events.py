@@ -84,7 +84,9 @@ class _Shared:
         awaited = collective.awaited[position]
         if not came(awaited):
             return kind, f'{{{args},"wait_ns":0,"ahead_ns":0,"awaited":false}}'
-        until = collective.completed if came(collective.completed) else collective.resumed[position]
+        until = collective.resumed[position]
+        if came(collective.completed):  # which comes after the await of one that was cancelled out of it
+            until = min(until, collective.completed) if came(until) else collective.completed
         wait, ahead = max(0.0, until - awaited), max(0.0, awaited - collective.issued[position])
         return kind, f'{{{args},"wait_ns":{wait * 1e9:.0f},"ahead_ns":{ahead * 1e9:.0f}}}'
 

@@ -113,7 +113,10 @@ def _of_process() -> Observer | None:
     path = environment.trace_path()
     if path is None:
         return None
-    tracer = _Tracer(path)
+    try:
+        tracer = _Tracer(path)
+    except OSError as problem:
+        raise type(problem)(problem.errno, f"AIODIST_TRACE: {problem.strerror}") from None
     atexit.register(_close, tracer, path, os.getpid())
     return tracer.recording
 

@@ -10,7 +10,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ ENTRY: Final = 4
 """Words of a chunk's entry."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):
     """One reduction: n buffers to one.
 
     Attributes:
@@ -60,9 +59,10 @@ def pack(form: Form, leaves: Sequence[Leaf], components: int) -> Table:
         leaves: their reductions; empty ones take no part.
         components: lanes of one element of the dtype.
     """
-    lanes = np.array([leaf.elements * components for leaf in leaves], np.int64)
-    whole = np.array([form.width * vectors(form, leaf, leaf.elements * components) for leaf in leaves], np.int64)
     rows = np.array([(leaf.out, *leaf.buffers) for leaf in leaves], np.int64)
+    lanes = np.array([leaf.elements for leaf in leaves], np.int64) * components
+    aligned = np.bitwise_or.reduce(rows, axis=1) % VECTOR_BYTES == 0
+    whole = np.where(aligned, lanes // form.width * form.width, 0)
     counts = -(-lanes // form.chunk)
     chunks = int(counts.sum())
     leaf_of = np.repeat(np.arange(len(leaves)), counts)

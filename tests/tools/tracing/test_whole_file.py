@@ -72,6 +72,13 @@ def test_trace_of_a_killed_process_is_absent(tmp_path: Path) -> None:
     assert not (tmp_path / "run.json").exists()
 
 
+def test_trace_that_cannot_be_written_says_so_before_any_replica_runs(tmp_path: Path) -> None:
+    done = run_traced(tmp_path, "pass", "missing/run.json")
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"FileNotFoundError: [Errno 2] AIODIST_TRACE: cannot write {tmp_path}/missing/run.json")
+
+
 def test_process_that_runs_no_replicas_writes_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import aiodist"]
     subprocess.run(command, cwd=tmp_path, env=environment() | {"AIODIST_TRACE": "run.json"}, check=True)

@@ -1,0 +1,57 @@
+"""Which GPUs there are, and whether arrays on them can be reduced."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+
+from aiodist.tools.doctor.findings import Finding, Section
+from aiodist.vocabulary import gpus as devices
+from aiodist_kernels import ReduceOp
+from aiodist_kernels.cuda.forms import form_for
+from aiodist_kernels.rules import rule_for
+
+PACKAGES = ("numba-cuda", "cuda-core")
+
+
+def gpus() -> Section:
+    """Look at the GPUs; it compiles a kernel where a compiler is installed."""
+    found = devices.find()
+    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" if found.gpus else None
+    versions = {name: _version(name) for name in PACKAGES}
+    packages = [Finding(name, known or "not installed", None if known else remedy) for name, known in versions.items()]
+    return Section("GPUs", [*_devices(found), *packages, *([_compiler(remedy)] if versions["numba-cuda"] else [])])
+
+
+def _devices(found: devices.Found) -> list[Finding]:
+    driver = Finding("driver", f"for CUDA {found.driver}" if found.driver else "none")
+    if not found.gpus:
+        return [driver, Finding("devices", f"none: {found.missing}")]
+    return [
+        driver,
+        *(
+            Finding(f"GPU:{gpu.ordinal}", f"{gpu.name}, compute capability {'.'.join(map(str, gpu.capability))}")
+            for gpu in found.gpus
+        ),
+    ]
+
+
+def _compiler(remedy: str | None) -> Finding:
+    begin = time.perf_counter()
+    form = form_for(rule_for(ReduceOp.SUM, np.dtype(np.float32)), 4)
+    try:
+        from aiodist_kernels.cuda.compiled import compile_form
+
+        compile_form(form, (9, 0))
+    except ImportError as error:
+        return Finding("kernels", f"do not compile: {str(error).splitlines()[0]}", remedy)
+    return Finding("kernels", f"compile; the first took {time.perf_counter() - begin:.1f} s")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

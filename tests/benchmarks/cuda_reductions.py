@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Check and time the GPU reductions beside a plain copy, torch, CuPy and jax, and write a table in Markdown and JSON.
+
+    python -m tests.benchmarks.cuda_reductions FOLDER         # one call, under nine minutes, 3 GiB of GPU memory
+
+Every result is poisoned first and then compared with the CPU tier bit by bit, on random inputs. Timed rounds take
+several sets of inputs in turn, larger together than any GPU's cache. The copy that bandwidth is compared with is
+measured in the same call. Without a GPU it says so, and does nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+import operator
+import platform
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.plan import Job, Place
+from aiodist.vocabulary import gpus
+from aiodist_kernels import ReduceOp, reduce
+from tests.benchmarks.cuda_cases import BFLOAT16, GIB, MIB, Case, Row, cases, in_units, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from aiodist.gpu.driver import Driver, Memory
+
+BEYOND_CACHE = 256 * MIB
+BLOCK = 16 * MIB + 48
+"""Bytes of random input that a larger buffer repeats: no power of two, so that no two accesses of a thread agree."""
+
+POISON = 0xA5
+
+
+class Lab(Protocol):
+    """The device as the benchmark needs it, beside the driver."""
+
+    @property
+    def driver(self) -> Driver:
+        """The driver."""
+        ...
+
+    def put(self, values: np.ndarray) -> Memory:
+        """Return device memory with these values."""
+        ...
+
+    def get(self, memory: Memory, nbytes: int) -> np.ndarray:
+        """Return bytes of device memory, once all that was enqueued is done."""
+        ...
+
+    def measure(self, enqueue: Callable[[int], object], rounds: int) -> tuple[float, float]:
+        """Return microseconds of host time and of device time of a round."""
+        ...
+
+
+class Set:
+    """Inputs and results of a case, once."""
+
+    def __init__(self, lab: Lab, case: Case, seed: int) -> None:
+        self.case = case
+        self.inputs = [
+            [random_values(case, size, seed + 1000 * leaf + n) for n in range(case.count)]
+            for leaf, size in enumerate(case.sizes)
+        ]
+        self.keeps: list[Any] = []
+        self.outs: list[Memory] = []
+        self.batch = Batch(case.rule, [self._job(lab, buffers) for buffers in self.inputs])
+
+    def _job(self, lab: Lab, buffers: Sequence[np.ndarray]) -> Job:
+        places = []
+        for values in buffers:
+            memory = lab.put(values)
+            self.keeps.append(memory)
+            places.append(Place(0, memory.address))
+        result = self.case.rule.result
+        out = lab.put(np.full(buffers[0].size * result.itemsize, POISON, np.uint8))
+        self.outs.append(out)
+        outputs = (Place(0, out.address),) * len(places)  # one for all: what is timed is the reduction alone
+        return Job(tuple(places), outputs, buffers[0].size, buffers[0].itemsize, result.itemsize)
+
+    def agrees(self, lab: Lab) -> bool:
+        """Return whether the results have the bits of the CPU tier."""
+        for buffers, out in zip(self.inputs, self.outs, strict=True):
+            wanted = reduce(self.case.op, buffers, accumulate=self.case.accumulate)
+            if lab.get(out, wanted.nbytes).tobytes() != wanted.tobytes():
+                return False
+        return True
+
+
+def random_values(case: Case, nbytes: int, seed: int) -> np.ndarray:
+    """Return random numbers: any bits for integers; floats around 1, as a sum of any bits is soon no number."""
+    generator = np.random.default_rng(seed)
+    size = nbytes // case.dtype.itemsize
+    block = min(size, BLOCK // case.dtype.itemsize)
+    if case.dtype.kind in "iu":
+        values = generator.integers(0, 256, block * case.dtype.itemsize, np.uint8).view(case.dtype)
+    else:
+        values = generator.standard_normal(block, np.float32).astype(case.dtype)
+    return np.resize(values, size)
+
+
+def measure(lab: Lab, executor: Executor, case: Case, copy: float, rounds: int) -> Row:
+    """Check and time one case.
+
+    Args:
+        lab: the device.
+        executor: carries out reductions.
+        case: the case.
+        copy: bytes a microsecond of a plain copy.
+        rounds: how many are timed.
+    """
+    bits, enqueue, device = _reduced(lab, executor, case, rounds)
+    of_one = None
+    if len(case.sizes) > 1:
+        total = sum(case.sizes) // 16 * 16
+        one = Case(case.op, case.dtype, case.count, (total,), case.accumulate)
+        of_one = device / _reduced(lab, executor, one, rounds)[2]
+    return Row(case, enqueue, device, case.moved / device / copy, bits, of_one, {})
+
+
+def _reduced(lab: Lab, executor: Executor, case: Case, rounds: int) -> tuple[bool, float, float]:
+    total = sum(case.sizes) * (case.count + 1)
+    sets = [Set(lab, case, seed) for seed in range(max(1, min(16, BEYOND_CACHE // total + 1)))]
+    for device, form in executor.kernels(each.batch for each in sets):
+        with lab.driver.using():
+            lab.driver.load(device, form)
+    stream = lab.driver.stream(0)
+
+    def enqueue(turn: int) -> None:
+        executor.run([sets[turn % len(sets)].batch], [stream], [])
+
+    for turn in range(len(sets)):
+        enqueue(turn)
+    bits = all(each.agrees(lab) for each in sets)
+    host = min(lab.measure(enqueue, rounds)[0] for _ in range(3))
+    keeps: list[Any] = []
+    with lab.driver.using():
+        prepared = [executor.prepare([each.batch], keeps) for each in sets]
+
+    def repeat(turn: int) -> None:
+        executor.enqueue(prepared[turn % len(sets)], [], [])
+
+    return bits, host, min(lab.measure(repeat, rounds)[1] for _ in range(3))
+
+
+def copy_speed(lab: Lab, nbytes: int, rounds: int) -> float:
+    """Return the bytes a microsecond that a plain copy on the device reads and writes."""
+    source = lab.put(np.resize(np.arange(256, dtype=np.uint8), nbytes))
+    target = lab.put(np.zeros(nbytes, np.uint8))
+
+    def copy(_: int) -> None:
+        with lab.driver.using():
+            lab.driver.copy(0, target.address, 0, source.address, nbytes)
+
+    return 2 * nbytes / min(lab.measure(copy, rounds)[1] for _ in range(3))
+
+
+def run(lab: Lab, chosen: Sequence[Case], seconds: float, others: Callable[[Case], dict[str, float]]) -> Any:
+    """Measure cases until the time is up; return the copy's speed, the rows, and the cases left out."""
+    deadline = time.monotonic() + seconds
+    executor = Executor(lab.driver)
+    largest = max(size for case in chosen for size in case.sizes)
+    speed = copy_speed(lab, largest, 20)
+    rows: list[Row] = []
+    for place, case in enumerate(chosen):
+        if time.monotonic() > deadline:
+            return speed, rows, chosen[place:]
+        rounds = 20 if case.moved > MIB * 64 else 200
+        row = measure(lab, executor, case, speed, rounds)
+        rows.append(Row(row.case, row.enqueue, row.device, row.share, row.bits, row.of_one, others(case)))
+        print(f"{case.name}: {row.device:.1f} µs, {row.share:.0%} of the copy; {row.failed() or 'met'}", flush=True)
+    return speed, rows, []
+
+
+class Gpu:
+    """The lab on the first GPU."""
+
+    def __init__(self) -> None:
+        from aiodist.gpu.cuda_core import CudaCore
+
+        self.core: Any = importlib.import_module("cuda.core")
+        self.bindings: Any = importlib.import_module("cuda.bindings.driver")
+        self.driver: Any = CudaCore()
+
+    def put(self, values: np.ndarray) -> Memory:
+        with self.driver.using():
+            memory: Memory = self.driver.upload(0, values)
+            return memory
+
+    def get(self, memory: Memory, nbytes: int) -> np.ndarray:
+        found = np.empty(nbytes, np.uint8)
+        with self.driver.using():
+            self.driver.wait_for(self.driver.record(self.driver.stream(0)))
+            self.driver._call("cuMemcpyDtoH", found.ctypes.data, memory.address, nbytes)
+        return found
+
+    def measure(self, enqueue: Callable[[int], object], rounds: int) -> tuple[float, float]:
+        with self.driver.using():
+            stream = self.driver.stream(0).stream
+            timed = self.core.EventOptions(timing_enabled=True)
+            stream.sync()
+            first = stream.record(options=timed)
+            start = time.perf_counter()
+            for turn in range(rounds):
+                enqueue(turn)
+            host = time.perf_counter() - start
+            last = stream.record(options=timed)
+            last.sync()
+        return 1e6 * host / rounds, 1e3 * (last - first) / rounds
+
+
+def times_of_others(case: Case) -> dict[str, float]:
+    """Return microseconds of device time that torch, CuPy and jax take for the same, where they are installed."""
+    if case.op is not ReduceOp.SUM or case.accumulate != "native" or len(case.sizes) > 1 or case.dtype.kind in "iu":
+        return {}
+    found: dict[str, float] = {}
+    for name, times in (("torch", _torch), ("cupy", _cupy), ("jax", _jax)):
+        if importlib.util.find_spec(name) is not None:
+            try:
+                found |= times(case)
+            except Exception as error:  # noqa: BLE001  (whatever ails it, the table goes on without it)
+                print(f"  {name} left out: {type(error).__name__}: {error}"[:200])
+    return found
+
+
+def _torch(case: Case) -> dict[str, float]:
+    torch: Any = importlib.import_module("torch")
+    elements = case.sizes[0] // case.dtype.itemsize
+    given = [torch.randn(elements, device="cuda").to(getattr(torch, case.dtype.name)) for _ in range(case.count)]
+    total = torch.empty_like(given[0])
+
+    def chain() -> None:
+        torch.add(given[0], given[1], out=total)
+        for value in given[2:]:
+            total.add_(value)
+
+    def foreach() -> None:
+        total.copy_(given[0])
+        for value in given[1:]:
+            torch._foreach_add_([total], [value])
+
+    calls = {"torch stack.sum": lambda: torch.stack(given).sum(0), "torch add_": chain, "torch foreach": foreach}
+    return {name: _timed(call, torch.cuda.synchronize) for name, call in calls.items()}
+
+
+def _cupy(case: Case) -> dict[str, float]:
+    cupy: Any = importlib.import_module("cupy")
+    if case.dtype == BFLOAT16:
+        return {}
+    given = [cupy.random.standard_normal(case.sizes[0] // case.dtype.itemsize).astype(case.dtype)] * case.count
+    return {"cupy": _timed(lambda: functools.reduce(operator.add, given), cupy.cuda.Device().synchronize)}
+
+
+def _jax(case: Case) -> dict[str, float]:
+    jax: Any = importlib.import_module("jax")
+    if jax.default_backend() != "gpu" or case.dtype.itemsize == 8 or case.count > 64:
+        return {}
+    keys = jax.random.split(jax.random.key(0), case.count)
+    given = [jax.random.normal(key, (case.sizes[0] // case.dtype.itemsize,), case.dtype) for key in keys]
+    add = jax.jit(lambda *values: functools.reduce(operator.add, values))
+    return {"jax": _timed(lambda: add(*given).block_until_ready(), lambda: None)}
+
+
+def _timed(call: Callable[[], object], settle: Callable[[], object], rounds: int = 10) -> float:
+    """Return microseconds of a call, on the clock: the least of three times so many, with the device waited for."""
+    call()
+    settle()
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        for _ in range(rounds):
+            call()
+        settle()
+        best = min(best, (time.perf_counter() - start) / rounds)
+    return 1e6 * best
+
+
+def about(copy: float) -> dict[str, str]:
+    """Return what the figures were measured on."""
+    found = gpus.find()
+    packages = ["numba", "numba-cuda", "cuda-core", "numpy", "torch", "cupy-cuda13x", "jax"]
+    versions = [f"{name} {_version(name)}" for name in packages if _version(name)]
+    return {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "device": f"{found.gpus[0].name}, compute capability {'.'.join(map(str, found.gpus[0].capability))}",
+        "driver": f"CUDA {found.driver}",
+        "versions": f"Python {platform.python_version()}, {', '.join(versions)}",
+        "device copy": f"{copy * 1e6 / 1e12:.2f} TB/s, read and written, {in_units(GIB)}",
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return 1 where a result has other bits than the CPU tier's, else 0."""
+    parser = argparse.ArgumentParser(description="Check and time the GPU reductions.")
+    parser.add_argument("folder", type=Path, help="where the table goes, as Markdown and as JSON")
+    parser.add_argument("--seconds", type=float, default=450, help="after so many no further case is begun")
+    given = parser.parse_args(arguments)
+    if not gpus.find().gpus:
+        print(f"There is no GPU to measure: {gpus.why_absent()}.")
+        return 0
+    speed, rows, left_out = run(Gpu(), cases(), given.seconds, times_of_others)
+    write(given.folder, about(speed), rows, left_out)
+    print(f"\nwritten to {given.folder}")
+    return 0 if all(row.bits for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

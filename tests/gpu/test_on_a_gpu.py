@@ -1,0 +1,111 @@
+"""On a GPU, where there is one: bits of the CPU tier, streams, memory, replicas that use PyTorch. Skipped elsewhere."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from aiodist import MirroredStrategy, ReduceOp, get_replica_context
+from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.plan import Job, Place
+from aiodist.vocabulary import gpus
+from aiodist_kernels import reduce
+from tests.benchmarks.cuda_reductions import Gpu
+from tests.kernels import arrays
+from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.kernels.cuda.cases import CASES, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Gpu:
+    try:
+        return Gpu()
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Two logical devices on the first GPU."""
+    monkeypatch.setattr(gpus, "logical", gpus.LogicalGpus())
+    gpus.logical.split[0] = 2
+    return iter([["GPU:0", "GPU:1"]])
+
+
+def reduced(lab: Gpu, case: Case, buffers: list[list[np.ndarray]]) -> list[np.ndarray]:
+    """Reduce leaves on the first GPU, into poisoned memory."""
+    keeps: list[Any] = []
+    jobs = []
+    result = case.rule.result
+    for leaf in buffers:
+        memory = [lab.put(values.reshape(-1)) for values in leaf]
+        out = lab.put(np.full(leaf[0].size * result.itemsize, 0xA5, np.uint8))
+        keeps += [*memory, out]
+        places = tuple(Place(0, m.address) for m in memory)
+        jobs.append(Job(places, (Place(0, out.address),) * len(leaf), leaf[0].size, leaf[0].itemsize, result.itemsize))
+    executor = Executor(lab.driver)
+    batch = Batch(case.rule, jobs)
+    with lab.driver.using():
+        for device, form in executor.kernels([batch]):
+            lab.driver.load(device, form)
+    executor.run([batch], [lab.driver.stream(0)], keeps).wait()
+    outs = [keeps[i] for i in range(len(buffers[0]), len(keeps), len(buffers[0]) + 1)]
+    return [lab.get(o, b[0].size * result.itemsize).view(result) for o, b in zip(outs, buffers, strict=True)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
+    for count, sizes in ((2, [100_003]), (3, [5]), (4, [4097, 1, 70_000]), (8, [33]), (16, [1000]), (21, [5000, 3])):
+        buffers = [arrays.buffers(leaf, count, (size,), case.dtype) for leaf, size in enumerate(sizes)]
+        for got, leaf in zip(reduced(lab, case, buffers), buffers, strict=True):
+            assert_same_bits(got, reduce(case.op, leaf, accumulate=case.accumulate))
+
+
+@pytest.mark.anyio
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", [np.dtype(np.float32), BFLOAT16], ids=str)
+async def test_replicas_with_pytorch(two_devices: Iterator[list[str]], dtype: np.dtype) -> None:
+    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    kind = getattr(torch, dtype.name)
+
+    def made(replica_id: int) -> Any:
+        torch.manual_seed(replica_id)
+        return torch.randn(1000, device="cuda").to(kind)
+
+    async def step() -> Any:
+        ctx = get_replica_context()
+        value = await ctx.run_sync(made, ctx.replica_id_in_sync_group)
+        result = await ctx.all_reduce(ReduceOp.SUM, {"value": value, "loss": 1.0})
+        assert result["loss"] == 2.0
+        return value.float().cpu().numpy(), result["value"].float().cpu().numpy()
+
+    strategy = MirroredStrategy(next(two_devices))
+    (one, sum_of_one), (other, sum_of_other) = strategy.experimental_local_results(await strategy.run(step))
+    wanted = reduce(ReduceOp.SUM, [one.astype(dtype), other.astype(dtype)]).astype(np.float32)
+    assert_same_bits(sum_of_one, wanted)
+    assert_same_bits(sum_of_other, wanted)
+
+
+@pytest.mark.anyio
+async def test_replicas_with_numba(two_devices: Iterator[list[str]], lab: Gpu) -> None:
+    cuda: Any = importlib.import_module("numba.cuda")
+
+    async def step() -> Any:
+        me = get_replica_context().replica_id_in_sync_group
+        value = cuda.to_device(np.arange(100, dtype=np.float32) * (me + 1))
+        return (await get_replica_context().all_reduce(ReduceOp.MEAN, value)).copy_to_host()
+
+    strategy = MirroredStrategy(next(two_devices))
+    for result in strategy.experimental_local_results(await strategy.run(step)):
+        np.testing.assert_array_equal(result, np.arange(100, dtype=np.float32) * 1.5)
