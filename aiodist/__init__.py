@@ -22,6 +22,7 @@ from aiodist.strategy.in_force import (
     in_cross_replica_context,
 )
 from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist.strategy.multi_worker import MultiWorkerMirroredStrategy
 from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
@@ -36,6 +37,7 @@ from aiodist.vocabulary.errors import (
     IncompleteCollectiveError,
     ReplicaContextError,
     StallWarning,
+    WorkerLostError,
 )
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions
@@ -58,6 +60,7 @@ __version__ = "0.1.0"
 __all__ = [
     # Strategies: which replicas there are, and how to run a function on them.
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "Strategy",
     "StrategyExtended",
     "set_logical_devices",
@@ -96,6 +99,7 @@ __all__ = [
     "CollectiveMismatchError",
     "IncompleteCollectiveError",
     "CollectiveTimeoutError",
+    "WorkerLostError",
     "DeadlockError",
     "ReplicaContextError",
     "DeviceNotFoundError",

@@ -65,17 +65,17 @@ class SyncGroup:
         serial: when it was made, among the groups of a run.
     """
 
-    serial = 0
+    serial = offset = 0
+    bridge: Any = None  # to the replicas of other workers, counted in world_size; see `spanned`
     unmet: tuple[Rendezvous, ...] = ()  # meetings that a verdict, or a replica's failure, ended
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
-        self.size = len(devices)
+        self.size = self.world_size = len(devices)
         self.members = [Member(position, device, self) for position, device in enumerate(devices)]
         self.root = self
         self.branches: Branches | None = None
         self.making: dict[Any, Any] = {}
-        self.order_check = order_check
-        self.options = options
+        self.order_check, self.options = order_check, options
         self._has_options = options != CommunicationOptions()
         self.paths = order_check is OrderCheck.CALL_PATH
         self.thread = 0
@@ -141,7 +141,7 @@ class SyncGroup:
         number = member.sequence
         meeting = self.open.get(number)
         if meeting is None:
-            signature[KIND].check(signature, self.size)
+            signature[KIND].check(signature, self.world_size)
             meeting = self._begin(number, signature, code, offset)
         elif offset != meeting.offset or code is not meeting.code or signature != meeting.signature:
             self._compare(member, meeting, signature, code, offset)
@@ -260,7 +260,7 @@ class SyncGroup:
         """Compare the meaning of an arrival that is not literally the first one's."""
         difference = sameness.difference(self.order_check, (signature, code, offset), meeting.call)
         if difference is not None:
-            signature[KIND].check(signature, self.size)
+            signature[KIND].check(signature, self.world_size)
             self._set_trouble(meeting.number)
         meeting.add_other(member.replica_id, signature, code, offset)
 

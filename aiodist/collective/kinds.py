@@ -14,6 +14,8 @@ from aiodist.collective.all_reduce import all_reduce
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
+from aiodist.workers import crossing
+from aiodist.workers.crossing import Crossing
 
 
 def _accept(signature: Signature, size: int) -> None:
@@ -31,6 +33,8 @@ class Kind:
             or the `Work` that it takes; None where a function of the user's makes it.
         shared: one result serves all replicas; else there is one for each.
         check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
+        across: plans how it crosses to other workers; None where a function of the user's makes the result.
+        token: tells kinds of one name apart, where several processes must agree on which is meant.
     """
 
     name: str
@@ -38,18 +42,32 @@ class Kind:
     combine: Callable[[Signature, list[Any], CommunicationOptions], Any] | None
     shared: bool = True
     check: Callable[[Signature, int], None] = _accept
+    across: Crossing | None = None
+    token: tuple[int, ...] | None = None
 
     def __repr__(self) -> str:
         return self.name
 
 
-ALL_REDUCE = Kind("all_reduce", Reason.AXIS, all_reduce, check=reduction.check)
-ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check)
-BROADCAST = Kind("broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source)
+ALL_REDUCE = Kind("all_reduce", Reason.AXIS, all_reduce, check=reduction.check, across=crossing.all_reduce)
+ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check, across=crossing.all_gather)
+BROADCAST = Kind("broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source, across=crossing.broadcast)
 REDUCE_SCATTER = Kind(
-    "reduce_scatter", Reason.AXIS, exchange.reduce_scatter, shared=False, check=exchange.check_reduce_scatter
+    "reduce_scatter",
+    Reason.AXIS,
+    exchange.reduce_scatter,
+    shared=False,
+    check=exchange.check_reduce_scatter,
+    across=crossing.reduce_scatter,
 )
-ALL_TO_ALL = Kind("all_to_all", Reason.AXIS, exchange.all_to_all, shared=False, check=exchange.check_all_to_all)
-BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier)
+ALL_TO_ALL = Kind(
+    "all_to_all",
+    Reason.AXIS,
+    exchange.all_to_all,
+    shared=False,
+    check=exchange.check_all_to_all,
+    across=crossing.all_to_all,
+)
+BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier, across=crossing.barrier)
 NEW_GROUP = Kind("new_group", Reason.AXIS, exchange.barrier)
 MERGE_CALL = Kind("merge_call", Reason.MERGE_FN, None, shared=False)

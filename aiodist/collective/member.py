@@ -35,7 +35,8 @@ class Member:
 
     Attributes:
         position: its place in the group, from 0: what it is called by in the group's own context.
-        replica_id: its id in the run, from 0: what reports call it by. In the run's own group it is the position.
+        replica_id: its id in the run, from 0: what reports call it by. In the run's own group it is the position,
+            counted over all workers.
         device: its device, in canonical form.
         group: its sync group.
         sequence: the number of its next collective, so also how many it has issued.

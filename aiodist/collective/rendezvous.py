@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aiodist.collective import device_reduction
 from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
@@ -140,8 +142,7 @@ class Rendezvous:
         signature = self.signature
         if self.absent is not None:
             self.values = self._without(self.absent)
-        if self.others is not None:  # which may differ from the first arrival in byte order
-            self.values = list(map(in_native_order, self.values))
+        self.put_in_native_order()
         if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
             self.by_replica = True
             devices = {i: members[i].device for i in range(self.size) if i not in (self.absent or ())}
@@ -155,6 +156,21 @@ class Rendezvous:
             return result.then(self._handed_out) if foreign else result
         self.take(self._handed_out(result) if foreign else result)
         return None
+
+    def put_in_native_order(self) -> None:
+        """Give what the replicas brought one byte order, where arrivals differ from the first."""
+        if self.others is not None:
+            self.values = list(map(in_native_order, self.values))
+
+    def take_from_afar(self, result: Any) -> None:
+        """Keep a result in which replicas elsewhere have a part, and put it where the local ones want it."""
+        if self.outs is not None:
+            leaves = result if self.signature[STRUCTURE] is not None else [result]
+            for buffers in self.outs.values():
+                for buffer, leaf in zip(buffers.leaves, leaves, strict=True):
+                    np.copyto(buffer, leaf)
+        foreign = self.signature[TYPES] is not None and has_foreign(self.signature[TYPES])
+        self.take(self._handed_out(result) if foreign else result)
 
     def _without(self, absent: tuple[int, ...]) -> list[Any]:
         """Return what the replicas have brought that have not joined, in replica order.

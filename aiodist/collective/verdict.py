@@ -44,6 +44,9 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         group: a group that is in trouble.
         overdue: the meeting whose time is up, when that is what is wrong.
     """
+    if group.bridge is not None:
+        alone: CollectiveError = group.bridge.judge_alone()
+        return alone
     meeting = overdue or _first_in_trouble(group)
     camps = camps_of(group, meeting)
     missing = [m for m in by_id(group) if not m.arrived_at(meeting.number)]

@@ -53,11 +53,16 @@ def group(batches: Sequence[Any], num_replicas: int) -> Any:
     """
     missing = num_replicas - len(batches)
     if missing:
-        batches = [*batches, *[_without_rows(batches[0])] * missing]
+        batches = [*batches, *[without_rows(batches[0])] * missing]
     return regroup(batches, "batches", always_wrap=True)
 
 
-def _without_rows(batch: Any) -> Any:
+def without_rows(batch: Any) -> Any:
+    """Return a batch like this one, of no rows.
+
+    Raises:
+        TypeError, ValueError: it cannot be cut; see `cut`.
+    """
     leaves, structure = nests.flatten_with_none(batch)
     common_size(leaves, structure, "batch")
     return nests.unflatten(structure, (None if leaf is None else leaf[:0] for leaf in leaves))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
@@ -14,6 +14,7 @@ from aiodist.vocabulary.errors import ReplicaContextError
 _END: Final = object()
 
 Assemble = Callable[[Sequence[Any]], Any]
+FillUp = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
 class DistributedDataset:
@@ -28,12 +29,13 @@ class DistributedDataset:
         source: an iterable or an async iterable of batches.
         per_step: how many of its batches make a step.
         assemble: makes a step's per-replica values of at most so many batches.
+        fill_up: returns a step's batches, as the strategy's other workers have some or not; None without others.
 
     Raises:
         TypeError: the source is not iterable.
     """
 
-    def __init__(self, source: Any, per_step: int, assemble: Assemble) -> None:
+    def __init__(self, source: Any, per_step: int, assemble: Assemble, fill_up: FillUp | None = None) -> None:
         if not isinstance(source, (Iterable, AsyncIterable)):
             raise TypeError(
                 f"expected an iterable or async iterable of batches, got an object of type {type(source).__name__}"
@@ -41,9 +43,15 @@ class DistributedDataset:
         self._source: Iterable[Any] | AsyncIterable[Any] = source
         self._per_step = per_step
         self._assemble = assemble
+        self._fill_up = fill_up
 
     def __iter__(self) -> DistributedIterator:
         _refuse_inside_replica()
+        if self._fill_up is not None:
+            raise TypeError(
+                "the workers agree at every step whether any has data left, and that is awaited: iterate with "
+                "`async for batch in dataset`"
+            )
         if not isinstance(self._source, Iterable):
             raise TypeError(
                 f"the source of this dataset, a {type(self._source).__name__}, is asynchronous: iterate with "
@@ -54,7 +62,7 @@ class DistributedDataset:
     def __aiter__(self) -> DistributedIterator:
         _refuse_inside_replica()
         batches = aiter(self._source) if isinstance(self._source, AsyncIterable) else iter(self._source)
-        return DistributedIterator(batches, self._per_step, self._assemble)
+        return DistributedIterator(batches, self._per_step, self._assemble, self._fill_up)
 
 
 class DistributedIterator:
@@ -67,12 +75,14 @@ class DistributedIterator:
         batches: the source's iterator.
         per_step: how many of its batches make a step.
         assemble: makes a step's per-replica values of at most so many batches.
+        fill_up: as in `DistributedDataset`.
     """
 
-    def __init__(self, batches: Any, per_step: int, assemble: Assemble) -> None:
+    def __init__(self, batches: Any, per_step: int, assemble: Assemble, fill_up: FillUp | None = None) -> None:
         self._batches = batches
         self._per_step = per_step
         self._assemble = assemble
+        self._fill_up = fill_up
         self._taken: list[Any] = []
         self._steps = 0
 
@@ -104,6 +114,8 @@ class DistributedIterator:
         except Exception:
             self._taken.clear()
             raise
+        if self._fill_up is not None:
+            self._taken = list(await self._fill_up(self._taken))
         if not self._taken:
             raise StopAsyncIteration
         return self._step()

@@ -42,7 +42,7 @@ class DataMethods:
             ValueError: while iterating: the arrays of a batch differ in their first size, or one has no first axis.
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
-        _check_options(options)
+        check_options(options)
         return DistributedDataset(dataset, 1, partial(_cut_only, self.num_replicas_in_sync))
 
     def distribute_datasets_from_function(
@@ -64,9 +64,9 @@ class DataMethods:
             ValueError: while iterating: the batches of a step differ in structure.
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
-        _check_options(options)
+        check_options(options)
         size = self.num_replicas_in_sync
-        dataset = _called(dataset_fn, "dataset_fn", InputContext(num_replicas_in_sync=size))
+        dataset = called(dataset_fn, "dataset_fn", InputContext(num_replicas_in_sync=size))
         return DistributedDataset(dataset, size, partial(group, num_replicas=size))
 
     def experimental_distribute_datasets_from_function(
@@ -91,7 +91,7 @@ class DataMethods:
         """
         require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
         size = self.num_replicas_in_sync
-        values = [_called(value_fn, "value_fn", ValueContext(replica_id, size)) for replica_id in range(size)]
+        values = [called(value_fn, "value_fn", ValueContext(replica_id, size)) for replica_id in range(size)]
         return regroup(values, "values", always_wrap=True)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> NumpyDataset:
@@ -117,13 +117,22 @@ def _cut_only(num_replicas: int, batches: Any) -> Any:
     return cut(batch, num_replicas)
 
 
-def _check_options(options: Any) -> None:
+def check_options(options: Any) -> None:
+    """Check that there are none.
+
+    Raises:
+        TypeError: there are.
+    """
     if options is not None:
         raise TypeError(f"options must be None, got {options!r}")
 
 
-def _called(fn: Any, name: str, context: InputContext | ValueContext) -> Any:
-    """Return what a function says of a context; it makes data, and does not wait."""
+def called(fn: Any, name: str, context: InputContext | ValueContext) -> Any:
+    """Return what a function says of a context; it makes data, and does not wait.
+
+    Raises:
+        TypeError: it is no function, or a coroutine function.
+    """
     if not callable(fn):
         raise TypeError(f"{name} must be a function of one {type(context).__name__}, got {fn!r}")
     if inspect.iscoroutinefunction(fn):

@@ -13,6 +13,10 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def open_console() -> Console:
-    """Return a console on standard output, which obeys NO_COLOR and prints what it is given as it is."""
-    return _Console(highlight=False, markup=False, emoji=False)
+def open_console(*, quiet: bool = False) -> Console:
+    """Return a console on standard output, which obeys NO_COLOR and prints what it is given as it is.
+
+    Args:
+        quiet: it prints nothing, as on all workers but the first.
+    """
+    return _Console(highlight=False, markup=False, emoji=False, quiet=quiet)

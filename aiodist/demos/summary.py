@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
+import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+import aiodist
 from aiodist.demos.digest import weights_digest
 from aiodist.demos.timing import Account
 from aiodist.demos.training import Trained
@@ -23,12 +25,19 @@ def tell(console: Console, label: str, text: str) -> None:
     console.print(Text.assemble((f"{label:<11}", "bold"), text), soft_wrap=True)
 
 
-def tell_weights(console: Console, trained: Sequence[Trained]) -> bool:
+async def all_weights(strategy: aiodist.Strategy, trained: Sequence[Trained]) -> list[tuple[str, str]]:
+    """Return the digest of every replica's weights, over all workers, and the device where that is in this process."""
+    own = [np.array([int(weights_digest(one.weights), 16)], np.uint64) for one in trained]
+    everywhere = await strategy.gather(aiodist.PerReplica(own) if len(own) > 1 else own[0], 0)
+    devices = [one.device for one in trained] if len(everywhere) == len(trained) else [""] * len(everywhere)
+    return [(f"{int(digest):016x}", device) for digest, device in zip(everywhere, devices, strict=True)]
+
+
+def tell_weights(console: Console, weights: Sequence[tuple[str, str]]) -> bool:
     """Print the digest of every replica's weights, and return whether all are equal."""
-    digests = [weights_digest(one.weights) for one in trained]
-    for replica, (one, digest) in enumerate(zip(trained, digests, strict=True)):
-        tell(console, "weights" if replica == 0 else "", f"{digest}  replica {replica}  {one.device}")
-    equal = len(set(digests)) == 1
+    for replica, (digest, device) in enumerate(weights):
+        tell(console, "weights" if replica == 0 else "", f"{digest}  replica {replica}  {device}".rstrip())
+    equal = len({digest for digest, _ in weights}) == 1
     tell(console, "", "equal in every bit" if equal else "DIFFERENT: replicas did not make the same updates")
     return equal
 

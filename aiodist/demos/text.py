@@ -15,7 +15,7 @@ from aiodist.demos.corpus import Corpus, load_topics, windows
 from aiodist.demos.language_model import LanguageModel
 from aiodist.demos.progress import Watch
 from aiodist.demos.sampling import continue_text
-from aiodist.demos.summary import count, tell, tell_sample, tell_time, tell_weights
+from aiodist.demos.summary import all_weights, count, tell, tell_sample, tell_time, tell_weights
 from aiodist.demos.timing import account
 from aiodist.demos.training import Plan, Trained, examine, train_on
 
@@ -29,7 +29,8 @@ def run_text(strategy: aiodist.Strategy, *, steps: int, seed: int) -> bool:
     Raises:
         InterruptedRun: Ctrl-C came in the middle of the training.
     """
-    console = open_console()
+    cluster = strategy.cluster_resolver
+    console = open_console(quiet=cluster is not None and cluster.task_id > 0)
     corpus = load_topics()
     model = LanguageModel(len(corpus.symbols))
     plan = _plan(model, corpus, steps, seed)
@@ -41,7 +42,7 @@ def run_text(strategy: aiodist.Strategy, *, steps: int, seed: int) -> bool:
             trained = anyio.run(train_on, strategy, plan, watch.step)
         seconds = time.perf_counter() - start
         _show_skill(console, model, trained[0], corpus, seed)
-    equal = tell_weights(console, trained)
+    equal = tell_weights(console, anyio.run(all_weights, strategy, trained))
     tell_time(console, seconds, account([one.clock for one in trained]))
     return equal
 

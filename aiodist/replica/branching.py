@@ -22,6 +22,7 @@ def member_of_new_group(context: ReplicaContext, replica_ids: Any, name: str | N
         ValueError: no replicas, unknown ones, one that is given twice; the caller is not among them.
     """
     arguments.check_name(name)
+    require_one_worker(context, "new_group")
     ids = _ids(replica_ids, context.num_replicas_in_sync)
     me = context.replica_id_in_sync_group
     if me not in ids:
@@ -30,6 +31,20 @@ def member_of_new_group(context: ReplicaContext, replica_ids: Any, name: str | N
             f"let only members make it:  if ctx.replica_id_in_sync_group in {list(ids)}: ..."
         )
     return subgroup.join(context._member, ids, name, context._path(frame, name), frame.f_code, frame.f_lasti)
+
+
+def require_one_worker(context: ReplicaContext, what: str) -> None:
+    """Check that all replicas live in this process.
+
+    Raises:
+        ValueError: they do not.
+    """
+    group = context._member.group
+    if group.world_size > group.root.size:
+        raise ValueError(
+            f"{what} is for strategies whose replicas live in one process; this one has replicas on several workers: "
+            "reduce over all of them, with zeros where a replica has nothing to bring"
+        )
 
 
 def _ids(replica_ids: Any, size: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from aiodist.collective.member import Member
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import PATH, Signature
 from aiodist.replica import arguments, refusal
-from aiodist.replica.branching import member_of_new_group
+from aiodist.replica.branching import member_of_new_group, require_one_worker
 from aiodist.replica.current import Block, current
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.merge import MergeCall, function_key
@@ -58,13 +58,11 @@ class ReplicaContext(Block):
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         if not hasattr(strategy, "_standing_group"):
             raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
-        group = strategy._standing_group()
-        arguments.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
-        if not 0 <= replica_id_in_sync_group < group.size:
-            raise ValueError(
-                f"replica_id_in_sync_group must be from 0 to {group.size - 1}, got {replica_id_in_sync_group}"
-            )
-        self._bind(strategy, group.members[replica_id_in_sync_group], None)
+        members = strategy._standing_group().members
+        index = arguments.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
+        if not 0 <= index < len(members):
+            raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
+        self._bind(strategy, members[index], None)
 
     @classmethod
     def _of(cls, strategy: Any, member: Member, worker: DeviceWorker | None) -> ReplicaContext:
@@ -101,12 +99,12 @@ class ReplicaContext(Block):
     @property
     def replica_id_in_sync_group(self) -> int:
         """This replica's id, from 0; in a group that `new_group` made, its position there."""
-        return self._member.position
+        return self._member.group.offset + self._member.position
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas the sync group has."""
-        return self._member.group.size
+        return self._member.group.world_size
 
     @property
     def strategy(self) -> Any:
@@ -305,8 +303,12 @@ class ReplicaContext(Block):
 
         Returns:
             A handle; its await gives the id of the replica that joined last, as this context counts.
+
+        Raises:
+            ValueError: the strategy has replicas on several workers.
         """
         refusal.check_current(self, "join")
+        require_one_worker(self, "join")
         frame = _getframe(1)
         handle: CollectiveHandle[int] = joining.join(self._member.group, self._member, frame.f_code, frame.f_lasti)
         return handle

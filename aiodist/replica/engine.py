@@ -276,6 +276,24 @@ def new_engine(group: SyncGroup, tasks: TaskGroup, merge: Merge) -> AsyncioEngin
         raise ReplicaContextError("replicas run on asyncio or trio, and neither runs here") from error
 
 
+def current_loop() -> tuple[Any, Callable[..., object]]:
+    """Return the event loop that runs now, and its function that calls others in it, from any thread.
+
+    Raises:
+        ReplicaContextError: none runs, or one that aiodist does not know.
+    """
+    if running_on_trio():
+        from trio.lowlevel import current_trio_token
+
+        token = current_trio_token()
+        return token, token.run_sync_soon
+    try:
+        loop = get_running_loop()
+    except RuntimeError as error:
+        raise ReplicaContextError("replicas run on asyncio or trio, and neither runs here") from error
+    return loop, loop.call_soon_threadsafe
+
+
 def running_on_trio() -> bool:
     """Return whether the current task is one of trio's (also as a guest of another loop)."""
     trio = sys.modules.get("trio")

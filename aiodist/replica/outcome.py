@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def note_of_failure(group: SyncGroup, member: Member) -> str:
     """Say which replica failed, and where the others were waiting at that moment."""
-    note = f"replica {member.replica_id} of {group.size} on {member.device}"
+    note = f"replica {member.replica_id} of {group.world_size} on {member.device}"
     waits = (_who_waits(each, member.replica_id) for each in group.groups())
     return "; ".join([note, *filter(None, waits)][:2])
 

@@ -81,7 +81,7 @@ class _Run:
                 engine = new_engine(self._group, tasks, partial(merge, self._strategy))
                 self._attach(engine, observer)
                 engine.start([partial(self._drive, member) for member in self._group.members])
-            verdict = self._group.conclude()
+            verdict = await self._conclude()
             if verdict is not None or self._cancellations:
                 await checkpoint_if_cancelled()  # the caller's: on trio, a task group does not raise it
         except get_cancelled_exc_class():
@@ -104,6 +104,11 @@ class _Run:
         if error is not None:
             raise error
         return self._results
+
+    async def _conclude(self) -> CollectiveError | None:
+        if self._group.bridge is not None:
+            await self._group.bridge.finish(self._failures)
+        return self._group.conclude()
 
     def _attach(self, engine: AsyncioEngine | TrioEngine, observer: Observer | None) -> None:
         group = self._group
@@ -130,7 +135,7 @@ class _Run:
                     frame = getattr(result, "cr_frame", None)  # held, it knows when it is over where it returned
                     result = await result
                 member.ending = Ending(result, frame)
-                self._results[member.replica_id] = result
+                self._results[member.position] = result
                 state = ReplicaState.EXITED
         except GeneratorExit:
             raise
@@ -154,7 +159,7 @@ class _Run:
         current.set(context)
         if self._group.observer is not None:
             self._group.observer.started(member)
-        fn, args, kwargs = self._calls[member.replica_id]
+        fn, args, kwargs = self._calls[member.position]
         return fn(*args, **kwargs)
 
     def _fail(self, member: Member, error: BaseException) -> ReplicaState:

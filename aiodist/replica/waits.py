@@ -106,8 +106,8 @@ class WaitGraph:
         meeting, group = handle._meeting, handle._member.group
         if meeting.agreed:
             return tuple(w for w in self.waiters if merges(w, meeting))
-        replicas = group.root.members  # of which the members of another group are parts
-        missing = (replicas[m.replica_id] for m in group.members if not m.arrived_at(meeting.number))
+        replicas, first = group.root.members, group.root.offset  # the members of another group are parts of these
+        missing = (replicas[m.replica_id - first] for m in group.members if not m.arrived_at(meeting.number))
         return tuple(self._by_member[id(m)] for m in missing if id(m) in self._by_member)
 
     def _holders_of(self, lock: Any) -> tuple[Waiter, ...]:

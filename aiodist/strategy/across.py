@@ -122,13 +122,17 @@ def _reduce_along(op: ReduceOp, arrays: Sequence[Array], axis: Any, accumulate: 
     """Reduce each array along the axes, then over the replicas; a MEAN divides once, by the true count."""
     kernels.result_dtype(op, arrays[0].dtype)
     axes = _axes(axis, arrays[0].ndim)
+    _check_along(axes, arrays, axis)
+    return _frozen(_whole(op, arrays[0].dtype, [_part(op, array, axes, accumulate) for array in arrays], axes))
+
+
+def _check_along(axes: Sequence[int], arrays: Sequence[Array], axis: Any) -> None:
     for replica_id, array in enumerate(arrays):
         if not _same_but_along(axes, array, arrays[0]):
             raise ValueError(
                 f"the components may differ along axis {axis} only; replica 0's is {arrays[0].dtype}"
                 f"{list(arrays[0].shape)}, replica {replica_id}'s is {array.dtype}{list(array.shape)}"
             )
-    return _frozen(_mean(arrays, axes) if op is ReduceOp.MEAN else _fold(op, arrays, axes, accumulate))
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
@@ -154,27 +158,35 @@ _LOCAL: dict[ReduceOp, Callable[..., Any]] = {
 }
 
 
-def _fold(op: ReduceOp, arrays: Sequence[Array], axes: tuple[int, ...], accumulate: Accumulate) -> Array:
-    dtype = kernels.result_dtype(op, arrays[0].dtype)
+Part = tuple[Array | None, int]
+"""An array, reduced along the axes, and how many elements each of its numbers is made of; None for what has none."""
+
+
+def _part(op: ReduceOp, array: Array, axes: tuple[int, ...], accumulate: Accumulate) -> Part:
+    count = _count(array, axes)
     if op in (ReduceOp.MIN, ReduceOp.MAX):
-        arrays = [array for array in arrays if _count(array, axes)] or _nothing(op, axes)
-        return kernels.reduce(op, [np.asarray(_LOCAL[op](array, axis=axes), dtype) for array in arrays])
-    wide = rule_for(op, dtype, accumulate).accumulator
-    parts = [np.asarray(_LOCAL[op](array, axis=axes, dtype=wide), wide) for array in arrays]
-    return np.asarray(kernels.reduce(op, parts).astype(dtype))
+        return (np.asarray(_LOCAL[op](array, axis=axes)) if count else None), count
+    dtype = kernels.result_dtype(op, array.dtype)
+    mean = op is ReduceOp.MEAN
+    wide = np.promote_types(dtype, np.float64) if mean else rule_for(op, dtype, accumulate).accumulator
+    fold = ReduceOp.SUM if mean else op
+    return np.asarray(_LOCAL[fold](array, axis=axes, dtype=wide), wide), count
 
 
-def _nothing(op: ReduceOp, axes: tuple[int, ...]) -> list[Array]:
-    raise ValueError(f"{op.name} along axis {axes} needs at least one element, got empty components on every replica")
-
-
-def _mean(arrays: Sequence[Array], axes: tuple[int, ...]) -> Array:
-    dtype = kernels.result_dtype(ReduceOp.MEAN, arrays[0].dtype)
-    wide = np.promote_types(dtype, np.float64)
-    parts = [np.asarray(np.add.reduce(array, axis=axes, dtype=wide), wide) for array in arrays]
-    count = sum(_count(array, axes) for array in arrays)
+def _whole(op: ReduceOp, dtype: np.dtype[Any], parts: Sequence[Part], axes: tuple[int, ...]) -> Array:
+    """Return the parts of all replicas, folded in their order; a MEAN divides once, by the true count."""
+    result = kernels.result_dtype(op, dtype)
+    arrays = [array for array, _ in parts if array is not None]
+    if not arrays:
+        raise ValueError(
+            f"{op.name} along axis {axes} needs at least one element, got empty components on every replica"
+        )
+    if op is not ReduceOp.MEAN:
+        native = [array.astype(_native(array.dtype), copy=False) for array in arrays]
+        return np.asarray(kernels.reduce(op, native).astype(result))
     with np.errstate(all="ignore"):  # the mean of nothing is NaN, as in TensorFlow
-        return np.asarray((kernels.reduce(ReduceOp.SUM, parts) / np.float64(count)).astype(dtype))
+        total = kernels.reduce(ReduceOp.SUM, arrays) / np.float64(sum(count for _, count in parts))
+        return np.asarray(total.astype(result))
 
 
 def _frozen(array: Array) -> Array:
@@ -203,11 +215,6 @@ def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
         raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
     arrays = [np.asarray(array) for array in arrays]
     along = normalized_axis(axis, arrays[0].ndim)
-    for replica_id, array in enumerate(arrays):
-        if not _same_but_along([along], array, arrays[0]):
-            raise ValueError(
-                f"the components may differ along axis {along} only; replica 0's is {arrays[0].dtype}"
-                f"{list(arrays[0].shape)}, replica {replica_id}'s is {array.dtype}{list(array.shape)}"
-            )
+    _check_along([along], arrays, along)
     whole = np.concatenate(arrays, axis=along)
     return _given(types[0], _frozen(whole.astype(_native(whole.dtype), copy=False)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.strategy.variable_enums import VariableAggregation
+from aiodist.workers.crossing import Plan, Span, reduce_columns
+from aiodist.workers.transfers import Broadcast, Gathering
 from aiodist_kernels import Accumulate, ReduceOp
 
 Array = np.ndarray[Any, Any]
@@ -56,14 +59,47 @@ def aggregate(
     return values[0]
 
 
-def _check_equal(values: Sequence[Array], name: str) -> None:
-    for replica_id, value in enumerate(values):
+def plan_aggregate(
+    aggregation: VariableAggregation, values: Sequence[Array], name: str, accumulate: Accumulate, span: Span
+) -> Plan:
+    """Plan what the values of the replicas of all workers become; see `aggregate`."""
+    op = aggregation.reduce_op
+    if op is not None:
+        plan = reduce_columns(op, [values], [None], accumulate, span)
+        return Plan(plan.transfers, lambda results: plan.finish(results)[0])
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return Plan([Broadcast(values[0], 0, span.layout.rank)], lambda results: results[0])
+    _check_equal(values, name, span.layout.offset)
+
+    def finish(results: Sequence[Any]) -> Array:
+        for worker, found in enumerate(results[0]):
+            if found != results[0][0]:
+                raise _differ(name, span.layout.offset_of(worker))
+        return values[0]
+
+    return Plan([Gathering(_digest(values[0]))], finish)
+
+
+def _digest(value: Array) -> bytes:
+    """Return the same bytes for arrays of one shape that hold the same values; one NaN is like another."""
+    known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
+    zero = np.zeros((), value.dtype)
+    plain = np.where(known == zero, zero, known)  # there are two zeros
+    return hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=16).digest()
+
+
+def _check_equal(values: Sequence[Array], name: str, offset: int = 0) -> None:
+    for position, value in enumerate(values):
         if not equal(value, values[0]):
-            raise ValueError(
-                f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
-                f"replica {replica_id}'s is not replica 0's. Give the variable an aggregation ('sum', 'mean' or "
-                "'only_first_replica'), assign what a collective returned, or make it synchronization='on_read'"
-            )
+            raise _differ(name, offset + position)
+
+
+def _differ(name: str, replica_id: int) -> ValueError:
+    return ValueError(
+        f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
+        f"replica {replica_id}'s is not replica 0's. Give the variable an aggregation ('sum', 'mean' or "
+        "'only_first_replica'), assign what a collective returned, or make it synchronization='on_read'"
+    )
 
 
 def equal(a: Array, b: Array) -> bool:

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.replica import refusal
-from aiodist.strategy.aggregation import aggregate, parts, updated
+from aiodist.strategy.aggregation import aggregate, parts, plan_aggregate, updated
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.vocabulary.arraylike import Array
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues, Mirrored
+from aiodist.workers.crossing import Plan, Span
+from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
     from aiodist.replica.context import ReplicaContext
@@ -38,7 +40,7 @@ def in_replica(
         kind = _kind(variable, method)
         signature = (kind, op, None, name, None, variable.shape, variable.dtype, None, path)
         return context._issue(frame, signature, array)
-    components, own = variable._present(), context.replica_id_in_sync_group
+    components, own = variable._present(), context._member.position
     components[own] = updated(method, components[own], array)
     return _Applied(variable)
 
@@ -60,7 +62,13 @@ def _kind(variable: Variable, method: str) -> Kind:
     """Return the variable's own kind of collective for that method."""
     kinds = variable._kinds
     if method not in kinds:
-        kinds[method] = Kind(f"{variable.name}.{method}", Reason.AXIS, partial(_meet, variable, method))
+        kinds[method] = Kind(
+            f"{variable.name}.{method}",
+            Reason.AXIS,
+            partial(_meet, variable, method),
+            across=partial(_meet_across, variable, method),
+            token=variable._token,
+        )
     return kinds[method]
 
 
@@ -70,6 +78,19 @@ def _meet(
     """Apply what the replicas assign: all of them have arrived."""
     _update_all(variable, method, aggregate(variable.aggregation, values, variable.name, options.accumulate))
     return variable
+
+
+def _meet_across(
+    variable: Variable, method: str, _: Signature, values: Sequence[Array], accumulate: Accumulate, span: Span
+) -> Plan:
+    """Plan to apply what the replicas of all workers assign."""
+    plan = plan_aggregate(variable.aggregation, values, variable.name, accumulate, span)
+
+    def finish(results: Sequence[Any]) -> Variable:
+        _update_all(variable, method, plan.finish(results))
+        return variable
+
+    return Plan(plan.transfers, finish)
 
 
 def _update_all(variable: Variable, method: str, value: Array) -> None:
@@ -82,19 +103,19 @@ def across(variable: Variable, method: str, value: Any) -> None:
     """Assign outside replicas, at once; see `Variable.assign`."""
     size = len(variable._present())
     if isinstance(value, DistributedValues):
-        components = _matching(variable, value, size)
-        one = isinstance(value, Mirrored)  # a copy for each replica of one value, not what each of them would assign
-        values = [_converted(variable, component) for component in (components[:1] if one else components)]
-    else:
-        values = [_converted(variable, value)]
+        _check_count(variable, value, size)
+    if isinstance(value, Mirrored):
+        value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
+    each = [_converted(variable, v) for v in (value.values if isinstance(value, DistributedValues) else (value,))]
     if variable._mirrored:
-        _update_all(variable, method, aggregate(variable.aggregation, values, variable.name))
+        _update_all(variable, method, aggregate(variable.aggregation, each, variable.name))
         return
-    each = _by_component(variable, method, values, size)
+    if not isinstance(value, DistributedValues):
+        each = _by_component(variable, method, each[0], size)
     variable._put([updated(method, *pair) for pair in zip(variable._present(), each, strict=True)])
 
 
-def _by_component(variable: Variable, method: str, values: list[Array], size: int) -> list[Array]:
+def _by_component(variable: Variable, method: str, value: Array, size: int) -> list[Array]:
     """Return what each component of a sync-on-read variable gets of a value that is assigned from outside."""
     if variable.aggregation is VariableAggregation.SUM and method != "assign":
         raise ValueError(
@@ -102,18 +123,18 @@ def _by_component(variable: Variable, method: str, values: list[Array], size: in
             f"SUM: each component would change by the value, and their sum by {size} times as much. "
             f"Call {method} in a replica, or assign(variable.read_value() ± value)"
         )
-    if len(values) == size:
-        return values
-    return parts(variable.aggregation, values[0], size) if method == "assign" else values * size
+    if method != "assign":
+        return [value] * size
+    first, replicas = (0, size) if variable._strategy is None else variable._strategy._span
+    return parts(variable.aggregation, value, replicas)[first : first + size]
 
 
-def _matching(variable: Variable, value: DistributedValues[Any], size: int) -> tuple[Any, ...]:
+def _check_count(variable: Variable, value: DistributedValues[Any], size: int) -> None:
     if len(value.values) != size:
         raise ValueError(
             f"the variable {variable.name!r} has {size} components, one for each replica, got a "
             f"{type(value).__name__} with {len(value.values)}"
         )
-    return value.values
 
 
 def _converted(variable: Variable, value: Any) -> Array:

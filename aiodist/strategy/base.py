@@ -14,8 +14,9 @@ from aiodist.replica.context import ReplicaContext
 from aiodist.replica.engine import SoloEngine
 from aiodist.replica.merge import merge
 from aiodist.replica.refusal import ANY_THREAD, NO_RUN
-from aiodist.replica.scheduler import run_replicas
+from aiodist.replica.scheduler import Call, run_replicas
 from aiodist.strategy import across, creation
+from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.scope import Scope, components_here, require_cross_replica
@@ -59,6 +60,21 @@ class Strategy(DataMethods, V1Strategy):
         return len(self._extended.devices)
 
     @property
+    def _num_local_replicas(self) -> int:
+        """How many of them live in this process."""
+        return len(self._extended.devices)
+
+    @property
+    def _shares_variables(self) -> bool:
+        """Whether its variables have components in other processes, too."""
+        return False
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        """The id of this process's first replica, and how many there are over all workers."""
+        return 0, self.num_replicas_in_sync
+
+    @property
     def extended(self) -> StrategyExtended:
         """The strategy's devices and settings."""
         return self._extended
@@ -69,7 +85,7 @@ class Strategy(DataMethods, V1Strategy):
         return self._recorder
 
     @property
-    def cluster_resolver(self) -> None:
+    def cluster_resolver(self) -> ClusterSettings | None:
         """The cluster that the strategy spans: None, for one process."""
         return None
 
@@ -111,13 +127,11 @@ class Strategy(DataMethods, V1Strategy):
                 different structure, or created different numbers of variables.
             Exception: what a replica raised, with a note that names it.
         """
-        require_cross_replica(self, "strategy.run")
-        if not callable(fn):
-            raise TypeError(f"strategy.run expects a function, got {fn!r}")
-        args, kwargs = arguments.call_arguments(args, kwargs)
-        size = self.num_replicas_in_sync
-        calls = [(fn, *self._select(replica_id, args, kwargs)) for replica_id in range(size)]
+        calls = self._calls(fn, args, kwargs)
         group = self._extended.new_group(arguments.options(options, None))
+        return await self._run_calls(group, calls)
+
+    async def _run_calls(self, group: SyncGroup, calls: Sequence[Call]) -> Any:
         self._recorder._begin(group)
         try:
             results = await run_replicas(self, group, calls)
@@ -126,10 +140,18 @@ class Strategy(DataMethods, V1Strategy):
         creation.check_complete(group)
         return regroup(results)
 
+    def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
+        """Return the call that each replica of this process makes in a run."""
+        require_cross_replica(self, "strategy.run")
+        if not callable(fn):
+            raise TypeError(f"strategy.run expects a function, got {fn!r}")
+        args, kwargs = arguments.call_arguments(args, kwargs)
+        return [(fn, *self._select(place, args, kwargs)) for place in range(self._num_local_replicas)]
+
     def _select(
         self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        size = self.num_replicas_in_sync
+        size = self._num_local_replicas
         return (
             tuple(select_replica(replica_id, value, size) for value in args),
             {name: select_replica(replica_id, value, size) for name, value in kwargs.items()},
@@ -192,7 +214,7 @@ class Strategy(DataMethods, V1Strategy):
             TypeError: a leaf has no dtype, or one that cannot be summed.
         """
         options = self._extended.communication_options
-        await compile_kernels(specs, self.num_replicas_in_sync, options.accumulate)
+        await compile_kernels(specs, self._num_local_replicas, options.accumulate)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with one nest a replica.

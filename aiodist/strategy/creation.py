@@ -36,6 +36,7 @@ class Site(NamedTuple):
     """Where a replica creates a variable; ``named`` where a name of the user's stands in for the place."""
 
     replica_id: int
+    position: int
     code: CodeType
     offset: int
     named: bool
@@ -62,13 +63,13 @@ class Creations:
         Raises:
             ValueError: the other replica's is another variable.
         """
-        created = self._unfinished.get(self.counts[site.replica_id])
+        created = self._unfinished.get(self.counts[site.position])
         if created is None:
             return None
         difference = _difference(group, created, spec, site)
         if difference is not None:
             raise ValueError(
-                f"replicas create different variables as their #{self.counts[site.replica_id]}: {difference}. Every "
+                f"replicas create different variables as their #{self.counts[site.position]}: {difference}. Every "
                 "replica must create the same variables in the same order; create them under strategy.scope(), or "
                 "outside of branches on a replica's own data"
             )
@@ -76,8 +77,8 @@ class Creations:
 
     def add(self, variable: Variable, site: Site) -> None:
         """Note that a replica has created its next variable."""
-        number = self.counts[site.replica_id]
-        self.counts[site.replica_id] += 1
+        number = self.counts[site.position]
+        self.counts[site.position] += 1
         self._unfinished.setdefault(number, _Created(variable, site))
         if min(self.counts) > number:
             del self._unfinished[number]

@@ -52,4 +52,4 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     if strategy is None or strategy._is_default:
         current.set(None)
     else:
-        current.set(CrossReplica(strategy, strategy.num_replicas_in_sync))
+        current.set(CrossReplica(strategy, strategy._num_local_replicas))

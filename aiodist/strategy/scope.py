@@ -24,7 +24,7 @@ class Scope:
         self._before.append(current.get())
         if not self._strategy._is_default:
             require_cross_replica(self._strategy, "strategy.scope()")
-            current.set(CrossReplica(self._strategy, self._strategy.num_replicas_in_sync))
+            current.set(CrossReplica(self._strategy, self._strategy._num_local_replicas))
         return self._strategy
 
     def __exit__(
@@ -38,7 +38,7 @@ def components_here(strategy: Strategy) -> int:
     here = current.get()
     if isinstance(here, CrossReplica) and here.strategy is strategy:
         return here.size
-    return strategy.num_replicas_in_sync
+    return strategy._num_local_replicas
 
 
 def require_cross_replica(strategy: object, what: str) -> None:

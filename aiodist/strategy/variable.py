@@ -20,7 +20,7 @@ from aiodist.replica import arguments, refusal
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import CrossReplica, current
 from aiodist.strategy import aggregation as aggregating
-from aiodist.strategy import assigning
+from aiodist.strategy import assigning, sharing
 from aiodist.strategy.conversion import frozen_copy, initial_array
 from aiodist.strategy.creation import Creations, Site, Spec, creations_of
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
@@ -62,11 +62,12 @@ class Variable(ArrayLike):
             variable that is sync-on-read; the replicas create different variables.
     """
 
-    __slots__ = ("__weakref__", "_components", "_kinds", "_spec", "_strategy")
+    __slots__ = ("__weakref__", "_components", "_kinds", "_spec", "_strategy", "_token")
     _components: list[Array]
     _kinds: dict[str, Kind]
     _spec: Spec
     _strategy: Any  # None: the default one
+    _token: tuple[int, ...] | None  # what it is called between workers, where there are several
 
     # Another replica may already have made what this call creates: so it is made here, and not in __init__.
     def __new__(
@@ -87,23 +88,28 @@ class Variable(ArrayLike):
         spec = Spec(name or "Variable", value.shape, value.dtype, _trainable(trainable, how), how, combined)
         here = current.get()
         if not isinstance(here, ReplicaContext):
-            size = 1 if here is None else here.strategy.num_replicas_in_sync
+            if here is not None and here.strategy._shares_variables:
+                return sharing.created_outside(cls._made(spec, _owner(here), []), value, name, _getframe(1))
+            size = 1 if here is None else here.strategy._num_local_replicas
             return cls._made(spec, _owner(here), [value] * size)
         refusal.check_current(here, "Variable(…)")
         here = here._of_run
         if here.num_replicas_in_sync == 1:
             return cls._made(spec, _owner(here), [value])
         frame = _getframe(1)
-        site = Site(here.replica_id_in_sync_group, frame.f_code, frame.f_lasti, name is not None)
-        return cls._in_replica(here, spec, value, site)
+        member = here._of_run._member
+        site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
+        return cls._in_replica(here, spec, value, site, here._path(frame, name))
 
     @classmethod
-    def _in_replica(cls, here: ReplicaContext, spec: Spec, value: Array, site: Site) -> Self:
+    def _in_replica(cls, here: ReplicaContext, spec: Spec, value: Array, site: Site, path: Any) -> Self:
         creations: Creations = creations_of(here._member.group)
         variable: Any = creations.known(here._member.group, spec, site)
         if variable is None:
             variable = cls._made(spec, _owner(here), [])
-        if site.replica_id == 0:
+        if here._member.group.bridge is not None:
+            sharing.created_in_replica(variable, here, value, site, path)
+        elif site.replica_id == 0:
             variable._put([value] * here.num_replicas_in_sync)
         creations.add(variable, site)
         made: Self = variable
@@ -115,6 +121,7 @@ class Variable(ArrayLike):
         variable._spec = spec
         variable._strategy = strategy
         variable._kinds = {}
+        variable._token = None
         variable._put(components)
         return variable
 
@@ -169,10 +176,15 @@ class Variable(ArrayLike):
     def _present(self) -> list[Array]:
         if not self._components:
             raise ReplicaContextError(
-                f"the variable {self.name!r} gets replica 0's initial value, and replica 0 has not created it yet; "
-                "wait for it, e.g. with `await ctx.barrier()`, before the variable is used"
+                f"the variable {self.name!r} gets replica 0's initial value, which has not come yet; wait for it "
+                f"before the variable is used, {self._how_to_wait()}"
             )
         return self._components
+
+    def _how_to_wait(self) -> str:
+        if isinstance(current.get(), ReplicaContext):
+            return "e.g. with `await ctx.barrier()`"
+        return "with any awaited call of the strategy, e.g. `await strategy.run(fn)`"
 
     # Reading.
 
@@ -189,7 +201,9 @@ class Variable(ArrayLike):
             return components[0]
         context = self._replica("read")
         if context is not None:
-            return components[context.replica_id_in_sync_group]
+            return components[context._member.position]
+        if not self._mirrored:
+            sharing.check_readable(self)
         return components[0] if self._mirrored or len(components) == 1 else self._aggregate(components)
 
     def _aggregate(self, components: Sequence[Array]) -> Array:

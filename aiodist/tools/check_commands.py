@@ -8,8 +8,8 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING, Self
 
 from aiodist.tools.argument_types import natural, positive
-from aiodist.tools.demo_commands import UsageError
 from aiodist.tools.exits import Exit
+from aiodist.tools.usage import UsageError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import aiodist
 from aiodist.demos.endings import InterruptedRun, MissingExtraError
 from aiodist.tools.check_commands import add_check
-from aiodist.tools.demo_commands import UsageError, add_demo
+from aiodist.tools.demo_commands import add_demo
 from aiodist.tools.doctor.command import add_doctor
 from aiodist.tools.exits import Exit
+from aiodist.tools.launch import add_run
 from aiodist.tools.trace_commands import add_trace
+from aiodist.tools.usage import UsageError
 from aiodist.vocabulary.environment import fix_hashes
 
 
@@ -62,6 +64,7 @@ def build_parser() -> ArgumentParser:
     add_check(commands)
     add_demo(commands)
     add_doctor(commands)
+    add_run(commands)
     add_trace(commands)
     return parser
 

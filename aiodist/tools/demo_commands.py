@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,13 +10,12 @@ from typing import TYPE_CHECKING
 import aiodist
 from aiodist.tools.argument_types import devices, natural, positive, positives
 from aiodist.tools.exits import Exit
+from aiodist.tools.launch import launch
+from aiodist.tools.usage import UsageError
+from aiodist.vocabulary import environment
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
-
-
-class UsageError(Exception):
-    """The arguments do not go together; the text is for a person."""
 
 
 def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -37,6 +37,7 @@ def _add_text(demos: _SubParsersAction[ArgumentParser]) -> None:
         "weights.",
     )
     text.add_argument("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
+    text.add_argument("--workers", type=positive, metavar="N", help="lay them out over N processes, connected by MPI")
     _add_common(text, steps=1300)
     text.set_defaults(command=_run_text)
 
@@ -80,15 +81,32 @@ def _add_common(parser: ArgumentParser, *, steps: int) -> None:
     )
 
 
-def _run_text(arguments: Namespace) -> Exit:
+def _run_text(arguments: Namespace) -> int:
     from aiodist.demos.text import run_text
 
     names = arguments.devices
     replicas = arguments.replicas or (len(names) if names else 4)
     if names and len(names) != replicas:
         raise UsageError(f"--replicas {replicas} with {len(names)} --devices: name one device for each replica")
-    strategy = strategy_on(names or cpus(replicas))
+    if arguments.workers is None:
+        strategy: aiodist.Strategy = strategy_on(names or cpus(replicas))
+    elif environment.launched_workers() is None and arguments.workers > 1:
+        return launch(arguments.workers, [sys.executable, *sys.orig_argv[1:]])
+    else:
+        strategy = _strategy_on_workers(names or cpus(replicas), arguments.workers)
     return _exit(run_text(strategy, steps=arguments.steps, seed=arguments.seed))
+
+
+def _strategy_on_workers(names: Sequence[str], workers: int) -> aiodist.MultiWorkerMirroredStrategy:
+    """Return a strategy on several workers, of which this one has its part of the devices."""
+    from aiodist.workers.engines import default_communicator
+
+    communicator = default_communicator()
+    share = -(-len(names) // workers)
+    own = names[communicator.rank * share :][:share]
+    if not own:
+        raise UsageError(f"{len(names)} replicas are too few for {workers} workers")
+    return aiodist.MultiWorkerMirroredStrategy(communicator, own)
 
 
 def _run_digits(arguments: Namespace) -> Exit:

@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiodist.tools.demo_commands import UsageError
 from aiodist.tools.exits import Exit
+from aiodist.tools.usage import UsageError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -3,6 +3,11 @@
 ``AIODIST_STALL_SECONDS``: how long all replicas of a run may stand still, one of them in a collective, before a
 `StallWarning` tells who waits for what; 10 by default, 0 for never.
 ``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`.
+``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
+``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
+``AIODIST_RENDEZVOUS``: where the workers of gloo meet, "host:port".
+``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
+``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """
 
 from __future__ import annotations
@@ -44,3 +49,38 @@ def fix_hashes(seed: int) -> None:
         os.execve(  # noqa: S606  (the same interpreter with the same arguments)
             sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": str(seed)}
         )
+
+
+def launched_workers() -> int | None:
+    """Return how many workers a launcher has started; None without a launcher."""
+    for name in ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None
+
+
+def worker_rank() -> int:
+    """Return which of the workers this is, where ``aiodist run`` says so; else 0."""
+    value = os.environ.get("AIODIST_RANK", "")
+    return int(value) if value.isdigit() else 0
+
+
+def engine_name() -> str:
+    """Return the engine that connects the workers."""
+    return os.environ.get("AIODIST_ENGINE") or "mpi"
+
+
+def rendezvous() -> str:
+    """Return where the workers of gloo meet; an empty string where nobody has said."""
+    return os.environ.get("AIODIST_RENDEZVOUS", "")
+
+
+def control_address() -> str | None:
+    """Return the name or number by which the others reach the first worker; None to find it out."""
+    return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
+
+
+def with_workers(**settings: str) -> dict[str, str]:
+    """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings."""
+    return {**os.environ, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}

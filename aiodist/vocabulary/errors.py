@@ -39,6 +39,13 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
     """``timeout_seconds`` passed before every replica had arrived. The report says where each missing one is now."""
 
 
+class WorkerLostError(CollectiveError):
+    """A worker of the job died, was stopped, was cut off, or ended. The strategy is of no use then.
+
+    Raised at the await of every replica that waits, and by every later use of the strategy on several workers.
+    """
+
+
 class DeadlockError(CollectiveError):
     """Nothing can run any more: what every replica waits for can only come from one that waits, too.
 
@@ -70,6 +77,7 @@ for _error in (
     CollectiveMismatchError,
     IncompleteCollectiveError,
     CollectiveTimeoutError,
+    WorkerLostError,
     DeadlockError,
     ReplicaContextError,
     DeviceNotFoundError,

@@ -33,6 +33,7 @@ class OrderCheck(enum.StrEnum):
 
 _IMPLEMENTATIONS = ("auto", "ring", "nccl")
 _ACCUMULATORS = ("native", "float64")
+_REDUCTIONS = ("fast", "ordered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class CommunicationOptions:
         implementation: "auto", "ring" or "nccl", in any case; a hint, as in TensorFlow.
         accumulate: "native", or "float64" for float32, float16 and bfloat16 sums and products that are accumulated
             in float64 and rounded once; replica 0's choice counts.
+        reduction: "fast", or "ordered" for reductions over several workers that give the same bits for every layout
+            of the same replicas over workers; a setting of the strategy's, which calls do not change.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -56,6 +59,7 @@ class CommunicationOptions:
     timeout_seconds: float | None = None
     implementation: str = "auto"
     accumulate: Accumulate = "native"
+    reduction: str = "fast"
 
     def __post_init__(self) -> None:
         _check_bytes(self.bytes_per_pack)
@@ -63,6 +67,7 @@ class CommunicationOptions:
             _check_timeout(self.timeout_seconds)
         object.__setattr__(self, "implementation", _choice("implementation", self.implementation, _IMPLEMENTATIONS))
         object.__setattr__(self, "accumulate", _choice("accumulate", self.accumulate, _ACCUMULATORS))
+        object.__setattr__(self, "reduction", _choice("reduction", self.reduction, _REDUCTIONS))
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options with those of ``options`` that are not at their default put over them.

@@ -77,6 +77,7 @@ class Reason(enum.StrEnum):
     TIMEOUT = "timeout"
     DEADLOCK = "deadlock"
     CYCLE = "cycle"  # replicas wait for each other, each in a collective of another group
+    WORKER_LOST = "worker_lost"
 
 
 @dataclass(frozen=True, slots=True)

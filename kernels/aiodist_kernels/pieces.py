@@ -6,8 +6,8 @@ there are. Pieces release the interpreter's lock while they work.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from aiodist_kernels import compiled_tier, numpy_tier
@@ -44,7 +44,8 @@ def cut(plan: Plan, buffers: Sequence[Array], out: Array | None, parts: int) -> 
     size = buffers[0].size
     step = max(GRAIN, -(-size // max(parts, 1) // GRAIN) * GRAIN)
     starts = range(0, size, step)
-    return Pieces(target, tuple(_call(run, start, min(start + step, size)) for start in starts))
+    held = (*buffers, target)
+    return Pieces(target, tuple(partial(_run, run, start, min(start + step, size), held) for start in starts))
 
 
 def compiled_range(kernel: Kernel | None, plan: Plan, buffers: Sequence[Array], target: Array) -> Range | None:
@@ -62,8 +63,9 @@ def _numpy_range(plan: Plan, buffers: Sequence[Array], target: Array) -> Range |
     flats = flat_views([*buffers, target])
     if flats is None or spoils(target, buffers) or (plan.rule.contiguous and buffers[0].dtype != plan.rule.dtype):
         return None
-    return functools.partial(numpy_tier.fold_range, plan.rule, flats[:-1], flats[-1])
+    return partial(numpy_tier.fold_range, plan.rule, flats[:-1], flats[-1])
 
 
-def _call(run: Range, start: int, stop: int) -> Callable[[], object]:
-    return lambda: quietly(run, start, stop)
+def _run(run: Range, start: int, stop: int, _held: tuple[Array, ...]) -> None:
+    """Run one piece. A kernel knows addresses alone: the call holds what lies there."""
+    quietly(run, start, stop)

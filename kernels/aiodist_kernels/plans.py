@@ -21,7 +21,7 @@ class Plan:
     Attributes:
         rule: what the reduction means.
         fold: the NumPy tier's function for it.
-        tiny_to: bytes of one buffer up to which the fold is its ufunc, called from C; -1 for never.
+        direct_to: bytes of one buffer up to which its ufunc is called from C: of several, of two; -1 for never.
         compiled_from: bytes of one buffer below which no kernel that is ready pays.
         kernels: those that are ready, by `compiled_tier.form`, each after the bytes of one buffer from
             which it pays.
@@ -29,7 +29,7 @@ class Plan:
 
     rule: Rule
     fold: Fold
-    tiny_to: int
+    direct_to: tuple[int, int]
     compiled_from: int
     kernels: dict[int, tuple[int, compiled_tier.Kernel]]
 
@@ -78,7 +78,7 @@ def find_plan(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> 
     plan = plans.get((op, dtype, accumulate))
     if plan is None:
         rule = rule_for(op, dtype, accumulate)
-        plan = Plan(rule, fold_for(rule), policy.TINY_TO if is_plain(rule) else -1, policy.NEVER, {})
+        plan = Plan(rule, fold_for(rule), policy.DIRECT_TO if is_plain(rule) else (-1, -1), policy.NEVER, {})
         plans[op, dtype, accumulate] = plan
     return plan
 

@@ -16,8 +16,9 @@ MIB: Final = 1024 * KIB
 NEVER: Final = 1 << 62
 """More bytes than any buffer has."""
 
-TINY_TO: Final = 2 * KIB
-"""Bytes up to which folding into fresh arrays costs less than the statements that fold into one."""
+DIRECT_TO: Final = 2 * KIB, MIB - 1
+"""Bytes up to which a fold is nothing but its ufunc, called from C for one buffer after the other: of several
+buffers, which makes an array a step, and of two, which makes the result alone. (Larger results lie in the pool.)"""
 
 NATIVE_FROM: Final = {2: 32 * MIB, 3: 512 * KIB, 4: 128 * KIB, 5: 64 * KIB, 17: 512 * KIB}
 """Folds in the buffers' own dtype, by the number of buffers (an entry holds up to the next). NumPy

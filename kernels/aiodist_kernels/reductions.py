@@ -70,7 +70,8 @@ def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate 
         plan = plans[op, first.dtype, accumulate]
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
-    if first.nbytes > plan.tiny_to or len(buffers) < 2:
+    count = len(buffers)
+    if first.nbytes > plan.direct_to[count == 2] or (count != 2 and (count < 2 or not first.shape)):
         return _reduce(plan, buffers, None)
     total: Array = quiet.copy().run(functools.reduce, plan.rule.ufunc, buffers)
     return total if type(total) is np.ndarray else np.asarray(total)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist_kernels import KernelSpec, ReduceOp, cut, reduce, reduce_numbers, warm
+from aiodist_kernels import KernelSpec, ReduceOp, cut, reduce, reduce_alike, reduce_numbers, warm
 from tests.benchmarks.reduction_limit import Limit, compile_limit
 
 if TYPE_CHECKING:
@@ -71,6 +71,19 @@ def aligned(size: int, dtype: np.dtype) -> np.ndarray:
     raw = np.zeros(size * dtype.itemsize + 64, np.uint8)
     start = -raw.ctypes.data % 64
     return raw[start : start + size * dtype.itemsize].view(dtype)
+
+
+def fresh_chain(op: ReduceOp, buffers: Sequence[np.ndarray]) -> Callable[[], object]:
+    """Return the fold that one writes by hand, into an array of its own."""
+    ufunc = UFUNCS[op]
+
+    def call() -> object:
+        out = ufunc(buffers[0], buffers[1])
+        for buffer in buffers[2:]:
+            ufunc(out, buffer, out=out)
+        return out
+
+    return call
 
 
 def chain(op: ReduceOp, buffers: Sequence[np.ndarray], out: np.ndarray) -> Callable[[], object]:
@@ -153,7 +166,7 @@ def sums(limit: Limit | None, pool: ThreadPoolExecutor) -> dict[tuple[int, int],
 
 
 def sweep() -> list[tuple[float, float, str]]:
-    """Time native folds of all sizes beside the chain: (ratio, microseconds, what)."""
+    """Time native folds of all sizes, as collectives do them, beside the chain: (ratio, microseconds, what)."""
     rows = []
     for name, op in (("float32", SUM), ("float32", MAX), ("float64", SUM), ("int64", SUM)):
         dtype = np.dtype(name)
@@ -162,10 +175,9 @@ def sweep() -> list[tuple[float, float, str]]:
                 if count * nbytes > 256 * MIB:
                     continue
                 buffers = random_buffers(count, nbytes, dtype)
-                out = np.empty_like(buffers[0])
                 calls: dict[str, Callable[[], object]] = {
-                    "chain": chain(op, buffers, out),
-                    "ours": functools.partial(reduce, op, buffers, out=out),
+                    "chain": fresh_chain(op, buffers),
+                    "ours": functools.partial(reduce_alike, op, buffers),
                 }
                 times = best(calls, 0.1)
                 rows.append(
@@ -211,7 +223,7 @@ def tiny() -> list[tuple[str, dict[str, float]]]:
         for count in (2, 8, 64):
             arrays = [np.ones(shape, SINGLE) for _ in range(count)]
             out = np.empty(shape, SINGLE)
-            calls = {"beside": chain(SUM, arrays, out), "ours": functools.partial(reduce, op, arrays)}
+            calls = {"beside": chain(SUM, arrays, out), "ours": functools.partial(reduce_alike, op, arrays)}
             rows.append(
                 (f"{count} float32 arrays of shape {shape}, {op.name}, beside the `np.add` chain", best(calls, 0.1))
             )

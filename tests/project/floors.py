@@ -24,6 +24,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist.vocabulary": 1,
     "aiodist.gpu": 2,
     "aiodist.collective": 2,
+    "aiodist.workers": 2,
     "aiodist.replica": 3,
     "aiodist.strategy": 4,
     "aiodist.data": 4,

@@ -1,0 +1,158 @@
+"""Awaiting what an engine has begun, without blocking the event loop.
+
+Engines make progress when they are asked whether they are done. A request that tells when it is done is waited for as
+anything else is. The others are asked again and again: for the first fifth of a millisecond at every turn of the loop,
+since most steps are that short; then after naps, which grow with the time that has passed. Event loops round their
+timers up to a millisecond, so that naps are taken on a timer of the system's that the loop reads, where there is one
+(Linux).
+
+What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
+each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+from typing import Final, TypeVar
+
+import anyio
+import anyio.lowlevel
+from anyio import sleep, wait_readable
+
+from aiodist.workers.communicator import Request, TellingRequest
+from aiodist.workers.transfers import Steps
+
+T = TypeVar("T")
+
+_SPIN_SECONDS: Final = 200e-6
+_SHORTEST_NAP: Final = 100e-6
+_LONGEST_NAP: Final = 1e-3
+
+
+class InterruptedStep(Exception):  # noqa: N818  (no error: somebody has rung)
+    """A request is not waited for any longer."""
+
+
+class Bell:
+    """Wakes one waiting task, from any thread.
+
+    Args:
+        call_soon_threadsafe: calls a function in the event loop.
+
+    Attributes:
+        interrupts: requests are not waited for any longer.
+    """
+
+    def __init__(self, call_soon_threadsafe: Callable[..., object]) -> None:
+        self._call = call_soon_threadsafe
+        self._thread = get_ident()
+        self._event = anyio.Event()
+        self._nap: _Timer | None = None
+        self.interrupts = False
+
+    def ring(self) -> None:
+        """Wake who waits, or who waits next."""
+        if get_ident() == self._thread:
+            self._event.set()
+        else:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self._call(self._event.set)
+
+    def interrupt(self) -> None:
+        """Let no request be waited for from now on."""
+        self.interrupts = True
+        self.ring()
+
+    async def wait(self) -> None:
+        """Wait until it rings."""
+        await self._event.wait()
+        self._event = anyio.Event()
+
+    async def nap(self, seconds: float) -> None:
+        """Wait for a short time."""
+        if self._nap is None:
+            self._nap = _Timer()
+        await self._nap.sleep(seconds)
+
+    def close(self) -> None:
+        """Give back what it has of the system."""
+        if self._nap is not None:
+            self._nap.close()
+
+
+async def until(request: Request, bell: Bell) -> None:
+    """Wait until a request is complete.
+
+    Raises:
+        InterruptedStep: the bell has interrupted it.
+        Exception: what went wrong in the engine.
+    """
+    if request.test():
+        return
+    if isinstance(request, TellingRequest):
+        request.add_done_callback(bell.ring)
+        while not request.test():
+            _check(bell)
+            await bell.wait()
+        return
+    begun = time.perf_counter()
+    while not request.test():
+        _check(bell)
+        elapsed = time.perf_counter() - begun
+        if elapsed < _SPIN_SECONDS:
+            await anyio.lowlevel.checkpoint()
+        else:
+            await bell.nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
+
+
+def _check(bell: Bell) -> None:
+    if bell.interrupts:
+        raise InterruptedStep
+
+
+async def complete(steps: Steps[T], bell: Bell) -> T:
+    """Carry out steps that yield requests; return what they return.
+
+    Raises:
+        InterruptedStep: the bell has interrupted one.
+        Exception: what they raise.
+    """
+    try:
+        while True:
+            await until(next(steps), bell)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+class _Timer:
+    """Short sleeps on a timer of the system's, read by the event loop; on the loop's own where there is none."""
+
+    _CLOCK_MONOTONIC: Final = 1
+    _NONBLOCK_CLOEXEC: Final = 0o4000 | 0o2000000
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+        self._fd = self._libc.timerfd_create(self._CLOCK_MONOTONIC, self._NONBLOCK_CLOEXEC) if self._libc else -1
+
+    async def sleep(self, seconds: float) -> None:
+        if self._fd < 0 or self._libc is None:
+            await sleep(seconds)
+            return
+        whole, rest = divmod(seconds, 1.0)
+        spec = (ctypes.c_long * 4)(0, 0, int(whole), max(1, int(rest * 1e9)))  # no interval, then the first expiry
+        self._libc.timerfd_settime(self._fd, 0, spec, None)
+        await wait_readable(self._fd)
+        with suppress(BlockingIOError):
+            os.read(self._fd, 8)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,383 @@
+"""A team: the workers of a strategy, as one of them sees them. What is called outside of replicas, and lanes for runs.
+
+Operations outside of replicas (`run`, `reduce`, the creation of a variable) have the lane 0 for themselves, and are
+meetings as well, in which each local replica stands for its part of the strategy. The caller's task drives them, one
+after the other. A run takes a lane that all workers have free, or a new one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import reduce
+from operator import and_
+from types import CodeType
+from typing import Any, Final
+
+import anyio
+from anyio import CancelScope, get_cancelled_exc_class, move_on_after
+
+from aiodist.collective.group import SyncGroup
+from aiodist.collective.member import Member
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.signature import Signature
+from aiodist.collective.spanned import SpannedGroup
+from aiodist.collective.wording import ids
+from aiodist.collective.work import Work
+from aiodist.replica.awaiting import InterruptedStep
+from aiodist.replica.crossing import Crossing
+from aiodist.replica.engine import current_loop
+from aiodist.vocabulary.errors import CollectiveError, WorkerLostError
+from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
+from aiodist.vocabulary.reports import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.waits import Look
+from aiodist.workers.calls import Digests
+from aiodist.workers.communicator import Communicator
+from aiodist.workers.crossing import Span
+from aiodist.workers.lane import Lane
+from aiodist.workers.layout import Layout
+from aiodist.workers.record import ALL_FREE, Row
+from aiodist.workers.state import WorkerState
+from aiodist.workers.tribunal import Control, LaneKey, Verdict, judge
+
+_MOST_RUNS: Final = 63
+
+
+class _RootEngine:
+    """The engine of the group of lane 0, whose meetings are driven by the task that asks for them."""
+
+    clock = fine_clock = staticmethod(time.monotonic)
+
+    def handle(self, meeting: Rendezvous, member: Member, structure: Any) -> Rendezvous:  # noqa: ARG002
+        """Return the meeting itself."""
+        return meeting
+
+    def call_soon(self, fn: Callable[[], object], /) -> None:
+        """Call it now."""
+        fn()
+
+    def wake(self, waiters: Sequence[Any]) -> None:
+        """Nobody waits but the task that drives."""
+
+    wake_failed = wake
+
+    def alarm(self, at: float) -> None:
+        """The task that drives has a clock of its own."""
+
+    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
+        """Never called: results are made of what all workers bring."""
+
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call it now."""
+        fn(*args)
+
+    def watched(self, handle: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the same: there are no groups of some replicas here."""
+        return handle
+
+    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any]) -> set[int]:  # noqa: ARG002
+        """Return none, as of none it is known."""
+        return set()
+
+    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002
+        """Return nothing: replicas do not run here."""
+        return Look()
+
+    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
+        """Never called: there are no merge functions here."""
+
+    def cancel(self) -> None:
+        """There is nobody to cancel."""
+
+
+class Team:
+    """The workers of a strategy.
+
+    Args:
+        communicator: its own.
+        control: the control plane.
+        span: the layout.
+        order_check: what call sites are compared by.
+        options: of which the timeout holds outside of replicas, too.
+
+    Attributes:
+        lost: what to raise, once a worker is lost.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        control: Control,
+        span: Span,
+        order_check: OrderCheck,
+        options: CommunicationOptions,
+    ) -> None:
+        self.span = span
+        self.digests = Digests(order_check)
+        self.lost: CollectiveError | None = None
+        self._control = control
+        self._order_check = order_check
+        self._options = options
+        self._lanes = {0: Lane(communicator, 0)}
+        self._in_use: set[int] = {0}
+        self._ended: list[Crossing] = []
+        self._crossings: dict[LaneKey, Crossing] = {}
+        self._asked: set[LaneKey] = set()
+        self._incidents = 0
+        self._runs = 0
+        self._root: Crossing | None = None
+        self._loop: Any = None
+        self._call: Callable[..., object] = _call_now
+        control.listen(self)
+
+    def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call a function in the event loop; now, where none runs any more."""
+        try:
+            self._call(fn, *args)
+        except RuntimeError:
+            fn(*args)
+
+    # What the control plane calls, in any thread.
+
+    def asked(self, key: LaneKey) -> None:
+        """Report what there is to tell of a lane."""
+        self.call_soon_threadsafe(self._ask, key)
+
+    def judged(self, key: LaneKey, verdict: Verdict) -> None:
+        """Hear the verdict on a lane."""
+        self.call_soon_threadsafe(self._judge, key, verdict)
+
+    def lose(self, rank: int, why: str) -> None:
+        """Hear that a worker is gone."""
+        if self.lost is None:
+            self.lost = lost_worker(self.span.layout, rank, why)
+            self.call_soon_threadsafe(self._lose)
+
+    def state_of(self, key: LaneKey, note: str) -> WorkerState | None:
+        """Return what there is to tell of a lane, for an event loop that does not answer."""
+        crossing = self._crossings.get(key)
+        return None if crossing is None or crossing.told else crossing.state(note=note)
+
+    def _ask(self, key: LaneKey) -> None:
+        if self._root is None and key == (0, self._incidents) and self.lost is None:
+            self._root_crossing()
+        crossing = self._crossings.get(key)
+        if crossing is None:
+            self._asked.add(key)
+        elif crossing is self._root:
+            crossing.tell()
+        else:
+            crossing.ask()
+
+    def _judge(self, key: LaneKey, verdict: Verdict) -> None:
+        crossing = self._crossings.pop(key, None)
+        if crossing is not None:
+            crossing.judge(verdict)
+            self._replace_root(crossing)
+
+    def _lose(self) -> None:
+        assert self.lost is not None
+        for crossing in list(self._crossings.values()):
+            crossing.lose(self.lost)
+
+    # What crossings call.
+
+    def enter(self, crossing: Crossing) -> None:
+        """Let a crossing hear of its lane."""
+        self._crossings[crossing.key] = crossing
+        if crossing.key in self._asked:
+            self._asked.discard(crossing.key)
+            self.call_soon_threadsafe(self._ask, crossing.key)
+
+    def leave(self, crossing: Crossing) -> None:
+        """Let a crossing go, whose lane is free again."""
+        self._crossings.pop(crossing.key, None)
+
+    def report(self, key: LaneKey, state: WorkerState) -> None:
+        """Tell the coordinator."""
+        self._control.report(key, state)
+
+    def judge(self, state: WorkerState) -> CollectiveError:
+        """Return the verdict on what this worker alone has to tell."""
+        return judge({state.rank: state}, self.span.layout, self._order_check).error()
+
+    # Outside of replicas.
+
+    def begin(self, signature: Signature, code: CodeType, offset: int, value: Any) -> Rendezvous:
+        """Begin an operation that the next one that is awaited carries over: the creation of a variable.
+
+        Raises:
+            CollectiveError: a worker is lost.
+        """
+        group = self._root_crossing().group
+        meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
+        made: Rendezvous = meetings[-1]
+        return made
+
+    async def perform(
+        self, signature: Signature, code: CodeType, offset: int, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Carry out an operation with all workers; return its result.
+
+        Raises:
+            CollectiveError: the workers do not meet in it.
+            Exception: what it raises on all of them.
+        """
+        async with self._enter():
+            await self._recover()
+            meeting = self.begin(signature, code, offset, value)
+            await self._carry(meeting, options)
+            return meeting.result
+
+    async def open_run(
+        self,
+        signature: Signature,
+        code: CodeType,
+        offset: int,
+        group: SpannedGroup,
+        options: CommunicationOptions | None,
+    ) -> Crossing:
+        """Begin a run with all workers; return its crossing.
+
+        Raises:
+            CollectiveError: the workers do not meet in it.
+            RuntimeError: too many runs at a time.
+        """
+        async with self._enter():
+            await self._recover()
+            meeting = self.begin(signature, code, offset, None)
+            free = ALL_FREE & ~sum(1 << index for index in self._in_use)
+            rows = await self._carry(meeting, options, free)
+            common = reduce(and_, (row.free for row in rows))
+            if not common:
+                raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
+            lane = await self._lane((common & -common).bit_length() - 1)
+            self._runs += 1
+            lane.begin(self._runs)
+            self._in_use.add(lane.index)
+            return Crossing(self, lane, group)
+
+    def close_run(self, crossing: Crossing) -> None:
+        """Take back a run's lane."""
+        if crossing.clean:
+            self._in_use.discard(crossing.lane.index)
+        else:
+            self._ended.append(crossing)
+
+    def close(self) -> None:
+        """Tell the others that this worker ends, and leave them."""
+        self._control.close()
+
+    async def _lane(self, index: int) -> Lane:
+        if index not in self._lanes:
+            root = self._root_crossing()
+            duplication = root.lane.communicator.idup()
+            with CancelScope(shield=True):
+                await root.await_request(duplication)
+            self._lanes[index] = Lane(duplication.result(), index)
+        return self._lanes[index]
+
+    # Lane 0.
+
+    def _enter(self) -> anyio.Lock:
+        """Return the lock of lane 0, in the event loop that runs now."""
+        loop, call = current_loop()
+        if loop is not self._loop:
+            self._loop, self._call = loop, call
+            self._lock = anyio.Lock()
+            if self._root is not None:
+                self._root.move_to_this_loop()
+        return self._lock
+
+    def _root_crossing(self) -> Crossing:
+        if self.lost is not None:
+            raise type(self.lost)(self.lost.report)
+        if self._root is None:
+            layout = self.span.layout
+            group = SpannedGroup(layout.devices[layout.rank], self._order_check, self._options)
+            group.attach(_RootEngine(), 0)
+            lane = self._lanes[0]
+            lane.begin(self._incidents)
+            self._root = Crossing(self, lane, group)
+        return self._root
+
+    @property
+    def paths(self) -> bool:
+        """Whether calls are compared by the places of all their callers."""
+        return self._order_check is OrderCheck.CALL_PATH
+
+    @property
+    def root_key(self) -> LaneKey:
+        """What the present use of lane 0 is called between workers."""
+        return self._root_crossing().key
+
+    async def _carry(
+        self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE
+    ) -> Sequence[Row]:
+        """Carry everything that has begun on lane 0 over; return the records of the last.
+
+        Raises:
+            CollectiveError: the workers do not meet.
+            Exception: what the last raises on all of them.
+        """
+        root = self._root_crossing()
+        rows: Sequence[Row] = ()
+        seconds = self._options.merge(options).timeout_seconds
+        with move_on_after(seconds) as limit:
+            try:
+                rows = await root.carry_over(free)
+            except InterruptedStep:
+                pass
+            except get_cancelled_exc_class():
+                if not limit.cancel_called:
+                    self._abandon(root, last)
+                raise
+        if limit.cancelled_caught and not last.complete:
+            root.tell(overdue=(last.number, seconds or 0.0))
+        if not last.complete:
+            await root.judged.wait()
+        if last.error is not None:
+            raise last.error
+        return rows
+
+    def _abandon(self, root: Crossing, last: Rendezvous) -> None:
+        """Tell the others that this worker's caller was cancelled out of an operation."""
+        for member in root.group.members:
+            member.abandon(last.number)
+        root.tell()
+
+    def _replace_root(self, crossing: Crossing) -> None:
+        if crossing is self._root:
+            self._root = None
+            self._incidents += 1
+            self._ended.append(crossing)
+
+    async def _recover(self) -> None:
+        """Bring lanes that were left in the midst of something to where all workers have them."""
+        root = self._root
+        if root is not None and root.told:
+            await root.judged.wait()
+        while self._ended and self.lost is None:
+            crossing = self._ended[0]
+            await crossing.judged.wait()
+            if self.lost is None:
+                await crossing.catch_up()
+            self._ended.remove(crossing)
+            if crossing.lane.index:
+                self._in_use.discard(crossing.lane.index)
+
+
+def _call_now(fn: Callable[..., object], *args: Any) -> None:
+    fn(*args)
+
+
+def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:
+    """Return the error for a worker that is gone."""
+    first = layout.offset_of(rank)
+    gone = range(first, first + layout.counts[rank])
+    replicas = tuple(
+        ReplicaReport(i, name, ReplicaState.FAILED if i in gone else ReplicaState.RUNNING)
+        for i, name in enumerate(layout.names)
+    )
+    text = f"worker {rank} of {layout.workers} {why}; it had {ids(gone)}"
+    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, tuple(gone), text))

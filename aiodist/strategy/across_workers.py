@@ -1,0 +1,188 @@
+"""Reducing and gathering per-replica values in cross-replica context, over the replicas of all workers.
+
+Each worker brings the components of its own replicas. With one local replica a plain value is its component, as `run`
+returns it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist.collective.exchange import normalized_axis
+from aiodist.collective.kinds import Kind
+from aiodist.collective.signature import LeafMark, LeafType, Signature
+from aiodist.strategy import across
+from aiodist.strategy.variable import as_distributed
+from aiodist.vocabulary import nests
+from aiodist.vocabulary.reports import Reason
+from aiodist.vocabulary.values import DistributedValues, Mirrored
+from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns
+from aiodist.workers.transfers import Gathering
+from aiodist_kernels import Accumulate, ReduceOp
+
+Finish = Callable[[Sequence[Any]], Any]
+
+
+class _Leaf(NamedTuple):
+    """A leaf that takes part: the local components, and what they are."""
+
+    arrays: list[Any]
+    shape: tuple[Any, ...]
+    dtype: Any
+    mark: LeafMark
+    axis: Any
+
+
+class Prepared(NamedTuple):
+    """An operation, checked and described, before any worker is disturbed.
+
+    Attributes:
+        leaves: what takes part.
+        rebuild: makes the nest of the leaves' results.
+    """
+
+    leaves: list[_Leaf]
+    rebuild: Finish
+
+
+def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None]) -> Prepared:
+    """Take a nest apart into leaves that take part, and others, which come back as they are."""
+    given, structure = nests.flatten_with_none(value)
+    found = [leaf_of(as_distributed(leaf)) for leaf in given]
+    places = [place for place, leaf in enumerate(found) if leaf is not None]
+
+    def rebuild(results: Sequence[Any]) -> Any:
+        leaves = list(given)
+        for place, result in zip(places, results, strict=True):
+            leaf = found[place]
+            assert leaf is not None
+            leaves[place] = across._given(leaf.mark, result)
+        return nests.unflatten(structure, leaves)
+
+    return Prepared([leaf for leaf in found if leaf is not None], rebuild)
+
+
+def prepare_reduce(op: ReduceOp, value: Any, axis: Any, local: int) -> Prepared:
+    """Check a reduction on this worker.
+
+    Raises:
+        TypeError: the op does not take a leaf's dtype.
+        ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
+    """
+    return _prepared(value, partial(_reduced_leaf, op, axis, local))
+
+
+def _reduced_leaf(op: ReduceOp, axis: Any, local: int, leaf: Any) -> _Leaf | None:
+    if leaf is None or not _takes_part(op, leaf, local):
+        return None
+    components = across._components(op, leaf, local)
+    shapes, dtypes, marks, arrays = across._described(components)
+    dtypes = [across._native(dtype) for dtype in dtypes]
+    if LeafType.INDEXED_SLICES in marks:
+        across._check_rows(op, dtypes, marks, axis)
+    elif axis is not None:
+        return _along(op, [np.asarray(array) for array in arrays], axis, marks[0])
+    for what, column in (("shape", shapes), ("dtype", dtypes), ("type", marks)):
+        across._check_same(what, column)
+    if marks[0] == LeafType.PYTHON_NUMBER:
+        kernels.check_number(op, dtypes[0])
+    elif marks[0] != LeafType.INDEXED_SLICES:
+        kernels.result_dtype(op, dtypes[0])
+    return _Leaf(arrays, shapes[0], dtypes[0], marks[0], None)
+
+
+def _takes_part(op: ReduceOp, leaf: Any, local: int) -> bool:
+    """Whether a leaf differs by worker. A mirrored value is the same everywhere, and a plain one must be."""
+    if isinstance(leaf, Mirrored):
+        return op in (ReduceOp.SUM, ReduceOp.PRODUCT)
+    if isinstance(leaf, DistributedValues) or local == 1:
+        return True
+    across._components(op, leaf, local)  # which refuses a SUM
+    return False
+
+
+def _along(op: ReduceOp, arrays: list[Any], axis: Any, mark: LeafMark) -> _Leaf:
+    kernels.result_dtype(op, arrays[0].dtype)
+    axes = across._axes(axis, arrays[0].ndim)
+    across._check_along(axes, arrays, axis)
+    shape = tuple(None if place in axes else size for place, size in enumerate(arrays[0].shape))
+    return _Leaf(arrays, shape, across._native(arrays[0].dtype), mark, axes)
+
+
+def prepare_gather(value: Any, axis: Any, local: int) -> Prepared:
+    """Check a gathering on this worker.
+
+    Raises:
+        TypeError: a component is no array.
+        ValueError: the axis is out of range, or the components differ in more than the size along it.
+    """
+    return _prepared(value, partial(_gathered_leaf, axis, local))
+
+
+def _gathered_leaf(axis: Any, local: int, leaf: Any) -> _Leaf | None:
+    if leaf is None or (local > 1 and not isinstance(leaf, DistributedValues)):
+        return None
+    components = leaf.values if isinstance(leaf, DistributedValues) else [leaf]
+    _, _, marks, arrays = across._described(components)
+    if LeafType.INDEXED_SLICES in marks:
+        raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
+    arrays = [np.asarray(array) for array in arrays]
+    along = normalized_axis(axis, arrays[0].ndim)
+    across._check_along([along], arrays, along)
+    shape = tuple(None if place == along else size for place, size in enumerate(arrays[0].shape))
+    return _Leaf(arrays, shape, across._native(arrays[0].dtype), marks[0], along)
+
+
+def signature_of(kind: Kind, op: ReduceOp | None, prepared: Prepared) -> Signature:
+    """Return what the workers compare."""
+    leaves = prepared.leaves
+    _, structure = nests.flatten([0] * len(leaves))
+    axes = tuple(leaf.axis for leaf in leaves)
+    detail = axes if any(axis is not None for axis in axes) else None
+    shapes, dtypes, marks = (tuple(leaf[column] for leaf in leaves) for column in (1, 2, 3))
+    return kind, op, detail, None, structure, shapes, dtypes, marks if any(marks) else None, None
+
+
+# Plans. Every local replica stands for the same values: those of the first are taken.
+
+
+def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
+    op: ReduceOp = signature[1]
+    prepared: Prepared = values[0]
+    whole = [leaf for leaf in prepared.leaves if leaf.axis is None]
+    along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
+    if along:  # an axis holds for every leaf but IndexedSlices, which take none
+        return _plan_along(op, along, prepared.rebuild, accumulate)
+    plan = reduce_columns(op, [leaf.arrays for leaf in whole], [leaf.mark for leaf in whole], accumulate, span)
+    return Plan(plan.transfers, lambda results: prepared.rebuild(plan.finish(results)))
+
+
+def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumulate: Accumulate) -> Plan:
+    """Reduce each component along its axes here, and fold what comes of them in the order of all replicas."""
+    parts = [[across._part(op, array, leaf.axis, accumulate) for array in leaf.arrays] for leaf in leaves]
+
+    def finish(results: Sequence[Any]) -> Any:
+        columns = [[part for worker in results[0] for part in worker[i]] for i in range(len(leaves))]
+        totals = [
+            across._whole(op, leaf.dtype, column, leaf.axis) for leaf, column in zip(leaves, columns, strict=True)
+        ]
+        return rebuild([across._frozen(total) for total in totals])
+
+    return Plan([Gathering(parts)], finish)
+
+
+def _plan_gather(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:  # noqa: ARG001
+    prepared: Prepared = values[0]
+    leaves = prepared.leaves
+    plan = gather_columns([leaf.arrays for leaf in leaves], [leaf.axis for leaf in leaves], single=False)
+    return Plan(plan.transfers, lambda results: prepared.rebuild(plan.finish(results)))
+
+
+REDUCE = Kind("strategy.reduce", Reason.AXIS, None, across=_plan_reduce)
+GATHER = Kind("strategy.gather", Reason.AXIS, None, across=_plan_gather)
+REDUCE_TO = Kind("extended.reduce_to", Reason.AXIS, None, across=_plan_reduce)

@@ -1,0 +1,284 @@
+"""MultiWorkerMirroredStrategy: replicas on the devices of several workers, a process each, which work in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from sys import _getframe
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from anyio import create_task_group, get_cancelled_exc_class
+
+from aiodist.collective.callsite import call_path
+from aiodist.collective.group import SyncGroup
+from aiodist.collective.kinds import Kind
+from aiodist.collective.signature import Signature
+from aiodist.collective.spanned import SpannedGroup
+from aiodist.data.across_workers import WorkersDataMethods
+from aiodist.replica import arguments
+from aiodist.replica.merge import function_key
+from aiodist.replica.refusal import NO_RUN
+from aiodist.replica.team import Team
+from aiodist.strategy import across_workers
+from aiodist.strategy.base import Strategy
+from aiodist.strategy.cluster import ClusterSettings
+from aiodist.strategy.destinations import devices_of, placed
+from aiodist.strategy.extended import StrategyExtended
+from aiodist.strategy.scope import components_here, require_cross_replica
+from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
+from aiodist.vocabulary.reports import Reason
+from aiodist.workers.communicator import Communicator
+from aiodist.workers.crossing import Plan, Span
+from aiodist.workers.engines import default_communicator
+from aiodist.workers.joining import Hello, Joining
+from aiodist_kernels import ReduceOp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
+    """Synchronous data parallelism on several workers: one process each, with one replica a device of that process.
+
+    Every worker runs the same program. Replica ids count over all workers: worker 0's replicas first, then worker 1's;
+    workers may have different numbers of them. Local replicas are reduced first, then the workers', in one step for
+    each collective, whatever the number of values in it. `run`, per-replica values and ``merge_call`` have this
+    worker's components; reductions and gathered values are those of all replicas, on every worker.
+
+    What is called outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) has one order, the same
+    on every worker, and is checked as collectives are.
+
+    Args:
+        communicator: the workers. None: those that a launcher has started, such as ``aiodist run -n 4`` or ``mpiexec -n
+            4``; without a launcher this process alone.
+        devices: one device a local replica, as `MirroredStrategy` has them. None: all GPUs, else CPU:0.
+        communication_options: the options of every collective.
+        order_check: what makes two calls the same collective, as `MirroredStrategy` has it.
+
+    Raises:
+        DeviceNotFoundError: a device does not exist on this machine.
+        ImportError: a launcher has started several workers, and the library of their engine is not installed.
+        TypeError: an argument of the wrong type.
+        ValueError: a device is misspelled or given twice; an unknown ``order_check``.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator | None = None,
+        devices: Sequence[str] | None = None,
+        *,
+        communication_options: CommunicationOptions | None = None,
+        order_check: str = "call_site",
+    ) -> None:
+        extended = MultiWorkerExtended.on(devices, communication_options, order_check)
+        super().__init__(extended)
+        self._communicator = default_communicator() if communicator is None else communicator
+        hello = Hello.of_this_process(extended.devices, self._communicator.listening())
+        self._joining = Joining(self._communicator, hello)
+        self._joined: Team | None = None
+        self._cluster: ClusterSettings | None = None
+
+    def __repr__(self) -> str:
+        layout = self._team.span.layout
+        return (
+            f"<{type(self).__name__}: worker {layout.rank} of {layout.workers}, {layout.local} of {layout.replicas} "
+            f"replicas, over {self._communicator.engine}>"
+        )
+
+    @property
+    def _team(self) -> Team:
+        """The workers; the first use waits for them."""
+        if self._joined is None:
+            hellos = self._joining.hellos()
+            layout = self._joining.layout()
+            extended = self._extended
+            control = self._communicator.control(layout, extended.order_check, hellos)
+            options = extended.communication_options
+            span = Span(layout, options.reduction == "ordered")
+            self._joined = Team(self._communicator, control, span, extended.order_check, options)
+        return self._joined
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas work in step, over all workers."""
+        return self._team.span.layout.replicas
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        layout = self._team.span.layout
+        return layout.offset, layout.replicas
+
+    @property
+    def _shares_variables(self) -> bool:
+        return self._team.span.layout.workers > 1
+
+    @property
+    def cluster_resolver(self) -> ClusterSettings:
+        """The cluster that the strategy spans, and this worker's place in it."""
+        if self._cluster is not None:
+            return self._cluster
+        hosts = tuple(hello.host for hello in self._joining.hellos())
+        return ClusterSettings({"worker": hosts}, "worker", self._team.span.layout.rank)
+
+    def _use_cluster(self, settings: ClusterSettings) -> None:
+        """Keep the settings of a cluster, which must be the one that the workers are in."""
+        layout = self._team.span.layout
+        tasks = len(settings.spec[settings.task_type])
+        if (tasks, settings.task_id) != (layout.workers, layout.rank):
+            raise ValueError(
+                f"the workers have found each other already: this is worker {layout.rank} of {layout.workers}, got "
+                f"{settings.task_type!r} {settings.task_id} of {tasks}; the launcher decides, so leave the settings out"
+            )
+        self._cluster = settings
+
+    def _standing_group(self) -> SyncGroup:
+        if self.num_replicas_in_sync == 1:
+            return super()._standing_group()
+        group = self._extended.new_group()
+        group.offset, group.world_size = self._span
+        group.thread = NO_RUN
+        return group
+
+    # What all workers do together.
+
+    def run(  # a plain function, so that the place of the call is known also where a task of its own awaits it
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Run a function on every replica of every worker; return this worker's replicas' values.
+
+        Args:
+            fn: as in `Strategy.run`; the same on every worker.
+            args: likewise; per-replica values in them have this worker's components.
+            kwargs: likewise.
+            options: likewise.
+
+        Returns:
+            What this worker's replicas returned, regrouped.
+
+        Raises:
+            CollectiveError: the replicas did not meet in a collective, or a replica of another worker failed.
+            WorkerLostError: a worker is gone.
+            ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
+        """
+        return self._run_from(caller(), fn, args, kwargs, options)
+
+    async def _run_from(self, frame: FrameType, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+        calls = self._calls(fn, args, kwargs)
+        given = arguments.options(options, None)
+        group = self._extended.new_group(given)
+        assert isinstance(group, SpannedGroup)
+        signature = self._signature(RUN, function_key(fn), frame)
+        crossing = await self._team.open_run(signature, frame.f_code, frame.f_lasti, group, given)
+        failure: BaseException | None = None
+        result = None
+        async with create_task_group() as tasks:
+            tasks.start_soon(crossing.drive)
+            try:
+                result = await self._run_calls(group, calls)
+            except get_cancelled_exc_class():
+                crossing.tell()
+                raise
+            except BaseException as error:  # noqa: BLE001  (raised again behind the task group, which would wrap it)
+                failure = error
+            finally:
+                crossing.stop()
+                self._team.close_run(crossing)
+        if failure is not None:
+            raise failure
+        return result
+
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Reduce a per-replica value to one, over the replicas of all workers and along an axis.
+
+        Args:
+            reduce_op: as in `Strategy.reduce`.
+            value: this worker's components; with one local replica, its plain value.
+            axis: as in `Strategy.reduce`.
+
+        Returns:
+            The same nest of reduced values on every worker.
+
+        Raises:
+            CollectiveError: the workers do not meet.
+            ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
+        """
+        frame = caller()
+        require_cross_replica(self, "strategy.reduce")
+        op = arguments.reduce_op(reduce_op)
+        prepared = across_workers.prepare_reduce(op, value, axis, components_here(self))
+        return self._together(across_workers.REDUCE, op, prepared, frame)
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Put the components of a per-replica value together along an axis, in replica order over all workers.
+
+        Args:
+            value: this worker's components; with one local replica, its plain value.
+            axis: as in `Strategy.gather`.
+
+        Returns:
+            The same nest of arrays on every worker.
+
+        Raises:
+            CollectiveError: the workers do not meet.
+            ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
+        """
+        frame = caller()
+        require_cross_replica(self, "strategy.gather")
+        prepared = across_workers.prepare_gather(value, axis, components_here(self))
+        return self._together(across_workers.GATHER, None, prepared, frame)
+
+    async def _together(
+        self, kind: Kind, op: ReduceOp | None, prepared: across_workers.Prepared, frame: FrameType
+    ) -> Any:
+        signature = (*across_workers.signature_of(kind, op, prepared)[:-1], self._path(frame))
+        return await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared)
+
+    def _signature(self, kind: Kind, detail: Any, frame: FrameType) -> Signature:
+        return (kind, None, detail, None, None, None, None, None, self._path(frame))
+
+    def _path(self, frame: FrameType) -> Any:
+        return call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
+
+    def close(self) -> None:
+        """Leave the other workers, as the end of the process does; what others still ask of this one then fails."""
+        if self._joined is not None:
+            self._joined.close()
+
+
+class MultiWorkerExtended(StrategyExtended):
+    """What stands behind a strategy on several workers; devices, components and destinations are this worker's."""
+
+    def new_group(self, options: CommunicationOptions | None = None) -> SyncGroup:
+        """Return a sync group for one run."""
+        return SpannedGroup(self.devices, self.order_check, self.communication_options.merge(options))
+
+    async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
+        strategy = self._required(what)
+        assert isinstance(strategy, MultiWorkerMirroredStrategy)
+        op = arguments.reduce_op(reduce_op)
+        arguments.options(options, None)
+        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
+        prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, components_here(strategy))
+        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, caller())
+        return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+
+
+def caller() -> FrameType:
+    """Return the innermost frame that is not the strategy's own."""
+    frame: FrameType | None = _getframe(1)
+    while frame is not None and frame.f_back is not None:
+        if not frame.f_globals.get("__name__", "").startswith(_OWN):
+            return frame
+        frame = frame.f_back
+    assert frame is not None
+    return frame
+
+
+_OWN = ("aiodist.strategy", "aiodist.replica", "aiodist.data")
+RUN = Kind("strategy.run", Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
+
+MultiWorkerMirroredStrategy.__module__ = "aiodist"

@@ -1,0 +1,85 @@
+"""Addresses: where the first worker listens for the control connections of the others, and how they reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from aiodist.vocabulary.environment import control_address
+
+TOKEN_BYTES: Final = 16
+_PATIENCE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the first worker listens.
+
+    Attributes:
+        hosts: names and numbers by which its machine may be reached.
+        port: the port.
+        token: what a connection has to say first.
+    """
+
+    hosts: tuple[str, ...]
+    port: int
+    token: bytes
+
+
+class Listening:
+    """The first worker's listening socket."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("", 0))
+        chosen = control_address()
+        hosts = (chosen,) if chosen else (*_own_numbers(), platform.node())
+        self.address = Address(hosts, self.socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
+
+
+def _own_numbers() -> list[str]:
+    """Return this machine's IP numbers, as far as they can be found out without asking anybody."""
+    found = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket sends nothing
+        found.append(probe.getsockname()[0])
+    with contextlib.suppress(OSError):
+        found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+    return list(dict.fromkeys(str(number) for number in found))
+
+
+def first_connection(hosts: Sequence[str], port: int) -> socket.socket:
+    """Return a connection to the first of these hosts that answers.
+
+    Raises:
+        ConnectionError: none does.
+    """
+    errors = []
+    for host in hosts:
+        try:
+            return socket.create_connection((host, port), timeout=_PATIENCE_SECONDS)
+        except OSError as error:
+            errors.append(f"{host}: {error}")
+    raise ConnectionError(
+        f"the first worker cannot be reached at port {port} ({'; '.join(errors)}); where it listens on another "
+        "network, set AIODIST_CONTROL_ADDRESS there"
+    )
+
+
+def receive_exactly(connection: socket.socket, count: int) -> bytes:
+    """Return so many bytes from a connection.
+
+    Raises:
+        ConnectionError: it ends before.
+    """
+    data = b""
+    while len(data) < count:
+        more = connection.recv(count - len(data))
+        if not more:
+            raise ConnectionError("closed")
+        data += more
+    return data

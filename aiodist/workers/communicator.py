@@ -1,0 +1,123 @@
+"""The communicator: what aiodist needs of an engine that moves data between workers. Nothing here knows of event loops.
+
+An operation is begun by a call, in the same order on every worker, and is complete when its request says so; until then
+nobody touches its buffers. Buffers are C-contiguous arrays of one axis. An engine knows nothing of order checks: what
+is begun here has been agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from aiodist_kernels import ReduceOp
+
+if TYPE_CHECKING:
+    from aiodist.vocabulary.options import OrderCheck
+    from aiodist.workers.joining import Hello
+    from aiodist.workers.layout import Layout
+    from aiodist.workers.tribunal import Control
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+
+class Request(Protocol):
+    """An operation that has been begun."""
+
+    def test(self) -> bool:
+        """Return whether it is complete, and let it make progress.
+
+        Raises:
+            Exception: what went wrong in the engine.
+        """
+        ...
+
+
+@runtime_checkable
+class TellingRequest(Request, Protocol):
+    """A request that tells when it is complete, so that nobody need ask again and again."""
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Call a function, in any thread, when it is complete; at once where it is."""
+
+
+class Duplication(Request, Protocol):
+    """A communicator in the making."""
+
+    def result(self) -> Communicator:
+        """Return the new communicator; the request is complete."""
+        ...
+
+
+class Communicator(Protocol):
+    """The workers of a job as one of them sees it, and the collectives between them.
+
+    Attributes:
+        engine: the engine's name, for reports.
+        rank: this worker's number, from 0.
+        size: how many workers there are.
+        segment_depth: how many segments of a large reduction are best in flight at a time.
+    """
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """This worker's number."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        ...
+
+    @property
+    def segment_depth(self) -> int:
+        """How many segments of a large reduction are best in flight."""
+        ...
+
+    def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+        """Return whether `iallreduce` takes that op and dtype, with the meaning that aiodist gives them."""
+        ...
+
+    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
+        """Reduce a buffer over the workers, in place."""
+        ...
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        """Put buffers of bytes, all of one size, together by rank."""
+        ...
+
+    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+        """Put buffers of bytes, of the sizes ``counts``, together by rank."""
+        ...
+
+    def ibcast(self, buffer: Array, root: int) -> Request:
+        """Overwrite a buffer of bytes with that of one worker."""
+        ...
+
+    def ialltoallv(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> Request:
+        """Send the k-th part of a buffer of bytes to worker k; receive its part for this one."""
+        ...
+
+    def idup(self) -> Duplication:
+        """Make another communicator of the same workers, whose operations are apart from this one's."""
+        ...
+
+    def wait(self, request: Request) -> None:
+        """Block until a request is complete; for the first meeting alone, before there is anything else to do."""
+
+    def listening(self) -> Any:
+        """Return the address at which this worker's control plane listens, for the others; None where it needs none."""
+        ...
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> Control:
+        """Return this worker's control plane, now that the workers know each other."""
+        ...

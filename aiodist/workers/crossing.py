@@ -1,0 +1,307 @@
+"""How each kind of collective crosses to other workers: this worker's part, and the result from everybody's.
+
+A plan is made when all local replicas have arrived and mean the same. Making it reduces the local values; carrying out
+its transfers and finishing it is for when all workers have agreed. A finished result is what the kind's ``combine``
+gives on one machine: for shared kinds one leaf or a list of them, for others a list with one such item a local replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist.collective import sparse
+from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafMark, LeafType, Signature, leaf_fields
+from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist.workers.communicator import Array
+from aiodist.workers.layout import Layout
+from aiodist.workers.transfers import Broadcast, Exchange, Gathering, OrderedReduction, Reduction, Transfer
+from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.rounding import rounded
+from aiodist_kernels.rules import Finish, Rule, rule_for
+
+
+class Span(NamedTuple):
+    """What a kind needs to know of the workers.
+
+    Attributes:
+        layout: which replicas live where.
+        ordered: reductions are to give the same bits for every layout.
+    """
+
+    layout: Layout
+    ordered: bool = False
+
+
+class Plan(NamedTuple):
+    """What is to be exchanged, and how the result comes of it.
+
+    Attributes:
+        transfers: at most one reduction, and behind it at most one of something else.
+        finish: makes the result of the transfers' results, in their order.
+    """
+
+    transfers: Sequence[Transfer]
+    finish: Callable[[Sequence[Any]], Any]
+
+
+Crossing = Callable[[Signature, Sequence[Any], Accumulate, Span], Plan]
+
+
+# Reductions.
+
+
+class _Column(NamedTuple):
+    """One leaf of a reduction: parts by local replica, in the accumulator's dtype; and the way from total to result."""
+
+    parts: list[Array]
+    finish: Callable[[Array], Any]
+
+
+def reduce_columns(
+    op: ReduceOp,
+    columns: Sequence[Sequence[Any]],
+    types: Sequence[LeafMark],
+    accumulate: Accumulate,
+    span: Span,
+) -> Plan:
+    """Plan the reduction of leaves.
+
+    Args:
+        op: the reduce op.
+        columns: by leaf, the local replicas' values.
+        types: by leaf, its leaf type.
+        accumulate: the accumulator.
+        span: the workers.
+
+    Returns:
+        A plan that gives a list with the reduced leaves.
+    """
+    dense = {i: _dense(op, c, types[i], accumulate, span) for i, c in enumerate(columns) if _is_dense(types[i])}
+    others = {i: _plain(c) for i, c in enumerate(columns) if i not in dense}
+    transfers: list[Transfer] = []
+    if dense:
+        transfers.append(_reduction(op, list(dense.values()), span))
+    if others:
+        transfers.append(Gathering(others))
+
+    def finish(results: Sequence[Any]) -> list[Any]:
+        found = dict(zip(dense, results[0], strict=True)) if dense else {}
+        leaves = {index: column.finish(found[index]) for index, column in dense.items()}
+        for index in others:
+            values = [value for worker in results[-1] for value in worker[index]]
+            leaves[index] = _reduced_things(op, values, types[index], accumulate)
+        return [leaves[index] for index in range(len(columns))]
+
+    return Plan(transfers, finish)
+
+
+def _is_dense(leaf_type: LeafMark) -> bool:
+    return leaf_type not in (LeafType.PYTHON_NUMBER, LeafType.INDEXED_SLICES)
+
+
+def _plain(column: Sequence[Any]) -> list[Any]:
+    """Return what travels as it is: Python's numbers, which have no size, and rows, of which each may have others."""
+    return [(np.asarray(v.values), v.indices, v.dense_shape) if isinstance(v, IndexedSlices) else v for v in column]
+
+
+def _reduced_things(op: ReduceOp, values: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate) -> Any:
+    if leaf_type == LeafType.PYTHON_NUMBER:
+        return kernels.reduce_numbers(op, values)
+    return sparse.combine(op, [IndexedSlices(*value) for value in values], accumulate)
+
+
+def _reduction(op: ReduceOp, columns: Sequence[_Column], span: Span) -> Reduction:
+    fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
+    if span.ordered:
+        return OrderedReduction(fold, span.layout, [column.parts for column in columns])
+    return Reduction(fold, [_folded(fold, column.parts) for column in columns])
+
+
+def _folded(op: ReduceOp, parts: Sequence[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else kernels.reduce(op, parts)
+
+
+def _dense(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate, span: Span) -> _Column:
+    arrays = [np.asarray(value) for value in column]
+    rule = rule_for(op, arrays[0].dtype, accumulate)
+    parts = [array.astype(rule.accumulator, copy=False) for array in arrays]
+    scalar = leaf_type == LeafType.NUMPY_SCALAR
+
+    def finish(total: Array) -> Any:
+        result = finished(rule, total, span.layout.replicas)
+        return result[()] if scalar else frozen(result)
+
+    return _Column(parts, finish)
+
+
+def finished(rule: Rule, total: Array, count: int) -> Array:
+    """Return the result of a fold's total: divided where it is a mean, and rounded once."""
+    total = np.asarray(total)
+    with np.errstate(all="ignore"):
+        for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
+            if rule.finish is Finish.DIVIDE:
+                np.divide(part, count, out=part)
+            elif rule.finish is Finish.SCALE:
+                np.multiply(part, 1.0 / count, out=part)
+        return rounded(total, rule.result)
+
+
+def frozen(array: Array) -> Array:
+    """Return an array, read-only from now on."""
+    array.flags.writeable = False
+    return array
+
+
+def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
+    """Plan an all_reduce."""
+    single = signature[STRUCTURE] is None
+    types = [leaf_type for *_, leaf_type in leaf_fields(signature)]
+    columns = [values] if single else list(zip(*values, strict=True))
+    plan = reduce_columns(signature[OP], columns, types, accumulate, span)
+    if single:
+        return Plan(plan.transfers, lambda results: plan.finish(results)[0])
+    return plan
+
+
+# What moves values.
+
+
+def barrier(signature: Signature, values: Sequence[None], accumulate: Accumulate, span: Span) -> Plan:
+    """Plan a barrier: that all have arrived is all that it says."""
+    return Plan([], lambda _: None)
+
+
+def broadcast(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
+    """Plan a broadcast from one replica."""
+    worker, place = span.layout.worker_of(signature[DETAIL])
+    mine = _leaves(signature, values[place]) if worker == span.layout.rank else None
+
+    def finish(results: Sequence[Any]) -> Any:
+        leaves = [frozen(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in results[0]]
+        return leaves[0] if signature[STRUCTURE] is None else leaves
+
+    return Plan([Broadcast(mine, worker, span.layout.rank)], finish)
+
+
+def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
+    """Plan an all_gather: the local arrays, put together, from every worker."""
+    axes = _axes(signature)
+    columns = list(zip(*(_leaves(signature, value) for value in values), strict=True))
+    return gather_columns(columns, axes, single=signature[STRUCTURE] is None)
+
+
+def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], *, single: bool) -> Plan:
+    """Plan the gathering of leaves, each along its axis.
+
+    Args:
+        columns: by leaf, the local replicas' arrays.
+        axes: by leaf, the axis.
+        single: the result is the only leaf, not a list.
+    """
+    mine = [_concatenated(column, axis) for column, axis in zip(columns, axes, strict=True)]
+
+    def finish(results: Sequence[Any]) -> Any:
+        leaves = [
+            frozen(_concatenated(column, axis))
+            for column, axis in zip(zip(*results[0], strict=True), axes, strict=True)
+        ]
+        return leaves[0] if single else leaves
+
+    return Plan([Gathering(mine)], finish)
+
+
+def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
+    """Plan a reduce_scatter: a reduction, of which each replica keeps its part."""
+    plan = all_reduce(signature, values, accumulate, span)
+    layout, axes = span.layout, _axes(signature)
+
+    def finish(results: Sequence[Any]) -> list[Any]:
+        whole = _leaves(signature, plan.finish(results))
+        parts = [np.split(leaf, layout.replicas, axis=axis) for leaf, axis in zip(whole, axes, strict=True)]
+        mine = range(layout.offset, layout.offset + layout.local)
+        return [_nest(signature, [leaf[replica_id] for leaf in parts]) for replica_id in mine]
+
+    return Plan(plan.transfers, finish)
+
+
+def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
+    """Plan an all_to_all: for every worker, the parts that are its replicas', in the order of ours."""
+    layout, axes = span.layout, _axes(signature)
+    columns = list(zip(*(_leaves(signature, value) for value in values), strict=True))
+    cut = [
+        [np.split(_native(np.asarray(array)), layout.replicas, axis=split_axis) for array in column]
+        for column, (split_axis, _) in zip(columns, axes, strict=True)
+    ]
+    for_each = [_for_worker(cut, layout.offset_of(w), count) for w, count in enumerate(layout.counts)]
+    shapes = [(column[0][0].shape, column[0][0].dtype) for column in cut]
+    part = sum(int(np.prod(shape, dtype=int)) * dtype.itemsize for shape, dtype in shapes)
+    sizes = [count * layout.local * part for count in layout.counts]
+
+    def finish(results: Sequence[Any]) -> list[Any]:
+        received = [_parts_of(data, shapes, layout.local, layout.counts[w]) for w, data in enumerate(results[0])]
+        return [_nest(signature, _put_together(received, axes, place)) for place in range(layout.local)]
+
+    return Plan([Exchange(for_each, sizes)], finish)
+
+
+def _for_worker(cut: Sequence[Sequence[Sequence[Array]]], offset: int, count: int) -> Array:
+    """Return the bytes for a worker: by leaf, by its replica, by ours."""
+    if not cut:
+        return np.empty(0, np.uint8)
+    blocks = [
+        np.ascontiguousarray(parts[replica_id]).reshape(-1).view(np.uint8)
+        for column in cut
+        for replica_id in range(offset, offset + count)
+        for parts in column
+    ]
+    return np.concatenate(blocks)
+
+
+def _parts_of(
+    data: Array, shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]], local: int, count: int
+) -> list[list[list[Array]]]:
+    """Return what came from one worker: by leaf, by our replica, by theirs."""
+    found, at = [], 0
+    for shape, dtype in shapes:
+        size = int(np.prod(shape, dtype=int)) * dtype.itemsize
+        column = []
+        for _ in range(local):
+            ends = range(at + size, at + size * count + 1, size) if size else [at] * count
+            column.append([data[end - size : end].copy().view(dtype).reshape(shape) for end in ends])
+            at += size * count
+        found.append(column)
+    return found
+
+
+def _put_together(received: Sequence[Any], axes: Sequence[tuple[int, int]], place: int) -> list[Array]:
+    return [
+        frozen(np.concatenate([part for worker in received for part in worker[leaf][place]], axis=concat_axis))
+        for leaf, (_, concat_axis) in enumerate(axes)
+    ]
+
+
+def _axes(signature: Signature) -> list[Any]:
+    detail = signature[DETAIL]
+    return [detail] if signature[STRUCTURE] is None else list(detail)
+
+
+def _leaves(signature: Signature, value: Any) -> list[Any]:
+    if signature[SHAPES] is None:
+        return []
+    return [value] if signature[STRUCTURE] is None else list(value)
+
+
+def _nest(signature: Signature, leaves: list[Any]) -> Any:
+    return leaves[0] if signature[STRUCTURE] is None else leaves
+
+
+def _native(array: Array) -> Array:
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _concatenated(arrays: Sequence[Any], axis: int) -> Array:
+    return np.concatenate([_native(np.asarray(array)) for array in arrays], axis=axis)

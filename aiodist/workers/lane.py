@@ -1,0 +1,170 @@
+"""A lane: one order of steps, the same on every worker, over a communicator of its own.
+
+A lane counts the records that it has brought. Where workers part, some have brought more than others; before the lane
+is used again each brings as many as the one that has brought the most, so that their operations match from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from aiodist.workers.calls import chained
+from aiodist.workers.communicator import Communicator, Request
+from aiodist.workers.crossing import Plan
+from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Opening, Row
+from aiodist.workers.transfers import Broadcast, Steps, Transfer
+from aiodist_kernels import Accumulate
+
+_BESIDE_ANOTHER = 256
+
+PlanOf = Callable[[Accumulate], Plan]
+
+
+class FrozenLane(Exception):  # noqa: N818  (no error: the lane waits for a verdict)
+    """Nothing is brought to the lane any more: this worker has told how much it has brought."""
+
+
+class Disagreement(Exception):  # noqa: N818  (no error: what every worker has seen in the same buffer)
+    """The workers have brought different digests."""
+
+
+class Agreed(NamedTuple):
+    """A step on which all workers have agreed.
+
+    Attributes:
+        plan: what is to be exchanged now.
+        rows: all workers' records; empty where not every worker receives them.
+    """
+
+    plan: Plan
+    rows: Sequence[Row]
+
+
+class Lane:
+    """A lane as one worker sees it.
+
+    Args:
+        communicator: its own.
+        index: its number, the same on every worker.
+    """
+
+    def __init__(self, communicator: Communicator, index: int) -> None:
+        self.communicator = communicator
+        self.index = index
+        self.epoch = 0
+        self.posted = 0
+        self._opening = Opening(communicator, complete=index == 0)
+        self._chain = bytes(16)
+        self._in_flight: Request | None = None
+        self._frozen = False
+        self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """What the lane's present use is called between workers."""
+        return self.index, self.epoch
+
+    def begin(self, epoch: int) -> None:
+        """Begin a use of the lane, in which nothing has been agreed on yet."""
+        self.epoch = epoch
+        self._chain = bytes(16)
+        self._frozen = False
+
+    def freeze(self) -> int:
+        """Let nothing be brought any more; return how many records have been. In any thread."""
+        with self._lock:
+            self._frozen = True
+            return self.posted
+
+    def agree(
+        self, digest: bytes, plan_of: PlanOf, *, accumulate: Accumulate = "native", free: int = ALL_FREE,
+    ) -> Steps[Agreed]:  # fmt: skip
+        """Exchange records; return the plan to carry out.
+
+        Args:
+            digest: the call's.
+            plan_of: plans with an accumulator.
+            accumulate: the one that this worker's first replica wants; worker 0's counts.
+            free: as in the record.
+
+        Raises:
+            Disagreement: the workers do not mean the same.
+            FrozenLane: this worker has told of the lane already.
+        """
+        plan = plan_of(accumulate)
+        wide = Flag.FLOAT64 if accumulate == "float64" else Flag.NONE
+        self._chain = chained(self._chain, digest)
+        length, payload = _payload(plan.transfers) if self._opening.complete else (0, b"")
+        with self._lock:
+            if self._frozen:
+                raise FrozenLane
+            self.posted += 1
+        request = self._in_flight = self._opening.post(
+            self._chain, length=length, free=free, flags=wide, payload=payload
+        )
+        yield request
+        self._in_flight = None
+        if not self._opening.agreed():
+            raise Disagreement
+        rows = self._opening.rows() if self._opening.complete else []
+        if self._opening.same_flags():
+            return Agreed(plan, rows)
+        first = rows[0].flags if rows else (yield from self._first_flags(wide))
+        if (first ^ wide) & Flag.FLOAT64:
+            plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
+        return Agreed(plan, [Row(-1, row.free, row.flags, row.payload) for row in rows])  # payloads of several plans
+
+    def _first_flags(self, own: Flag) -> Steps[Flag]:
+        transfer = Broadcast(int(own), 0, self.communicator.rank)
+        return Flag((yield from transfer.carry_out(self.communicator, None)))
+
+    def carry_out(self, agreed: Agreed) -> Steps[Any]:
+        """Exchange what was agreed on; return the result."""
+        results = []
+        at = 0
+        valid = bool(agreed.rows) and agreed.rows[0].length >= 0
+        lengths = [row.length for row in agreed.rows] if valid else None
+        for transfer in agreed.plan.transfers:
+            limit = _limit(transfer, agreed.plan.transfers) - at
+            if lengths is not None and transfer.fits(limit, lengths):
+                results.append(transfer.from_records(_parts(transfer, agreed.rows, at)))
+                at += transfer.room or 0
+            else:
+                known = lengths if transfer.room is None else None
+                results.append((yield from transfer.carry_out(self.communicator, known)))
+        return agreed.plan.finish(results)
+
+    def catch_up(self, posted: int) -> Steps[None]:
+        """Bring as many records as the worker that has brought the most; what they say does not matter any more."""
+        if self._in_flight is not None:
+            yield self._in_flight
+            self._in_flight = None
+        while self.posted < posted:
+            self.posted += 1
+            yield self._opening.post(bytes(16))
+
+
+def _limit(transfer: Transfer, transfers: Sequence[Transfer]) -> int:
+    """Return how many bytes of a record a transfer may have, with what stands before it."""
+    return PAYLOAD if transfer is transfers[-1] else _BESIDE_ANOTHER
+
+
+def _payload(transfers: Sequence[Transfer]) -> tuple[int, bytes]:
+    """Return the length of what has no fixed size, and what the record is to hold."""
+    held, length = bytearray(), 0
+    for transfer in transfers:
+        limit = _limit(transfer, transfers) - len(held)
+        if transfer.room is None:
+            data = transfer.data
+            length = len(data)
+            if length <= limit:
+                held += data.tobytes()
+        elif transfer.fits(limit, ()):
+            held += transfer.data.tobytes().ljust(transfer.room, b"\0")
+    return length, bytes(held)
+
+
+def _parts(transfer: Transfer, rows: Sequence[Row], at: int) -> list[memoryview]:
+    return [row.payload[at : at + (row.length if transfer.room is None else transfer.room)] for row in rows]

@@ -1,0 +1,85 @@
+"""The local engine: one worker. Every operation is complete at once; the code above it is the same as for many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.communicator import Array, Request
+from aiodist.workers.joining import Hello
+from aiodist.workers.layout import Layout
+from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
+from aiodist_kernels import ReduceOp
+
+
+class Done:
+    """A request that is complete."""
+
+    def test(self) -> bool:
+        """Return that it is."""
+        return True
+
+
+class LocalCommunicator:
+    """The only worker of its job."""
+
+    engine = "local"
+    rank = 0
+    size = 1
+    segment_depth = 1
+
+    def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:  # noqa: ARG002  (there is nothing to reduce with)
+        """Return that it takes anything."""
+        return True
+
+    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:  # noqa: ARG002
+        """Leave the buffer as it is."""
+        return Done()
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        """Copy."""
+        receive[:] = send
+        return Done()
+
+    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:  # noqa: ARG002
+        """Copy."""
+        return self.iallgather(send, receive)
+
+    def ibcast(self, buffer: Array, root: int) -> Request:  # noqa: ARG002
+        """Leave the buffer as it is."""
+        return Done()
+
+    def ialltoallv(
+        self,
+        send: Array,
+        send_counts: Sequence[int],  # noqa: ARG002
+        receive: Array,
+        receive_counts: Sequence[int],  # noqa: ARG002
+    ) -> Request:
+        """Copy."""
+        return self.iallgather(send, receive)
+
+    def idup(self) -> LocalDuplication:
+        """Return another one."""
+        return LocalDuplication()
+
+    def wait(self, request: Request) -> None:
+        """Return: everything is complete."""
+
+    def listening(self) -> None:
+        """Return that there is no address."""
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> SimulatedControl:  # noqa: ARG002
+        """Return a control plane of one."""
+        return SimulatedControl(SimulatedSwitchboard(layout, order_check), 0)
+
+
+class LocalDuplication(Done):
+    """Another local communicator."""
+
+    def result(self) -> LocalCommunicator:
+        """Return it."""
+        return LocalCommunicator()

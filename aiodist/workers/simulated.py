@@ -1,0 +1,235 @@
+"""The simulated engine: many workers in one process, which a test can let die, be cut off, or come late.
+
+Communicators of one rank after the other are made by a `SimulatedCluster`. An operation is complete when every worker
+has begun it. Operations of one communicator match by their number, as an engine's do that knows no tags: so a test
+would see values mixed up if aiodist ever let different operations meet; the cluster raises where even their kinds
+differ.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.communicator import Array, Request
+from aiodist.workers.joining import Hello
+from aiodist.workers.layout import Layout
+from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
+from aiodist_kernels import ReduceOp
+
+_Part = tuple[Any, ...]
+
+
+class SimulatedRequest:
+    """An operation of one worker."""
+
+    def __init__(self) -> None:
+        self._done = False
+        self._callbacks: list[Callable[[], object]] = []
+
+    def test(self) -> bool:
+        """Return whether every worker has begun it."""
+        return self._done
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Call a function when it is complete."""
+        if self._done:
+            fn()
+        else:
+            self._callbacks.append(fn)
+
+    def finish(self) -> None:
+        """Complete it."""
+        self._done = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class _Operation:
+    """One collective operation: what each worker brought."""
+
+    def __init__(self, kind: str, size: int) -> None:
+        self.kind = kind
+        self.parts: list[_Part | None] = [None] * size
+        self.requests: list[SimulatedRequest] = []
+
+
+class _World:
+    """A communicator as all workers share it."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.lock = threading.RLock()
+        self.operations: dict[int, _Operation] = {}
+        self.begun = [0] * size
+        self.children: dict[int, _World] = {}
+
+    def begin(self, rank: int, kind: str, part: _Part, carry_out: Callable[[list[Any]], None]) -> SimulatedRequest:
+        with self.lock:
+            number = self.begun[rank]
+            self.begun[rank] += 1
+            operation = self.operations.setdefault(number, _Operation(kind, self.size))
+            if operation.kind != kind:
+                raise RuntimeError(f"worker {rank} begins {kind} where others have begun {operation.kind}")
+            operation.parts[rank] = part
+            request = SimulatedRequest()
+            operation.requests.append(request)
+            if len(operation.requests) == self.size:
+                del self.operations[number]
+                carry_out(operation.parts)
+                for finished in operation.requests:
+                    finished.finish()
+            return request
+
+    def child(self, number: int) -> _World:
+        with self.lock:
+            return self.children.setdefault(number, _World(self.size))
+
+
+class SimulatedCommunicator:
+    """One worker's view of a simulated cluster."""
+
+    engine = "simulated"
+    segment_depth = 2
+
+    def __init__(self, world: _World, rank: int, cluster: SimulatedCluster) -> None:
+        self._world = world
+        self.rank = rank
+        self.size = world.size
+        self.cluster = cluster
+        self._duplicates = 0
+
+    def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+        """Return whether it takes an op and dtype: what MPI takes, so that both ways are tried."""
+        return dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
+
+    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
+        """Reduce a buffer over the workers, in the order of their ranks, in place."""
+
+        def carry_out(parts: list[Any]) -> None:
+            total = kernels.reduce(op, [part for (part,) in parts])
+            for (part,) in parts:
+                part[...] = total
+
+        return self._begin(f"allreduce {op.name} {buffer.dtype} {buffer.size}", (buffer,), carry_out)
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        """Put buffers together by rank."""
+
+        def carry_out(parts: list[Any]) -> None:
+            whole = np.concatenate([mine for mine, _ in parts])
+            for _, target in parts:
+                target[...] = whole
+
+        return self._begin(f"allgather {send.size}", (send, receive), carry_out)
+
+    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+        """Put buffers of several sizes together by rank."""
+
+        def carry_out(parts: list[Any]) -> None:
+            whole = np.concatenate([mine for mine, _ in parts])
+            for _, target in parts:
+                target[...] = whole
+
+        return self._begin(f"allgatherv {list(counts)}", (send, receive), carry_out)
+
+    def ibcast(self, buffer: Array, root: int) -> Request:
+        """Overwrite every buffer with that of one worker."""
+
+        def carry_out(parts: list[Any]) -> None:
+            for (target,) in parts:
+                target[...] = parts[root][0]
+
+        return self._begin(f"bcast {root} {buffer.size}", (buffer,), carry_out)
+
+    def ialltoallv(
+        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+    ) -> Request:
+        """Send every worker its part."""
+
+        def carry_out(parts: list[Any]) -> None:
+            for rank, (_, _, target, _) in enumerate(parts):
+                pieces = [sent[sum(counts[:rank]) :][: counts[rank]] for sent, counts, _, _ in parts]
+                target[...] = np.concatenate(pieces)
+
+        return self._begin("alltoallv", (send, list(send_counts), receive, list(receive_counts)), carry_out)
+
+    def _begin(self, kind: str, part: _Part, carry_out: Callable[[list[Any]], None]) -> SimulatedRequest:
+        return self._world.begin(self.rank, kind, part, carry_out)
+
+    def idup(self) -> SimulatedDuplication:
+        """Make another communicator of the same workers."""
+        number = self._duplicates
+        self._duplicates += 1
+        request = self._begin("dup", (), lambda _: None)
+        return SimulatedDuplication(request, SimulatedCommunicator(self._world.child(number), self.rank, self.cluster))
+
+    def wait(self, request: Request) -> None:
+        """Check that a request is complete: nobody else can act while this worker blocks.
+
+        Raises:
+            RuntimeError: it is not.
+        """
+        if not request.test():
+            raise RuntimeError(
+                f"worker {self.rank} of {self.size} simulated ones waits for others that have not got this far: make "
+                "the strategies of all of them first"
+            )
+
+    def listening(self) -> None:
+        """Return that there is no address."""
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> SimulatedControl:  # noqa: ARG002
+        """Return this worker's control plane."""
+        return SimulatedControl(self.cluster.switchboard(layout, order_check), self.rank)
+
+
+class SimulatedDuplication:
+    """A simulated communicator in the making."""
+
+    def __init__(self, request: SimulatedRequest, made: SimulatedCommunicator) -> None:
+        self._made = made
+        self.test = request.test
+        self.add_done_callback = request.add_done_callback
+
+    def result(self) -> SimulatedCommunicator:
+        """Return it."""
+        return self._made
+
+
+class SimulatedCluster:
+    """Workers in one process.
+
+    Args:
+        size: how many.
+
+    Attributes:
+        communicators: one each, for their strategies.
+    """
+
+    def __init__(self, size: int) -> None:
+        world = _World(size)
+        self.communicators = [SimulatedCommunicator(world, rank, self) for rank in range(size)]
+        self._switchboard: SimulatedSwitchboard | None = None
+
+    def switchboard(self, layout: Layout, order_check: OrderCheck) -> SimulatedSwitchboard:
+        """Return what the workers' control planes share."""
+        if self._switchboard is None:
+            self._switchboard = SimulatedSwitchboard(layout, order_check)
+        return self._switchboard
+
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost, and say how: it has died, or is cut off, say.
+
+        Raises:
+            RuntimeError: the workers have not met yet.
+        """
+        if self._switchboard is None:
+            raise RuntimeError("a worker can be lost once the workers have met")
+        self._switchboard.lose(rank, why)

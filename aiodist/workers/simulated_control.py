@@ -1,0 +1,63 @@
+"""The control plane of simulated workers: calls within one process. A test decides who is lost, and when."""
+
+from __future__ import annotations
+
+from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.layout import Layout
+from aiodist.workers.state import WorkerState
+from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Verdict
+
+
+class SimulatedSwitchboard:
+    """What the control planes of all simulated workers of a strategy share."""
+
+    def __init__(self, layout: Layout, order_check: OrderCheck) -> None:
+        self._listeners: dict[int, Listener] = {}
+        self._lost: dict[int, str] = {}
+        self._coordinator = Coordinator(layout, order_check, self._ask, self._tell)
+
+    def listen(self, rank: int, listener: Listener) -> None:
+        """Connect a worker."""
+        self._listeners[rank] = listener
+        for lost, why in self._lost.items():
+            listener.lose(lost, why)
+
+    def report(self, rank: int, key: LaneKey, state: WorkerState) -> None:
+        """Take a worker's part."""
+        if rank not in self._lost:
+            self._coordinator.heard(rank, key, state)
+
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost: the others hear of it, and it hears that it has lost them."""
+        self._lost[rank] = why
+        for other, listener in list(self._listeners.items()):
+            if other != rank:
+                listener.lose(rank, why)
+
+    def _ask(self, rank: int, key: LaneKey) -> None:
+        if rank not in self._lost:
+            self._listeners[rank].asked(key)
+
+    def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
+        if rank not in self._lost:
+            self._listeners[rank].judged(key, verdict)
+
+
+class SimulatedControl:
+    """One simulated worker's control plane."""
+
+    def __init__(self, switchboard: SimulatedSwitchboard, rank: int) -> None:
+        self._switchboard = switchboard
+        self._rank = rank
+
+    def listen(self, listener: Listener) -> None:
+        """Call this listener from now on."""
+        self._switchboard.listen(self._rank, listener)
+
+    def report(self, key: LaneKey, state: WorkerState) -> None:
+        """Tell the coordinator of a lane."""
+        self._switchboard.report(self._rank, key, state)
+
+    def close(self) -> None:
+        """Leave."""
+        self._switchboard.lose(self._rank, "has ended")

@@ -1,0 +1,255 @@
+"""What a worker tells of its part of a run, when something has gone wrong; and the group that all the parts make.
+
+The parts of all workers become one sync group again, with every replica as a member, and are judged as one is: so the
+verdict on many workers is the verdict on one.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+
+from aiodist.collective.group import SyncGroup
+from aiodist.collective.member import Ending, Member
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
+from aiodist.vocabulary.reports import Location, ReplicaState
+from aiodist.vocabulary.waits import Look
+from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, site_of, to_wire
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPart:
+    """One replica, as its worker tells of it; see `Member`."""
+
+    sequence: int
+    end: ReplicaState | None
+    abandoned: int | None
+    abandoned_at: int
+    stack: tuple[Location, ...]
+    returned: Any = None
+    ended_at: Site | None = None
+    waits_for: str | None = None
+
+
+class _Type:
+    """Stands for a returned value of which nothing but its type is told."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a replica raised on its own.
+
+    Attributes:
+        replica_id: the replica, over all workers.
+        text: the exception's type and message, in one line.
+        error: the exception, where it can travel.
+    """
+
+    replica_id: int
+    text: str
+    error: BaseException | None = None
+
+    @classmethod
+    def of(cls, replica_id: int, error: BaseException) -> Failure:
+        """Return what there is to tell of an exception; one that cannot be pickled travels as its text."""
+        text = f"{type(error).__name__}: {error}".partition("\n")[0]
+        try:
+            pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
+        except Exception:  # noqa: BLE001  (whatever its own methods raise)
+            return cls(replica_id, text)
+        return cls(replica_id, text, error)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """One worker's part of a run.
+
+    Attributes:
+        rank: the worker.
+        posted: how many records it has brought to the lane.
+        replicas: its replicas.
+        open: by number, the meetings that are not complete, and by place the call of each replica that has arrived.
+        agreed: the last complete ones, by number.
+        overdue: the number of the meeting whose time is up, and its limit in seconds.
+        failures: what its replicas raised.
+        note: more, for a person: that its event loop is blocked, say.
+    """
+
+    rank: int
+    posted: int
+    replicas: tuple[ReplicaPart, ...]
+    open: Mapping[int, Mapping[int, WireCall]] = field(default_factory=dict)
+    agreed: Mapping[int, WireCall] = field(default_factory=dict)
+    overdue: tuple[int, float] | None = None
+    failures: tuple[Failure, ...] = ()
+    note: str = ""
+
+
+def tell(
+    group: SyncGroup,
+    rank: int,
+    posted: int,
+    *,
+    overdue: tuple[int, float] | None = None,
+    failures: Sequence[Failure] = (),
+    note: str = "",
+) -> WorkerState:
+    """Return what this worker has to tell of its group."""
+    waits = _waits(group)
+    return WorkerState(
+        rank=rank,
+        posted=posted,
+        replicas=tuple(_replica(member, waits) for member in group.members),
+        open={number: _calls(group, meeting) for number, meeting in list(group.open.items())},
+        agreed={
+            number: to_wire((signature, code, offset)) for number, signature, code, offset, _ in list(group.agreed)
+        },
+        overdue=overdue,
+        failures=tuple(failures),
+        note=note,
+    )
+
+
+def _waits(group: SyncGroup) -> Mapping[int, str]:
+    if group.engine is None or group.thread not in (0, get_ident()):
+        return {}
+    with suppress(Exception):  # what can be seen of tasks is for the report; the others wait for the rest of it
+        look: Look = group.engine.look([m.replica_id for m in group.members if m.end is None], {})
+        return look.waits
+    return {}
+
+
+def _replica(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
+    ending = member.ending
+    return ReplicaPart(
+        sequence=member.sequence,
+        end=member.end,
+        abandoned=member.abandoned,
+        abandoned_at=member.abandoned_at,
+        stack=() if member.end is not None else member.stack(),
+        returned=None if ending is None else _plain(ending.value),
+        ended_at=None if ending is None or ending.code is None else site_of(ending.code, ending.offset),
+        waits_for=waits.get(member.replica_id),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that a report shows, or its type's name for others."""
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return value
+    return _Type(type(value).__qualname__)
+
+
+def _calls(group: SyncGroup, meeting: Rendezvous) -> dict[int, WireCall]:
+    return {
+        member.position: to_wire(meeting.call_of(member.replica_id))
+        for member in group.members
+        if member.sequence > meeting.number
+    }
+
+
+def whole_group(
+    states: Mapping[int, WorkerState], devices: Sequence[Sequence[str]], names: Sequence[str], order_check: OrderCheck
+) -> SyncGroup:
+    """Return a group of all replicas, as far as the workers have told.
+
+    Args:
+        states: by rank; a worker that could not tell is left out, and its replicas have done nothing that is known.
+        devices: by rank, the devices of its replicas.
+        names: by replica id, what a report calls its device.
+        order_check: what call sites are compared by.
+    """
+    group = SyncGroup(names, order_check, CommunicationOptions())
+    replica_id = 0
+    offsets = {}
+    for rank, local in enumerate(devices):
+        offsets[rank] = replica_id
+        for place in range(len(local)):
+            if rank in states:
+                _become(group.members[replica_id], states[rank].replicas[place])
+            replica_id += 1
+    group.engine = _Heard(_waits_by_id(states, offsets))
+    _restore_history(group, states)
+    for number in sorted({number for state in states.values() for number in state.open}):
+        _restore_meeting(group, number, states, offsets)
+    return group
+
+
+def _waits_by_id(states: Mapping[int, WorkerState], offsets: Mapping[int, int]) -> dict[int, str]:
+    return {
+        offsets[rank] + place: part.waits_for
+        for rank, state in states.items()
+        for place, part in enumerate(state.replicas)
+        if part.waits_for is not None
+    }
+
+
+def _become(member: Member, part: ReplicaPart) -> None:
+    member.sequence, member.end = part.sequence, part.end
+    member.abandoned, member.abandoned_at = part.abandoned, part.abandoned_at
+    member.stack = lambda: part.stack
+    if part.end is ReplicaState.EXITED:
+        value = part.returned
+        member.ending = Ending(type(value.name, (), {})() if isinstance(value, _Type) else value, None)
+        if part.ended_at is not None:
+            member.ending.code, member.ending.offset = code_of(part.ended_at)
+
+
+class _Heard:
+    """The engine of a group that was told of: it says what the workers' own have said."""
+
+    def __init__(self, waits: Mapping[int, str]) -> None:
+        self._waits = waits
+
+    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002  (as engines have it)
+        """Return what these replicas wait for."""
+        return Look({replica_id: self._waits[replica_id] for replica_id in replicas if replica_id in self._waits})
+
+
+def _restore_history(group: SyncGroup, states: Mapping[int, WorkerState]) -> None:
+    still_open = {number for state in states.values() for number in state.open}
+    agreed: dict[int, WireCall] = {}
+    for state in states.values():
+        agreed.update(state.agreed)
+    for number in sorted(set(agreed) - still_open):
+        group.agreed.append((number, *from_wire(agreed[number]), None))
+
+
+def _restore_meeting(
+    group: SyncGroup, number: int, states: Mapping[int, WorkerState], offsets: Mapping[int, int]
+) -> None:
+    calls: dict[int, Call] = {}
+    for rank, state in states.items():
+        told = state.open.get(number, {})
+        for place in range(len(state.replicas)):
+            wire = told.get(place) or state.agreed.get(number)
+            if wire is not None and group.members[offsets[rank] + place].sequence > number:
+                calls[offsets[rank] + place] = from_wire(wire)
+    if not calls:
+        return
+    first = calls[min(calls)]
+    meeting = group.open[number] = Rendezvous(number, *first, group.size, 0.0)
+    for replica_id, call in calls.items():
+        if call != first:
+            meeting.add_other(replica_id, *call)
+    _set_deadline(meeting, number, states)
+
+
+def _set_deadline(meeting: Rendezvous, number: int, states: Mapping[int, WorkerState]) -> None:
+    limits = [state.overdue[1] for state in states.values() if state.overdue and state.overdue[0] == number]
+    if limits:
+        meeting.deadline = min(limits)
+
+
+def first_overdue(group: SyncGroup, states: Mapping[int, WorkerState]) -> Any:
+    """Return the meeting whose time is up, if it is that."""
+    numbers = [state.overdue[0] for state in states.values() if state.overdue and state.overdue[0] in group.open]
+    return group.open[min(numbers)] if numbers else None

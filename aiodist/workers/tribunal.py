@@ -1,0 +1,170 @@
+"""The tribunal: one worker, the coordinator, hears what all workers have to tell of a lane, and judges once for all.
+
+A worker that has found something wrong reports its part. The coordinator asks the others for theirs; each lets its
+replicas run until they have shown what they do, as on one machine, and reports in turn. When all have, or when those
+that have not have had their time, there is one verdict, and every worker raises it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+from aiodist.collective import verdict
+from aiodist.collective.group import SyncGroup
+from aiodist.vocabulary.errors import CollectiveError, IncompleteCollectiveError
+from aiodist.vocabulary.options import OrderCheck
+from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.workers.layout import Layout
+from aiodist.workers.state import Failure, WorkerState, first_overdue, whole_group
+
+LaneKey: TypeAlias = tuple[int, int]
+
+PATIENCE_SECONDS = 1.0
+_MOST_CONCLUDED = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What every worker raises, and how many records the lane needs of each.
+
+    Attributes:
+        kind: the error's class.
+        report: its report.
+        failures: what replicas raised on their own.
+        posted: the most records that a worker has brought.
+    """
+
+    kind: type[CollectiveError]
+    report: CollectiveReport
+    failures: tuple[Failure, ...]
+    posted: int
+
+    def error(self) -> CollectiveError:
+        """Return the error, caused by what a replica elsewhere raised, if one did."""
+        error = self.kind(self.report)
+        for failure in self.failures:
+            error.__cause__ = error.__cause__ or failure.error
+        return error
+
+
+class Listener(Protocol):
+    """A worker, as the control plane calls it, in the worker's event loop or not."""
+
+    def asked(self, key: LaneKey) -> None:
+        """Report what there is to tell of a lane."""
+
+    def judged(self, key: LaneKey, verdict: Verdict) -> None:
+        """Hear the verdict on a lane."""
+
+    def lose(self, rank: int, why: str) -> None:
+        """Hear that a worker is gone."""
+
+
+class Control(Protocol):
+    """The control plane, as a worker uses it."""
+
+    def listen(self, listener: Listener) -> None:
+        """Call this listener from now on."""
+
+    def report(self, key: LaneKey, state: WorkerState) -> None:
+        """Tell the coordinator of a lane."""
+
+    def close(self) -> None:
+        """Tell the others that this worker ends, and leave."""
+
+
+@dataclass(slots=True)
+class _Case:
+    states: dict[int, WorkerState] = field(default_factory=dict)
+
+
+class Coordinator:
+    """The one that judges.
+
+    Args:
+        layout: the workers' replicas.
+        order_check: what call sites are compared by.
+        ask: asks a worker for its part.
+        tell: tells a worker the verdict.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        order_check: OrderCheck,
+        ask: Callable[[int, LaneKey], None],
+        tell: Callable[[int, LaneKey, Verdict], None],
+    ) -> None:
+        self._layout = layout
+        self._order_check = order_check
+        self._ask = ask
+        self._tell = tell
+        self._cases: dict[LaneKey, _Case] = {}
+        self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
+
+    @property
+    def pending(self) -> list[LaneKey]:
+        """The lanes that are not judged yet."""
+        return list(self._cases)
+
+    def heard(self, rank: int, key: LaneKey, state: WorkerState) -> None:
+        """Take a worker's part."""
+        if key in self._concluded:
+            self._tell(rank, key, self._concluded[key])
+            return
+        case = self._cases.get(key)
+        if case is None:
+            case = self._cases[key] = _Case()
+            case.states[rank] = state
+            for other in range(self._layout.workers):
+                if other != rank:
+                    self._ask(other, key)
+        case.states[rank] = state
+        if key in self._cases and len(case.states) == self._layout.workers:
+            self.conclude(key)
+
+    def conclude(self, key: LaneKey) -> None:
+        """Judge a lane by what has been told, and tell everyone."""
+        case = self._cases.pop(key)
+        found = judge(case.states, self._layout, self._order_check)
+        self._concluded[key] = found
+        if len(self._concluded) > _MOST_CONCLUDED:
+            self._concluded.popitem(last=False)
+        for rank in range(self._layout.workers):
+            self._tell(rank, key, found)
+
+
+def judge(states: Mapping[int, WorkerState], layout: Layout, order_check: OrderCheck) -> Verdict:
+    """Return the verdict on what the workers have told."""
+    group = whole_group(states, layout.devices, layout.names, order_check)
+    failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
+    error = verdict.judge(group, first_overdue(group, states)) if group.open else _nobody_waits(group)
+    report = _with_notes(error.report, states)
+    return Verdict(type(error), report, failures, max(state.posted for state in states.values()))
+
+
+def _nobody_waits(group: SyncGroup) -> CollectiveError:
+    """Return the error for replicas that wait for nothing yet, while others have failed."""
+    ended = [member for member in group.members if member.end is not None]
+    gone = ", ".join(f"replica {m.replica_id} on {m.device} {m.end}" for m in ended) or "a worker gave up"
+    replicas = tuple(
+        ReplicaReport(m.replica_id, m.device, m.end or ReplicaState.RUNNING, stack=m.stack()) for m in group.members
+    )
+    number = min((member.sequence for member in group.members), default=0)
+    report = CollectiveReport(
+        Reason.EXITED, number, replicas, tuple(m.replica_id for m in ended), f"the run ended before its end: {gone}"
+    )
+    return IncompleteCollectiveError(report)
+
+
+def _with_notes(report: CollectiveReport, states: Mapping[int, WorkerState]) -> CollectiveReport:
+    failures = [failure for rank in sorted(states) for failure in states[rank].failures]
+    notes = [f"Replica {failure.replica_id} raised {failure.text}" for failure in failures]
+    notes += [f"Worker {rank}: {states[rank].note}" for rank in sorted(states) if states[rank].note]
+    if not notes:
+        return report
+    text = "\n".join([report.text, *notes])
+    return CollectiveReport(report.reason, report.sequence_number, report.replicas, report.suspects, text)

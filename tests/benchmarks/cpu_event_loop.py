@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time what surrounds the CPU kernels: the event loop's patience, nests, the memory of results. Prints Markdown.
+
+    python -m tests.benchmarks.cpu_event_loop           # about a minute, 2 GiB of memory
+
+Everything that is compared runs in turn in one process, and the least time of each counts; of a ticker's delays, the
+greatest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist import CommunicationOptions, MirroredStrategy, get_replica_context
+from aiodist.collective.all_reduce import Reduction
+from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, warm
+from tests.benchmarks.cpu_reductions import MIB, SINGLE, SUM, best, random_buffers, size_name, table
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+TICK = 1e-3
+STEPS = 20
+
+
+async def lateness(work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
+    """Return by how many milliseconds a ticker was late meanwhile: at most, and in one of a hundred ticks."""
+    delays: list[float] = []
+
+    async def ticker() -> None:
+        while True:
+            begin = time.perf_counter()
+            await asyncio.sleep(TICK)
+            delays.append(1e3 * (time.perf_counter() - begin - TICK))
+
+    ticking = asyncio.create_task(ticker())
+    await asyncio.sleep(0)
+    await work()
+    ticking.cancel()
+    delays.sort()
+    return delays[-1], delays[int(0.99 * len(delays))]
+
+
+async def all_reduces(arrays: Sequence[np.ndarray], op: str = "SUM") -> None:
+    async def replica() -> None:
+        ctx = get_replica_context()
+        for _ in range(STEPS):
+            await ctx.all_reduce(op, arrays[ctx.replica_id_in_sync_group])
+
+    await MirroredStrategy([f"CPU:{k}" for k in range(len(arrays))]).run(replica)
+
+
+async def chains_on_the_loop(arrays: Sequence[np.ndarray]) -> None:
+    for _ in range(STEPS):
+        functools.reduce(np.add, arrays)
+        await asyncio.sleep(0)
+
+
+def tickers() -> list[tuple[str, float, float]]:
+    """Return how late a ticker was beside each kind of work, the quietest of three turns."""
+    rows = []
+    cases: list[tuple[str, Callable[[], Awaitable[None]]]] = [("nothing", lambda: asyncio.sleep(0.5))]
+    for count, dtype, op in ((2, "f4", "SUM"), (4, "f4", "SUM"), (8, "f4", "MEAN"), (8, "f2", "SUM"), (4, "i2", "SUM")):
+        arrays = random_buffers(count, 256 * MIB // count, np.dtype(dtype))
+        name = f"{op} {np.dtype(dtype).name}, n = {count}, {size_name(arrays[0].nbytes)} each"
+        cases.append((name, functools.partial(all_reduces, arrays, op)))
+    arrays = random_buffers(4, 64 * MIB, SINGLE)
+    cases.append(("beside: `np.add` chain on the loop, n = 4, 64 MiB each", lambda: chains_on_the_loop(arrays)))
+    for name, work in cases:
+        worst, usual = min(asyncio.run(lateness(work)) for _ in range(3))
+        rows.append((name, worst, usual))
+    return rows
+
+
+def nests() -> dict[str, dict[str, float]]:
+    """Time 160 leaves of one dtype: one by one, as collectives do, and packed into one buffer first."""
+    results = {}
+    for elements in (16, 64, 256, 1000, 10_000):
+        replicas = [random_buffers(160, 4 * elements, SINGLE) for _ in range(4)]
+        columns = list(zip(*replicas, strict=True))
+        each = Reduction(SUM, columns, (None,) * 160, CommunicationOptions())
+        calls: dict[str, Callable[[], object]] = {
+            "one by one": each.reduce,
+            "packed": functools.partial(_packed, replicas),
+        }
+        results[f"{elements}"] = best(calls, 0.5)
+    return results
+
+
+def _packed(replicas: Sequence[Sequence[np.ndarray]]) -> list[Any]:
+    """Copy every replica's leaves into one buffer, reduce these, and cut the result."""
+    whole = reduce(SUM, [np.concatenate(leaves) for leaves in replicas])
+    return np.split(whole, np.cumsum([leaf.size for leaf in replicas[0]])[:-1])
+
+
+def memory() -> dict[int, dict[str, float]]:
+    """Time sums of two buffers into memory of each kind; a result is dropped when the next one is there."""
+    results = {}
+    for nbytes in (MIB // 4, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB):
+        one, other = random_buffers(2, nbytes, SINGLE)
+        out = np.zeros_like(one)
+        kept: list[np.ndarray] = []
+        blocks = pool.Pool()
+
+        def fresh(a: np.ndarray = one, b: np.ndarray = other, kept: list[np.ndarray] = kept) -> None:
+            kept[:] = [np.add(a, b)]
+
+        def pooled(a: np.ndarray = one, b: np.ndarray = other, kept: list[np.ndarray] = kept) -> None:
+            kept[:] = [np.add(a, b, out=blocks.empty(a.shape, SINGLE))]  # noqa: B023
+
+        results[nbytes] = best(
+            {"fresh": fresh, "pool": pooled, "`out=`": functools.partial(np.add, one, other, out=out)}
+        )
+    return results
+
+
+def main() -> None:
+    """Warm up, measure, print."""
+    warm(KernelSpec(op, SINGLE, n) for op, n in ((SUM, 2), (SUM, 4), (ReduceOp.MEAN, 8)))
+    table(
+        ("all_reduce of 256 MiB, again and again", "a 1 ms ticker was late by at most, ms", "99 % of ticks, ms"),
+        [(name, f"{worst:.1f}", f"{usual:.1f}") for name, worst, usual in tickers()],
+    )
+    table(
+        ("160 float32 leaves, n = 4, elements each", "one by one, µs", "packed first, µs"),
+        [(name, f"{t['one by one']:.0f}", f"{t['packed']:.0f}") for name, t in nests().items()],
+    )
+    rows = memory()
+    kinds = list(next(iter(rows.values())))
+    table(
+        ("sum of two, µs", *kinds),
+        [(size_name(nbytes), *(f"{t[kind]:.0f}" for kind in kinds)) for nbytes, t in rows.items()],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""A program for several real workers: many checks in one job, since a job takes long to start.
+
+python job.py values               prints one digest a worker, the same on all
+python job.py fault KIND           the last worker does something wrong; the others print what they are told
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+import aiodist
+from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Variable
+
+
+async def values(ctx: ReplicaContext) -> list[Any]:
+    """Return the results of all kinds of collectives, on values whose sums are exact in any order."""
+    r, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
+    found: list[Any] = []
+    for dtype in (np.int32, np.float16, np.float32, np.float64, np.complex64):
+        for size in (3, 1000, 300_000):
+            whole = np.random.default_rng(r).integers(0, 4, size).astype(dtype)
+            found.append(await ctx.all_reduce("SUM", whole))
+            if np.dtype(dtype).kind != "c":
+                found.append(await ctx.all_reduce(ReduceOp.MAX, whole))
+    mean = await ctx.all_reduce("MEAN", {"w": np.full(5000, r, np.float32), "l": 0.5 * r})
+    found += [mean["w"], mean["l"]]
+    found.append(await ctx.all_gather(np.full((r + 1, 200), r), 0))
+    found.append(await ctx.broadcast(np.full(2000, r), n - 1))
+    scattered = await ctx.reduce_scatter("SUM", np.arange(500 * n))
+    found.append(await ctx.all_gather(scattered, 0))
+    exchanged = await ctx.all_to_all(np.arange(100 * n) + r)
+    found.append(await ctx.all_gather(exchanged, 0))
+    variable = Variable(np.full(3, float(r)), aggregation="sum")
+    await ctx.barrier()
+    await variable.assign_add(np.ones(3))
+    found.append(variable.read_value())
+    return found
+
+
+async def all_values(strategy: MultiWorkerMirroredStrategy) -> str:
+    """Return a digest of everything."""
+
+    async def replica() -> list[Any]:
+        return await values(aiodist.get_replica_context())
+
+    first = strategy.experimental_local_results(await strategy.run(replica))[0]
+    local = strategy._num_local_replicas
+    ones = PerReplica([np.ones(2)] * local) if local > 1 else np.ones(2)
+    first.append(await strategy.reduce("SUM", ones, None))
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    async def large() -> Any:
+        return await aiodist.get_replica_context().all_reduce("SUM", np.ones(1 << 20))
+
+    ticking = asyncio.create_task(tick())
+    await strategy.run(large)
+    ticking.cancel()
+    assert ticks > 10 or strategy.num_replicas_in_sync == local, "the event loop stood still"
+    total = hashlib.sha256()
+    for value in first:
+        array = np.asarray(value)
+        total.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+    return total.hexdigest()[:16]
+
+
+async def faulty(ctx: ReplicaContext, kind: str) -> None:
+    """Go wrong on the last replica."""
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1:
+        if kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if kind == "raises":
+            raise ValueError("bad batch")
+        if kind == "shape":
+            await ctx.all_reduce("SUM", np.ones(7))
+        if kind == "blocked":
+            time.sleep(3)  # noqa: ASYNC251  (that is the fault)
+    await ctx.all_reduce("SUM", np.ones(5))
+
+
+def main() -> None:
+    """Do what the arguments say."""
+    what, *kinds = sys.argv[1:]
+    limit = 0.5 if "blocked" in kinds else None
+    strategy = MultiWorkerMirroredStrategy(
+        devices=["CPU:0", "CPU:1"] if what == "values" else None,
+        communication_options=CommunicationOptions(timeout_seconds=limit),
+    )
+    if what == "values":
+        print("digest", asyncio.run(all_values(strategy)), flush=True)
+        return
+
+    async def replica() -> None:
+        await faulty(aiodist.get_replica_context(), kinds[0])
+
+    begun = time.monotonic()
+    try:
+        asyncio.run(strategy.run(replica))
+    except Exception as error:
+        seconds = time.monotonic() - begun
+        print(f"worker {strategy._span[0]} {seconds:.2f} {type(error).__name__} {str(error)!r}", flush=True)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Several workers in one process: their strategies, and runs of one program on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+
+import aiodist
+from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReplicaContext
+from aiodist.workers.simulated import SimulatedCluster
+
+Program = Callable[[ReplicaContext], Awaitable[Any]]
+
+
+class Job:
+    """Simulated workers, and a strategy on each.
+
+    Args:
+        counts: how many replicas each has.
+    """
+
+    def __init__(self, *counts: int, order_check: str = "call_site", **options: Any) -> None:
+        self.cluster = SimulatedCluster(len(counts))
+        self.strategies = [
+            MultiWorkerMirroredStrategy(
+                communicator,
+                [f"CPU:{i}" for i in range(count)],
+                order_check=order_check,
+                communication_options=CommunicationOptions(**options),
+            )
+            for communicator, count in zip(self.cluster.communicators, counts, strict=True)
+        ]
+
+    async def everywhere(self, fn: Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]) -> list[Any]:
+        """Call a function with every worker's strategy; return what it returns, or the exceptions."""
+        outcomes: list[Any] = [None] * len(self.strategies)
+
+        async def one(rank: int) -> None:
+            try:
+                outcomes[rank] = await fn(self.strategies[rank])
+            except Exception as error:  # noqa: BLE001  (it is the outcome)
+                outcomes[rank] = error
+
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for rank in range(len(self.strategies)):
+                    tasks.start_soon(one, rank)
+        return outcomes
+
+    async def run(self, program: Program) -> list[Any]:
+        """Run a program on all replicas; return the workers' local results, or the exceptions."""
+
+        async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
+            return strategy.experimental_local_results(await strategy.run(_replica, (program,)))
+
+        return await self.everywhere(one)
+
+    async def values(self, program: Program) -> list[Any]:
+        """Run a program on all replicas; return what each returns.
+
+        Raises:
+            Exception: the first worker's that fails.
+        """
+        found: list[Any] = []
+        for outcome in await self.run(program):
+            if isinstance(outcome, Exception):
+                raise outcome
+            found += outcome
+        return found
+
+    async def check_that_it_works(self) -> None:
+        """Check that the next run gives the right result."""
+
+        async def program(ctx: ReplicaContext) -> int:
+            return int(await ctx.all_reduce("SUM", ctx.replica_id_in_sync_group))
+
+        n = self.strategies[0].num_replicas_in_sync
+        assert await self.values(program) == [n * (n - 1) // 2] * n
+
+
+def _replica(program: Program) -> Awaitable[Any]:
+    return program(aiodist.get_replica_context())
+
+
+async def on_one_machine(program: Program, replicas: int) -> Sequence[Any]:
+    """Return what each replica of a `MirroredStrategy` returns."""
+    strategy = aiodist.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+    with anyio.fail_after(20):
+        return strategy.experimental_local_results(await strategy.run(_replica, (program,)))

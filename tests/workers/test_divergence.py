@@ -1,0 +1,308 @@
+"""Workers that part: every worker raises the same, in bounded time, and the strategies work afterwards."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from aiodist import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommunicationOptions,
+    IncompleteCollectiveError,
+    ReplicaContext,
+    Variable,
+    WorkerLostError,
+    get_replica_context,
+)
+from tests.collective.runs import mirrored, run
+from tests.workers.simulated import Job, Program
+
+LAYOUTS = [(2, 2), (1, 3), (1, 1, 1, 1), (4,)]
+pytestmark = pytest.mark.anyio
+
+
+async def other_kind(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group == 3:
+        await ctx.barrier()
+    else:
+        await ctx.all_reduce("SUM", np.ones(3))
+
+
+async def other_op(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group else "MAX", np.ones(3))
+
+
+async def other_shape(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("SUM", {"w": np.ones(3 + (ctx.replica_id_in_sync_group == 2))})
+
+
+async def other_key(ctx: ReplicaContext) -> None:
+    key = "a" if ctx.replica_id_in_sync_group < 2 else "b"
+    await ctx.all_reduce("SUM", {key: np.ones(3)})
+
+
+async def swapped(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 1:
+        await ctx.all_reduce("SUM", np.ones(3))
+        await ctx.all_reduce("SUM", np.zeros(3))
+    else:
+        await ctx.all_reduce("SUM", np.zeros(3))
+        await ctx.all_reduce("SUM", np.ones(3))
+
+
+async def returned(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group != 2:
+        await ctx.all_reduce("SUM", 1)
+
+
+async def uneven_loops(ctx: ReplicaContext) -> None:
+    for _ in range(3 + (ctx.replica_id_in_sync_group == 0)):
+        await ctx.all_reduce("SUM", 1)
+
+
+async def other_merge_function(ctx: ReplicaContext) -> None:
+    def one(_: Any) -> None: ...
+    def other(_: Any) -> None: ...
+
+    await ctx.merge_call(one if ctx.replica_id_in_sync_group else other)
+
+
+async def late(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group == 3:
+        await anyio.sleep_forever()
+    await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+
+
+PROGRAMS = [
+    other_kind, other_op, other_shape, other_key, swapped, returned, uneven_loops, other_merge_function, late,
+]  # fmt: skip
+
+
+def without_workers(text: str) -> str:
+    """Return a report as one machine would write it: devices are counted through there, and columns narrower."""
+    return re.sub(r"  +", "  ", re.sub(r"(worker \d )?CPU:\d", "CPU", text))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...], program: Program) -> None:
+    with pytest.raises(CollectiveError) as expected:
+        await run(mirrored(4), program)
+    job = Job(*layout)
+    for outcome in await job.run(program):
+        assert type(outcome) is expected.type, outcome
+        report, right = outcome.report, expected.value.report
+        assert (report.reason, report.suspects) == (right.reason, right.suspects)
+        assert report.sequence_number == right.sequence_number
+        assert without_workers(str(report)) == without_workers(str(right))
+    await job.check_that_it_works()
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (1, 1, 1, 1)], ids=str)
+async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_cause_elsewhere(layout: Any) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 1:
+            raise ValueError("bad batch")
+        await ctx.all_reduce("SUM", 1)
+
+    job = Job(*layout)
+    failing = 0 if layout[0] == 2 else 1
+    for rank, outcome in enumerate(await job.run(program)):
+        if rank == failing:
+            assert repr(outcome) == "ValueError('bad batch')"
+            continue
+        assert isinstance(outcome, IncompleteCollectiveError)
+        assert "Replica 1 raised ValueError: bad batch" in str(outcome)
+        assert repr(outcome.__cause__) == "ValueError('bad batch')"
+        assert outcome.report.suspects == (1,)
+    await job.check_that_it_works()
+
+
+async def test_abandoned_collective_is_told_everywhere() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 0:
+            with anyio.move_on_after(0.02):
+                await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 1:
+            await anyio.sleep_forever()
+        await ctx.barrier()
+
+    job = Job(1, 1, 1)
+    for outcome in await job.run(program):
+        assert isinstance(outcome, CollectiveError)
+        assert outcome.report.reason in {"abandoned", "call_site"}
+    await job.check_that_it_works()
+
+
+async def test_cancelled_run_is_told_elsewhere() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 0:
+            await anyio.sleep_forever()
+        await ctx.barrier()
+
+    job = Job(1, 2)
+
+    async def one(strategy: Any) -> Any:
+        with anyio.move_on_after(0.05 if strategy._span[0] == 0 else None):
+            return await strategy.run(_call, (program,))
+        return "cancelled"
+
+    first, second = await job.everywhere(one)
+    assert first == "cancelled"
+    assert isinstance(second, IncompleteCollectiveError)
+    assert second.report.suspects == (0,)
+    await job.check_that_it_works()
+
+
+def _call(program: Program) -> Any:
+    return program(get_replica_context())
+
+
+async def test_different_calls_outside_of_replicas() -> None:
+    async def program(strategy: Any) -> Any:
+        if strategy._span[0] == 0:
+            return await strategy.reduce("SUM", 1.0, None)
+        return await strategy.gather(np.ones(2), 0)
+
+    job = Job(1, 1)
+    for outcome in await job.everywhere(program):
+        assert isinstance(outcome, CollectiveMismatchError)
+        assert "strategy.reduce(SUM, [float])" in str(outcome)
+        assert "strategy.gather([float64[*]], axis=0)" in str(outcome)
+    await job.check_that_it_works()
+
+
+async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
+    job = Job(1, 1, timeout_seconds=0.05)
+
+    async def program(strategy: Any) -> Any:
+        if strategy._span[0] == 0:
+            return await strategy.run(lambda: 1)
+        await anyio.sleep(0.3)
+        return None
+
+    first, _ = await job.everywhere(program)
+    assert isinstance(first, CollectiveTimeoutError)
+    assert "replica 1 has not arrived" in str(first)
+    await job.check_that_it_works()
+
+
+@pytest.mark.parametrize("where", ["in a collective", "outside"])
+async def test_lost_worker_is_named_by_all_others(where: str) -> None:
+    job = Job(1, 1, 2)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 1:
+            await anyio.sleep(0.05)
+            job.cluster.lose(1, "has died")
+            await anyio.sleep_forever()
+        if where == "outside":
+            await anyio.sleep_forever()
+        await ctx.all_reduce("SUM", 1)
+
+    async def one(strategy: Any) -> Any:
+        with anyio.move_on_after(0.2 if strategy._span[0] == 1 else None):
+            return await strategy.run(_call, (program,))
+
+    outcomes = await job.everywhere(one)
+    for rank in (0, 2):
+        assert isinstance(outcomes[rank], WorkerLostError)
+        assert str(outcomes[rank]) == "worker 1 of 3 has died; it had replica 1"
+        assert outcomes[rank].report.suspects == (1,)
+
+    async def again(strategy: Any) -> Any:
+        return await strategy.reduce("MEAN", 1.0, None) if strategy._span[0] != 1 else None
+
+    for rank in (0, 2):
+        assert isinstance((await job.everywhere(again))[rank], WorkerLostError)
+
+
+async def test_variables_that_only_one_worker_creates() -> None:
+    job = Job(1, 1)
+
+    async def program(strategy: Any) -> Any:
+        if strategy._span[0] == 0:
+            with strategy.scope():
+                Variable(np.zeros(3), name="extra")
+        return await strategy.run(lambda: 1)
+
+    for outcome in await job.everywhere(program):
+        assert isinstance(outcome, CollectiveMismatchError)
+        assert "Variable(float64[3], name='extra')" in str(outcome)
+    await job.check_that_it_works()
+
+
+async def test_concurrent_runs_do_not_disturb_each_other() -> None:
+    job = Job(1, 2)
+
+    async def program(strategy: Any) -> Any:
+        found: dict[int, Any] = {}
+
+        async def replica(k: int) -> Any:
+            ctx = get_replica_context()
+            total = 0
+            for step in range(5):
+                if (ctx.replica_id_in_sync_group + k + step) % 3 == 0:
+                    await anyio.lowlevel.checkpoint()
+                total += await ctx.all_reduce("SUM", k, name="step")
+            return total
+
+        async def one(k: int) -> None:
+            found[k] = await strategy.run(replica, (k,))
+
+        for _ in range(3):
+            async with anyio.create_task_group() as tasks:
+                for k in range(1, 4):
+                    tasks.start_soon(one, k)
+                    await anyio.sleep(0.01)
+        return [strategy.experimental_local_results(found[k])[0] for k in (1, 2, 3)]
+
+    assert await job.everywhere(program) == [[15, 30, 45]] * 2
+
+
+async def test_many_workers_match() -> None:
+    job = Job(*[1] * 100)
+
+    async def program(ctx: ReplicaContext) -> int:
+        total = 0
+        for _ in range(3):
+            total = await ctx.all_reduce("SUM", 1)
+        return total
+
+    assert await job.values(program) == [100] * 100
+
+
+async def test_culprit_among_many_workers() -> None:
+    job = Job(*[1] * 80)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 61:
+            await ctx.barrier()
+        await ctx.all_reduce("SUM", np.ones(2))
+
+    outcomes = await job.run(program)
+    assert len({str(outcome) for outcome in outcomes}) == 1
+    assert outcomes[0].report.suspects == (61,)
+
+
+async def test_groups_and_joins_are_refused_with_a_reason() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        with pytest.raises(ValueError, match="new_group is for strategies whose replicas live in one process"):
+            ctx.new_group([0])
+        with pytest.raises(ValueError, match="join is for strategies"):
+            await ctx.join()
+
+    assert await Job(1, 1).values(program) == [None, None]

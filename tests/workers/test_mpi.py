@@ -1,0 +1,102 @@
+"""Real workers over the installed MPI, started by `aiodist run`: few jobs, each with a wall-clock limit."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.tools.command import environment
+
+JOB = Path(__file__).with_name("job.py")
+LIMIT_SECONDS = 50
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
+
+
+def job(workers: int, *arguments: str) -> tuple[int, str, float]:
+    """Run the job; return its exit code, what it printed, and its seconds."""
+    begun = time.monotonic()
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiodist", "run", "-n", str(workers), str(JOB), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment(),
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=LIMIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            raise
+    return process.returncode, output, time.monotonic() - begun
+
+
+@pytest.fixture(scope="module")
+def digest_of_two() -> str:
+    code, output, _ = job(2, "values")
+    assert code == 0, output
+    digests = re.findall(r"digest (\w+)", output)
+    assert len(digests) == 2
+    assert len(set(digests)) == 1
+    return str(digests[0])
+
+
+def test_every_worker_ends_with_the_same_values(digest_of_two: str) -> None:
+    assert digest_of_two
+
+
+def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
+    code, output, _ = job(1, "values")
+    assert code == 0, output
+    assert "digest" in output
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected", "seconds"),
+    [
+        ("killed", "WorkerLostError 'worker 2 of 3 has died", 5),
+        ("stopped", "WorkerLostError 'worker 2 of 3 is stopped", 8),
+        ("raises", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
+        ("shape", "CollectiveMismatchError 'replicas disagree at collective #1", 5),
+        ("blocked", "CollectiveTimeoutError 'collective #1 timed out after 0.5 s: replica 2 has not arrived", 6),
+    ],
+)
+def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(kind: str, expected: str, seconds: float) -> None:
+    code, output, took = job(3, "fault", kind)
+    assert code != 0
+    for worker in (0, 1):
+        told = re.search(rf"worker {worker} ([\d.]+) (.*)", output)
+        assert told, output
+        assert expected in told[2], output
+        assert float(told[1]) < seconds
+    assert took < LIMIT_SECONDS
+    assert _workers_left() == []
+
+
+def _workers_left() -> list[str]:
+    """List the processes of the job that still run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline") if sys.platform == "linux" else ():
+        try:
+            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(JOB) in line and str(os.getpid()) not in entry.parts:
+            found.append(line)
+    return found
+
+
+def test_bad_usage_says_what_to_do() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--launcher", "nonesuch", str(JOB)],
+        capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "there is no launcher 'nonesuch'; install an MPI, e.g. pip install" in ended.stderr

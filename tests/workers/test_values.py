@@ -1,0 +1,216 @@
+"""What collectives give on several workers is what they give on one machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist import CommunicationOptions, IndexedSlices, PerReplica, ReduceOp, ReplicaContext
+from tests.workers.simulated import Job, on_one_machine
+
+LAYOUTS = [(1,), (3,), (2, 2), (1, 3), (1, 1, 2), (3, 1, 2, 2)]
+DTYPES = [np.int8, np.uint32, np.int64, np.float16, np.float32, np.float64, np.complex64, np.complex128, np.longdouble]
+pytestmark = pytest.mark.anyio
+
+
+def whole(ctx: ReplicaContext, dtype: Any, size: int) -> np.ndarray:
+    """Return small whole numbers, whose sums are exact in every order."""
+    rng = np.random.default_rng(ctx.replica_id_in_sync_group)
+    return rng.integers(0, 4, size).astype(dtype)
+
+
+def same(a: Any, b: Any) -> None:
+    if isinstance(a, IndexedSlices):
+        np.testing.assert_array_equal(a.values, b.values)
+        np.testing.assert_array_equal(a.indices, b.indices)
+        return
+    assert type(a) is type(b)
+    if isinstance(a, (list, tuple)):
+        for left, right in zip(a, b, strict=True):
+            same(left, right)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        same(list(a.values()), list(b.values()))
+    else:
+        np.testing.assert_array_equal(a, b)
+        if isinstance(a, np.ndarray):
+            assert a.dtype == b.dtype
+            assert a.flags.writeable == b.flags.writeable
+
+
+async def check(program: Any, layout: tuple[int, ...], **options: Any) -> None:
+    job = Job(*layout, **options)
+    assert job.strategies[0].num_replicas_in_sync == sum(layout)
+    expected = await on_one_machine(program, sum(layout))
+    same(await job.values(program), list(expected))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_ids_count_over_all_workers(layout: tuple[int, ...]) -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        await ctx.barrier()
+        return ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
+
+    await check(program, layout)
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["fast", "ordered"])
+@pytest.mark.parametrize("size", [3, 1000], ids=["in the record", "beside it"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_reductions(layout: tuple[int, ...], size: int, ordered: bool) -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        found = []
+        for dtype in DTYPES:
+            for op in ReduceOp:
+                if np.dtype(dtype).kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX):
+                    continue
+                found.append(await ctx.all_reduce(op, whole(ctx, dtype, size)))
+        return found
+
+    await check(program, layout, reduction="ordered" if ordered else "fast")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        r = ctx.replica_id_in_sync_group
+        slices = IndexedSlices(np.full((r + 1, 2), r), np.arange(r + 1), (9, 2))
+        nest = {"w": whole(ctx, np.float32, 700), "b": [whole(ctx, np.float64, 2), r + 10**20], "l": 0.5 * r}
+        return [
+            await ctx.all_reduce("MEAN", nest),
+            await ctx.all_reduce("SUM", nest),
+            await ctx.all_reduce("MAX", {"a": np.float32(r), "b": r == 1, "c": np.array([r == 0, True])}),
+            await ctx.all_reduce("SUM", slices),
+            await ctx.all_reduce("SUM", whole(ctx, ">f4", 5)),
+            await ctx.all_reduce("MIN", np.array([np.nan if r == 1 else r, -0.0])),
+            await ctx.all_reduce("SUM", ()),
+            await ctx.all_reduce("SUM", np.zeros((0, 3))),
+            await ctx.all_reduce("SUM", np.asfortranarray(np.arange(6.0).reshape(2, 3) * r)),
+        ]
+
+    await check(program, layout)
+
+
+@pytest.mark.parametrize("size", [1, 300], ids=["in the record", "beside it"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_what_moves_values(layout: tuple[int, ...], size: int) -> None:
+    n = sum(layout)
+
+    async def program(ctx: ReplicaContext) -> Any:
+        r = ctx.replica_id_in_sync_group
+        mine = np.arange(2 * n * size).reshape(2, n * size) + 1000 * r
+        return [
+            await ctx.all_gather(np.full((2, r + size), r), -1),
+            await ctx.all_gather({"a": np.full(r, r, np.int8), "b": [np.ones((1, 2))]}, 0),
+            await ctx.broadcast({"a": mine, "b": r, "c": np.float16(r)}, n - 1),
+            await ctx.broadcast(np.full(size, r), 0),
+            await ctx.reduce_scatter("SUM", mine, 1),
+            await ctx.reduce_scatter("MEAN", {"a": mine.astype(np.float32)}, -1),
+            await ctx.all_to_all(mine, 1, 0),
+            await ctx.all_to_all({"a": mine.T.copy(), "b": [np.arange(n) + r]}, 0, 0),
+        ]
+
+    await check(program, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_overlapped_collectives_and_out_buffers(layout: tuple[int, ...]) -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        out = np.empty(500)
+        pending = [ctx.all_reduce("SUM", whole(ctx, np.float32, 10**k)) for k in range(4)]
+        into = ctx.all_reduce("SUM", whole(ctx, np.float64, 500), out=out)
+        results = [await handle for handle in reversed(pending)]
+        assert await into is out
+        return [*results, out.copy()]
+
+    await check(program, layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_merge_call_runs_once_for_each_worker_with_its_values(layout: tuple[int, ...]) -> None:
+    job = Job(*layout)
+
+    async def program(ctx: ReplicaContext) -> Any:
+        async def merge(strategy: Any, mine: Any) -> Any:
+            total = await strategy.reduce("SUM", mine, None)
+            inner = await strategy.run(lambda: 1)
+            return total + inner
+
+        before = ctx.all_reduce("SUM", 1)
+        merged = ctx.merge_call(merge, (np.array([ctx.replica_id_in_sync_group]),))
+        after = ctx.all_reduce("SUM", 2)
+        return int((await merged)[0]), await after, await before
+
+    n = sum(layout)
+    assert await job.values(program) == [(n * (n - 1) // 2 + 1, 2 * n, n)] * n
+
+
+async def test_first_replica_says_how_to_accumulate() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        first = ctx.replica_id_in_sync_group == 0
+        options = CommunicationOptions(accumulate="float64") if first else None
+        return await ctx.all_reduce("SUM", np.full(1, 0.1 if first else 2.0**20, np.float32), options)
+
+    for layout in [(1, 1, 1), (2, 1)]:
+        await check(program, layout)
+
+
+async def test_framework_arrays_come_back_as_they_were() -> None:
+    torch = pytest.importorskip("torch")
+
+    async def program(ctx: ReplicaContext) -> Any:
+        found = await ctx.all_reduce("SUM", torch.ones(200))
+        found += 1
+        return found.sum().item()
+
+    assert await Job(1, 2).values(program) == [800.0] * 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) -> None:
+    n = sum(layout)
+
+    async def program(strategy: Any) -> Any:
+        first, _ = strategy._span
+        local = strategy._num_local_replicas
+        values = [np.arange(3.0 * (r + 1)).reshape(-1, 3) + r for r in range(first, first + local)]
+        ragged = PerReplica(values) if local > 1 else values[0]
+        firsts = PerReplica([value[0] for value in values]) if local > 1 else values[0][0]
+        return [
+            await strategy.reduce("SUM", firsts, None),
+            await strategy.reduce("MEAN", {"a": firsts, "b": None}, None),
+            *[await strategy.reduce(op, ragged, 0) for op in ReduceOp],
+            await strategy.reduce("MEAN", ragged, (0, 1)),
+            await strategy.gather(ragged, 0),
+            await strategy.extended.reduce_to("SUM", firsts, "CPU:0"),
+        ]
+
+    values = [np.arange(3.0 * (r + 1)).reshape(-1, 3) + r for r in range(n)]
+    firsts, rows = [value[0] for value in values], np.concatenate(values)
+    expected = [
+        np.sum(firsts, 0), np.mean(firsts, 0),
+        *[getattr(np, {"PRODUCT": "prod"}.get(op.name, op.name.lower()))(rows, 0) for op in ReduceOp],
+        rows.mean(), rows, np.sum(firsts, 0),
+    ]  # fmt: skip
+    for outcome in await Job(*layout).everywhere(program):
+        assert not isinstance(outcome, Exception), outcome
+        outcome[1] = outcome[1]["a"]
+        for found, right in zip(outcome, expected, strict=True):
+            np.testing.assert_allclose(found, right)
+
+
+async def test_ordered_reductions_give_the_same_bits_for_every_layout() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        rng = np.random.default_rng(ctx.replica_id_in_sync_group)
+        values = [rng.normal(size=size).astype(dtype) for size in (5, 3000) for dtype in (np.float32, np.float64)]
+        return [await ctx.all_reduce(op, values) for op in ("SUM", "MEAN", "PRODUCT")]
+
+    layouts = [(8,), (4, 4), (2, 2, 2, 2), (1,) * 8, (1, 7), (3, 5), (2, 5, 1)]
+    results = [await Job(*layout, reduction="ordered").values(program) for layout in layouts]
+    for result in results[1:]:
+        same(result, results[0])
+    eleven = [await Job(*layout, reduction="ordered").values(program) for layout in [(11,), (5, 6), (1,) * 11]]
+    same(eleven[1], eleven[0])
+    same(eleven[2], eleven[0])

@@ -1,0 +1,160 @@
+"""Variables start from replica 0's value wherever it is; datasets give each worker its own replicas' parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiodist import (
+    CollectiveError,
+    InputContext,
+    PerReplica,
+    ReplicaContext,
+    ReplicaContextError,
+    Variable,
+    get_replica_context,
+)
+from tests.workers.simulated import Job
+
+LAYOUTS = [(2,), (1, 1), (2, 1), (1, 2, 1)]
+pytestmark = pytest.mark.anyio
+
+
+def first_of(strategy: Any) -> int:
+    return int(strategy._span[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_variable_of_a_scope_starts_from_the_first_workers_value(layout: tuple[int, ...]) -> None:
+    async def program(strategy: Any) -> Any:
+        with strategy.scope():
+            v = Variable(np.full(2, first_of(strategy) + 1.0), aggregation="sum")
+        if len(layout) > 1:
+            with pytest.raises(ReplicaContextError, match=r"has not come yet; wait for it before .*await strategy.run"):
+                v.read_value()
+
+        async def replica() -> None:
+            assert v.numpy().tolist() == [1, 1]
+            await v.assign_add(np.ones(2))
+
+        await strategy.run(replica)
+        return v.numpy().tolist()
+
+    for outcome in await Job(*layout).everywhere(program):
+        assert outcome == [1 + sum(layout)] * 2
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica", "none"])
+async def test_assignments_are_aggregated_over_all_workers(layout: tuple[int, ...], aggregation: str) -> None:
+    n = sum(layout)
+
+    async def program(ctx: ReplicaContext) -> Any:
+        r = ctx.replica_id_in_sync_group
+        v = Variable(np.full(100, float(r + 3)), aggregation=aggregation)
+        await ctx.barrier()
+        start = v.read_value()[0]
+        await v.assign(np.full(100, 7.0 if aggregation == "none" else r))
+        return start, v.read_value()[0]
+
+    right = {"sum": n * (n - 1) / 2, "mean": (n - 1) / 2, "only_first_replica": 0, "none": 7}[aggregation]
+    assert await Job(*layout).values(program) == [(3, right)] * n
+
+
+async def test_different_values_without_aggregation_are_refused_everywhere() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        v = Variable(0.0, name="v")
+        await v.assign(ctx.replica_id_in_sync_group // 2)
+
+    for outcome in await Job(2, 1, 1).run(program):
+        assert isinstance(outcome, ValueError)
+        assert "mirrored variable 'v', whose aggregation is NONE: replica 2's is not replica 0's" in str(outcome)
+
+
+async def test_swapped_assignments_of_unnamed_variables_are_told_apart() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        variables = [Variable(0.0, aggregation="sum") for _ in range(2)]
+        if ctx.replica_id_in_sync_group == 1:
+            variables.reverse()
+        for v in variables:
+            await v.assign_add(1.0)
+
+    for outcome in await Job(1, 1, 1).run(program):
+        assert isinstance(outcome, CollectiveError)
+        assert outcome.report.reason == "kind"
+
+
+async def test_sync_on_read_variable_is_reduced_and_not_read_outside() -> None:
+    async def program(strategy: Any) -> Any:
+        with strategy.scope():
+            v = Variable(0, synchronization="on_read", aggregation="sum")
+
+        async def replica() -> None:
+            await v.assign_add(get_replica_context().replica_id_in_sync_group)
+
+        await strategy.run(replica)
+        with pytest.raises(ValueError, match=r"await strategy.reduce\(op, variable, axis=None\)"):
+            v.read_value()
+        before = await strategy.reduce("SUM", v, None)
+        v.assign(10)
+        return int(before), int(await strategy.reduce("SUM", v, None))
+
+    assert await Job(2, 1, 1).everywhere(program) == [(6, 10)] * 3
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_global_batches_are_cut_over_all_replicas(layout: tuple[int, ...]) -> None:
+    n = sum(layout)
+
+    async def program(strategy: Any) -> Any:
+        dataset = strategy.experimental_distribute_dataset([np.arange(2 * n - 1), np.arange(n)])
+        return [strategy.experimental_local_results(batch) async for batch in dataset]
+
+    outcomes = await Job(*layout).everywhere(program)
+    for step, size in enumerate((2 * n - 1, n)):
+        parts = [part for outcome in outcomes for part in outcome[step]]
+        assert len(parts) == n
+        np.testing.assert_array_equal(np.concatenate(parts), np.arange(size))
+
+
+async def test_pipelines_of_uneven_length_end_together() -> None:
+    async def program(strategy: Any) -> Any:
+        def pipeline(context: InputContext) -> Any:
+            assert (context.num_input_pipelines, context.num_replicas_in_sync) == (3, 4)
+            return [np.full((2, 3), context.input_pipeline_id)] * (2 * context.input_pipeline_id)
+
+        dataset = strategy.distribute_datasets_from_function(pipeline)
+        with pytest.raises(TypeError, match="async for"):
+            iter(dataset)
+        found = []
+        async for batch in dataset:
+            sums = await strategy.reduce("SUM", batch, 0)
+            found.append((float(sums[0]), [len(part) for part in strategy.experimental_local_results(batch)]))
+        return found
+
+    first, second, third = await Job(1, 2, 1).everywhere(program)
+    assert [total for total, _ in first] == [total for total, _ in second] == [total for total, _ in third]
+    assert [sizes for _, sizes in first] == [[0]] * 4
+    assert [sizes for _, sizes in second] == [[2, 2], [0, 0], [0, 0], [0, 0]]
+    assert [sizes for _, sizes in third] == [[2]] * 4
+    assert [total for total, _ in first] == [8, 4, 4, 4]
+
+
+async def test_values_are_made_for_own_replicas() -> None:
+    async def program(strategy: Any) -> Any:
+        values = strategy.experimental_distribute_values_from_function(lambda ctx: ctx.replica_id_in_sync_group)
+        return list(values.values) if isinstance(values, PerReplica) else [values]
+
+    assert await Job(1, 2).everywhere(program) == [[0], [1, 2]]
+
+
+async def test_cluster_settings_are_kept_where_they_fit() -> None:
+    async def program(strategy: Any) -> Any:
+        strategy.configure(cluster_spec={"worker": ["a:1", "b:1"]}, task_type="worker", task_id=first_of(strategy))
+        with pytest.raises(ValueError, match="the launcher decides"):
+            strategy.configure(cluster_spec={"worker": ["a:1"]}, task_type="worker", task_id=0)
+        return strategy.cluster_resolver.task_id
+
+    assert await Job(1, 1).everywhere(program) == [0, 1]
