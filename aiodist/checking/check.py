@@ -133,14 +133,13 @@ class _Subject:
         ledger, first = Ledger(), self.ledger is None
         self.ledger = self.ledger or ledger
         output = self._output if first else io.StringIO()
-        with observing(ledger), redirect_stdout(output), _errors_of(ledger):
-            with nullcontext() if first else redirect_stderr(output):
-                function_program(self._call)(new_loop)
-            if not ledger.runs:
-                raise TargetError(
-                    "the target ended without a run of a strategy: a function that is to run on replicas needs "
-                    "--replicas"
-                )
+        errors = nullcontext() if first else redirect_stderr(output)
+        with observing(ledger), redirect_stdout(output), _errors_of(ledger), errors:
+            function_program(self._call)(new_loop)
+        if not ledger.runs:
+            raise TargetError(
+                "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
+            )
 
     def _call(self) -> Any:
         function = self.source.load()

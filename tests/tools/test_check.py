@@ -85,6 +85,10 @@ def exits():
     sys.exit(int(sys.argv[1]))
 
 
+def leaves():
+    sys.exit()
+
+
 def on_trio():
     import trio
     trio.run(amain)
@@ -184,6 +188,7 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], arguments: l
         (["program.py:nothing"], "program has no function 'nothing'"),
         (["program.py:not_a_function"], "program has no function 'not_a_function'"),
         (["program.py:train"], "a function that is to run on replicas needs --replicas"),
+        (["program.py:leaves"], "the target ended without a run of a strategy"),
         (["program.py:on_trio"], "runs on an event loop that the target chose itself"),
         (["program.py:train", "--replicas", "1"], "expected a number of replicas from 2 to 10000, got '1'"),
         (["program.py:train", "--replicas", "10001"], "expected a number of replicas from 2 to 10000"),
