@@ -119,6 +119,7 @@ def test_update_config_proto_returns_a_copy() -> None:
             "timeout_seconds": None,
             "implementation": "ring",
             "accumulate": "native",
+            "reduction": "fast",
         },
     }
     assert config == {"log": True, "devices": ["CPU:9"]}
