@@ -94,13 +94,17 @@ class _Reduction:
             return self._executor.run(self._batches, streams, self._keeps)
 
     def _prepare(self) -> list[Batch]:
-        """Make the results' memory, and sort the leaves by the rule that reduces them."""
-        jobs: dict[Rule, list[Job]] = {}
+        """Make the results' memory, and sort the leaves by the rule that reduces them, and by where they lie.
+
+        A replica may spread its leaves over several GPUs.
+        """
+        jobs: dict[tuple[Rule, tuple[int, ...]], list[Job]] = {}
         for place, (mark, arrays) in enumerate(zip(self._marks, self._columns, strict=True)):
             if isinstance(mark, DeviceType):
                 rule = rule_for(self._op, arrays[0].dtype, self._accumulate)
-                jobs.setdefault(rule, []).append(self._job(place, mark, arrays))
-        return [Batch(rule, batch) for rule, batch in jobs.items()]
+                where = tuple(array.ordinal for array in arrays)
+                jobs.setdefault((rule, where), []).append(self._job(place, mark, arrays))
+        return [Batch(rule, batch) for (rule, _), batch in jobs.items()]
 
     def _job(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray]) -> Job:
         dtype = kernels.result_dtype(self._op, arrays[0].dtype)

@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 _SPIN_SECONDS: Final = 200e-6
 _SHORTEST_NAP: Final = 100e-6
-_LONGEST_NAP: Final = 1e-3
+_LONGEST_NAP: Final = 4e-3
+_LONGEST_NAP_OF_VALUES: Final = 100e-6
 
 
 class InterruptedStep(Exception):  # noqa: N818  (no error: somebody has rung)
@@ -44,13 +45,16 @@ class Bell:
 
     Args:
         call_soon_threadsafe: calls a function in the event loop.
+        for_values: requests move large values, which engines do only while they are asked; else they wait for other
+            workers, which may take long.
 
     Attributes:
         interrupts: requests are not waited for any longer.
     """
 
-    def __init__(self, call_soon_threadsafe: Callable[..., object]) -> None:
+    def __init__(self, call_soon_threadsafe: Callable[..., object], *, for_values: bool = False) -> None:
         self._call = call_soon_threadsafe
+        self._longest = _LONGEST_NAP_OF_VALUES if for_values else _LONGEST_NAP
         self._thread = get_ident()
         self._event = anyio.Event()
         self._nap: _Timer | None = None
@@ -74,11 +78,11 @@ class Bell:
         await self._event.wait()
         self._event = anyio.Event()
 
-    async def nap(self, seconds: float) -> None:
-        """Wait for a short time."""
+    async def nap(self, elapsed: float) -> None:
+        """Wait for a short time, the longer the longer it has been waited."""
         if self._nap is None:
             self._nap = _Timer()
-        await self._nap.sleep(seconds)
+        await self._nap.sleep(min(self._longest, max(_SHORTEST_NAP, elapsed / 8)))
 
     def close(self) -> None:
         """Give back what it has of the system."""
@@ -108,7 +112,7 @@ async def until(request: Request, bell: Bell) -> None:
         if elapsed < _SPIN_SECONDS:
             await anyio.lowlevel.checkpoint()
         else:
-            await bell.nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
+            await bell.nap(elapsed)
 
 
 def _check(bell: Bell) -> None:

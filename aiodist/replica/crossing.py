@@ -11,10 +11,11 @@ carried out, whoever is cancelled meanwhile: the others count on it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.to_thread
 from anyio import CancelScope
 
 from aiodist.collective import sameness
@@ -31,7 +32,7 @@ from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane, PlanOf
 from aiodist.workers.record import ALL_FREE, Row
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.tribunal import Verdict
-from aiodist_kernels import Accumulate
+from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
@@ -57,7 +58,7 @@ class Crossing:
         self.group = group
         self._queue: deque[Rendezvous | None] = deque()
         self._bell = Bell(team.call_soon_threadsafe)
-        self._values = Bell(team.call_soon_threadsafe)
+        self._values = Bell(team.call_soon_threadsafe, for_values=True)
         self._asked = False
         self._finishing = False
         self.told = False
@@ -156,7 +157,7 @@ class Crossing:
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""
         self._bell = Bell(self._team.call_soon_threadsafe)
-        self._values = Bell(self._team.call_soon_threadsafe)
+        self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
 
     async def carry_over(self, free: int) -> Sequence[Row]:
         """Carry over what has begun; return the records of the last.
@@ -236,15 +237,17 @@ class Crossing:
             plan: Plan = kind.across(meeting.signature, values, accumulate, span)
             return plan
 
+        own, large = meeting.options.accumulate, policy.blocks(sum(map(_nbytes, values)))
         call = (meeting.signature, meeting.code, meeting.offset)
         name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
         try:
-            agreed = await self._agree(name, plan_of, meeting.options.accumulate, free)
+            plan = await _call(large, plan_of, own)
+            agreed = await self._agree(name, lambda wanted: plan if wanted == own else plan_of(wanted), own, free)
             if kind.across is None:
                 if not meeting.complete:
                     group.engine.start_merge(group, meeting)
                 return agreed.rows
-            result = await self._carry_out(agreed)
+            result = await self._carry_out(agreed, large=large)
             if not meeting.complete:
                 meeting.take_from_afar(result)
         except InterruptedStep:
@@ -264,9 +267,10 @@ class Crossing:
             self.tell()
             raise InterruptedStep from None
 
-    async def _carry_out(self, agreed: Agreed) -> Any:
+    async def _carry_out(self, agreed: Agreed, *, large: bool) -> Any:
         with CancelScope(shield=True):
-            return await complete(self.lane.carry_out(agreed), self._values)
+            results = await complete(self.lane.carry_out(agreed), self._values)
+            return await _call(large, agreed.plan.finish, results)
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
@@ -274,3 +278,15 @@ class Crossing:
             with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
                 await self.judged.wait()
         self.group.finish_merge(meeting, None, error)
+
+
+async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function makes of values; where they are large, in a worker thread."""
+    return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
+
+
+def _nbytes(value: Any) -> int:
+    """Return the size of what a replica brings: a leaf, or a list of leaves."""
+    if isinstance(value, list):
+        return sum(map(_nbytes, value))
+    return int(getattr(value, "nbytes", 0))

@@ -77,17 +77,21 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
     Raises:
         UsageError: there is no launcher, or it is none that is known.
     """
-    path = _find_launcher(launcher)
+    path = find_launcher(launcher)
     with tempfile.TemporaryDirectory(prefix="aiodist-run-") as notes:
         agent = [sys.executable, str(Path(__file__).with_name("worker_agent.py")), notes, str(workers)]
-        command = [path, *_flags(_flavour(path), workers, hosts), *agent, *program]
+        command = [path, *_flags(flavour_of(path), workers, hosts), *agent, *program]
         settings = environment.with_workers(workers=str(workers))
         with subprocess.Popen(command, env=settings, start_new_session=True) as process:  # noqa: S603
             return _follow(process, Path(notes))
 
 
-def _find_launcher(given: str | None) -> str:
-    """Return the launcher: beside the interpreter, where MPI's wheels put it, or on the path."""
+def find_launcher(given: str | None) -> str:
+    """Return the launcher: beside the interpreter, where MPI's wheels put it, or on the path.
+
+    Raises:
+        UsageError: there is none.
+    """
     if given is not None:
         found = shutil.which(given)
     else:
@@ -98,7 +102,12 @@ def _find_launcher(given: str | None) -> str:
     return found
 
 
-def _flavour(path: str) -> Flavour:
+def flavour_of(path: str) -> Flavour:
+    """Return whose launcher this is.
+
+    Raises:
+        UsageError: that is not known.
+    """
     said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)  # noqa: S603
     text = said.stdout + said.stderr
     if "HYDRA" in text.upper() or "MPICH" in text:

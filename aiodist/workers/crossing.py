@@ -18,7 +18,8 @@ from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafMark
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.workers.communicator import Array
 from aiodist.workers.layout import Layout
-from aiodist.workers.transfers import Broadcast, Exchange, Gathering, OrderedReduction, Reduction, Transfer
+from aiodist.workers.ordered import OrderedReduction
+from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Reduction, Transfer
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rounding import rounded
 from aiodist_kernels.rules import Finish, Rule, rule_for

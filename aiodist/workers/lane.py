@@ -120,8 +120,8 @@ class Lane:
         transfer = Broadcast(int(own), 0, self.communicator.rank)
         return Flag((yield from transfer.carry_out(self.communicator, None)))
 
-    def carry_out(self, agreed: Agreed) -> Steps[Any]:
-        """Exchange what was agreed on; return the result."""
+    def carry_out(self, agreed: Agreed) -> Steps[list[Any]]:
+        """Exchange what was agreed on; return the results of the plan's transfers."""
         results = []
         at = 0
         valid = bool(agreed.rows) and agreed.rows[0].length >= 0
@@ -134,7 +134,7 @@ class Lane:
             else:
                 known = lengths if transfer.room is None else None
                 results.append((yield from transfer.carry_out(self.communicator, known)))
-        return agreed.plan.finish(results)
+        return results
 
     def catch_up(self, posted: int) -> Steps[None]:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""

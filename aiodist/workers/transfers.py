@@ -7,7 +7,7 @@ result: so nothing here knows how a request is waited for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -16,7 +16,6 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Array, Communicator, Request
-from aiodist.workers.layout import Layout
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
@@ -94,12 +93,12 @@ class Reduction:
         """Reduce each pack by the engine where it does so with our meaning, else by moving parts."""
         totals = []
         for pack in self._packs:
-            flat = _packed(self._arrays, pack)
-            if communicator.reduces(self._op, flat.dtype):
-                yield from _reduce_in_engine(communicator, self._op, flat)
+            arrays = [self._arrays[index] for index in pack]
+            if communicator.reduces(self._op, arrays[0].dtype):
+                totals.append((yield from _reduce_in_engine(communicator, self._op, arrays)))
             else:
-                flat = yield from _reduce_by_moving(communicator, self._op, flat)
-            totals.append(flat)
+                flat = _packed(self._arrays, pack)
+                totals.append((yield from _reduce_by_moving(communicator, self._op, flat)))
         return self._unpacked(totals)
 
     def _unpacked(self, totals: Sequence[Array]) -> list[Array]:
@@ -130,26 +129,46 @@ def as_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _reduce_in_engine(communicator: Communicator, op: ReduceOp, flat: Array) -> Steps[None]:
+def _reduce_in_engine(communicator: Communicator, op: ReduceOp, arrays: Sequence[Array]) -> Steps[Array]:
+    """Reduce arrays, one behind the other, in segments, each of which is copied just before its turn."""
+    flat = np.empty(sum(array.size for array in arrays), arrays[0].dtype)
     step = max(1, SEGMENT // flat.itemsize)
     pending: deque[Request] = deque()
-    for at in range(0, flat.size, step):
+    for begin, end in _filled(flat, arrays, step):
         if len(pending) == communicator.segment_depth:
             yield pending.popleft()
-        pending.append(communicator.iallreduce(op, flat[at : at + step]))
+        pending.append(communicator.iallreduce(op, flat[begin:end]))
     while pending:
         yield pending.popleft()
+    return flat
+
+
+def _filled(flat: Array, arrays: Sequence[Array], step: int) -> Iterator[tuple[int, int]]:
+    """Fill an array with others, one behind the other; yield the bounds of each segment when it is full."""
+    filled = posted = 0
+    for array in arrays:
+        source = array.reshape(-1)
+        for at in range(0, source.size, step):
+            part = source[at : at + step]
+            flat[filled : filled + part.size] = part
+            filled += part.size
+            while filled - posted >= step:
+                yield posted, posted + step
+                posted += step
+    if filled > posted:
+        yield posted, filled
 
 
 def _reduce_by_moving(communicator: Communicator, op: ReduceOp, flat: Array) -> Steps[Array]:
     """Give each worker a share of the elements, let it fold them in the order of the workers, and gather the shares."""
-    shares = _shares(flat.size, communicator.size)
+    shares = shares_of(flat.size, communicator.size)
     received = yield from _exchange_shares(communicator, flat, shares)
     own = kernels.reduce(op, received)
-    return (yield from _gather_shares(communicator, own, shares))
+    return (yield from gather_shares(communicator, own, shares))
 
 
-def _shares(size: int, workers: int) -> list[int]:
+def shares_of(size: int, workers: int) -> list[int]:
+    """Return how many elements each worker's share has."""
     share = -(-size // workers)
     return [max(0, min(share, size - worker * share)) for worker in range(workers)]
 
@@ -163,127 +182,11 @@ def _exchange_shares(communicator: Communicator, flat: Array, shares: Sequence[i
     return list(received.reshape(communicator.size, own))
 
 
-def _gather_shares(communicator: Communicator, own: Array, shares: Sequence[int]) -> Steps[Array]:
+def gather_shares(communicator: Communicator, own: Array, shares: Sequence[int]) -> Steps[Array]:
+    """Put the workers' shares together."""
     whole = np.empty(sum(shares), own.dtype)
     yield communicator.iallgatherv(as_bytes(own), as_bytes(whole), [share * own.itemsize for share in shares])
     return whole
-
-
-class OrderedReduction(Reduction):
-    """A reduction that gives the same bits however the replicas are laid out over workers.
-
-    The sum is a balanced tree over replica ids: a node covers ids from k·2^h to (k+1)·2^h, and is the reduction of its
-    two halves, or the one that has replicas. A worker brings the largest nodes that it has all replicas of.
-
-    Args:
-        op: SUM, PRODUCT, MIN or MAX.
-        layout: the replicas' layout.
-        values: by array, the local replicas' parts, in their order.
-    """
-
-    def __init__(self, op: ReduceOp, layout: Layout, values: Sequence[Sequence[Array]]) -> None:
-        self._layout = layout
-        self._nodes = [
-            _largest_nodes(layout.offset_of(w), count, layout.replicas) for w, count in enumerate(layout.counts)
-        ]
-        own = [
-            np.stack([_subtree(op, node, layout.offset, column) for node in self._nodes[layout.rank]])
-            for column in values
-        ]
-        super().__init__(op, own)
-        self.room = max(map(len, self._nodes)) * sum(array[0].nbytes for array in own)
-
-    def from_records(self, parts: Sequence[memoryview]) -> list[Array]:
-        """Return the arrays, reduced along the tree."""
-        totals, at = [], [0] * len(parts)
-        for pack in self._packs:
-            shapes = [self._arrays[index].shape[1:] for index in pack]
-            dtype = self._arrays[pack[0]].dtype
-            for shape in shapes:
-                nodes: dict[tuple[int, int], Array] = {}
-                for worker, part in enumerate(parts):
-                    size = int(np.prod(shape, dtype=int)) * dtype.itemsize
-                    for node in self._nodes[worker]:
-                        data = bytearray(part[at[worker] : at[worker] + size])
-                        nodes[node] = np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
-                        at[worker] += size
-                totals.append(self._root(nodes))
-        return self._in_order(totals)
-
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[list[Array]]:  # noqa: ARG002
-        """Give each worker a share of the elements of every node, let it go up the tree, and gather the shares."""
-        totals = []
-        for pack in self._packs:
-            for index in pack:
-                stacked = self._arrays[index]
-                total = yield from self._one(communicator, stacked.reshape(len(stacked), -1))
-                totals.append(total.reshape(stacked.shape[1:]))
-        return self._in_order(totals)
-
-    def _one(self, communicator: Communicator, stacked: Array) -> Steps[Array]:
-        shares = _shares(stacked.shape[1], communicator.size)
-        bounds = np.cumsum([0, *shares])
-        send = np.concatenate([stacked[:, a:b].reshape(-1) for a, b in pairwise(bounds)])
-        own, item, rank = shares[communicator.rank], stacked.itemsize, communicator.rank
-        counts = [share * len(self._nodes[rank]) * item for share in shares]
-        received_counts = [own * len(nodes) * item for nodes in self._nodes]
-        received = np.empty(sum(received_counts) // item, stacked.dtype)
-        yield communicator.ialltoallv(as_bytes(send), counts, as_bytes(received), received_counts)
-        nodes = [node for worker in self._nodes for node in worker]
-        total = self._root(dict(zip(nodes, received.reshape(len(nodes), own), strict=True)))
-        return (yield from _gather_shares(communicator, total, shares))
-
-    def _root(self, nodes: dict[tuple[int, int], Array]) -> Array:
-        return np.asarray(_up(self._op, (0, _power(self._layout.replicas)), nodes))
-
-    def _in_order(self, totals: Sequence[Array]) -> list[Array]:
-        order = [index for pack in self._packs for index in pack]
-        found = dict(zip(order, totals, strict=True))
-        return [found[index] for index in range(len(order))]
-
-
-def _power(count: int) -> int:
-    """Return the least power of two that is not below ``count``."""
-    return 1 << max(0, count - 1).bit_length()
-
-
-def _largest_nodes(offset: int, count: int, replicas: int) -> list[tuple[int, int]]:
-    """Return the nodes, as begin and width, that cover these replicas and no others; missing ids count as covered."""
-    found: list[tuple[int, int]] = []
-
-    def visit(begin: int, width: int) -> None:
-        end = min(begin + width, replicas)
-        if begin >= end or end <= offset or begin >= offset + count:
-            return
-        if offset <= begin and end <= offset + count:
-            found.append((begin, width))
-            return
-        visit(begin, width // 2)
-        visit(begin + width // 2, width // 2)
-
-    visit(0, _power(replicas))
-    return found
-
-
-def _subtree(op: ReduceOp, node: tuple[int, int], offset: int, values: Sequence[Array]) -> Array:
-    leaves = {(offset + place, 1): value for place, value in enumerate(values)}
-    found = _up(op, node, leaves)
-    assert found is not None
-    return found
-
-
-def _up(op: ReduceOp, node: tuple[int, int], known: dict[tuple[int, int], Array]) -> Array | None:
-    """Return the value of a node of the tree, from those of nodes below it; None where there are no replicas."""
-    if node in known:
-        return known[node]
-    begin, width = node
-    if width == 1:
-        return None
-    left = _up(op, (begin, width // 2), known)
-    right = _up(op, (begin + width // 2, width // 2), known)
-    if left is None or right is None:
-        return left if right is None else right
-    return kernels.reduce(op, [left, right])
 
 
 class Gathering:

@@ -36,10 +36,10 @@ class Lane(enum.Enum):
     FLOAT32 = "float32"
     FLOAT64 = "float64"
 
-    @property
-    def size(self) -> int:
+    def __init__(self, name: str) -> None:
+        digits = "".join(filter(str.isdigit, name))
+        self.size: Final = int(digits or 8) // 8
         """Bytes of one number."""
-        return 1 if self is Lane.BOOL else int("".join(filter(str.isdigit, self.value))) // 8
 
     @property
     def is_half(self) -> bool:

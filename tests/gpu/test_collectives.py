@@ -221,3 +221,21 @@ async def test_replica_that_has_joined_brings_nothing(plant: Plant) -> None:
 
     await MirroredStrategy().run(step)
     assert seen == {0: [4.0, 4.0], 2: [4.0, 4.0]}
+
+
+async def test_replica_whose_leaves_lie_on_several_gpus(plant: Plant) -> None:
+    machine = plant(2, walls={frozenset({0, 1})})
+    values = [[arrays.values(10 * me + leaf, (40,), SINGLE) for leaf in range(3)] for me in range(2)]
+    seen: dict[int, list[PlantedArray]] = {}
+
+    async def step() -> None:
+        ctx = replica()
+        me = ctx.replica_id_in_sync_group
+        brought = [machine.put(value, (me + leaf) % 2) for leaf, value in enumerate(values[me])]
+        seen[me] = await ctx.all_reduce(ReduceOp.SUM, brought)
+
+    await MirroredStrategy().run(step)
+    for me, results in seen.items():
+        for leaf, result in enumerate(results):
+            assert result.ordinal == (me + leaf) % 2
+            assert_same_bits(result.numpy(), reduce(ReduceOp.SUM, [values[0][leaf], values[1][leaf]]))

@@ -16,8 +16,9 @@ def sections() -> Sequence[Callable[[], Section]]:
     from aiodist.tools.doctor.libraries import libraries
     from aiodist.tools.doctor.machine import machine
     from aiodist.tools.doctor.reductions import reductions
+    from aiodist.tools.doctor.workers import workers
 
-    return machine, libraries, reductions, gpus
+    return machine, libraries, reductions, gpus, workers
 
 
 def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:

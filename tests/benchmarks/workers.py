@@ -1,0 +1,115 @@
+"""What collectives between workers cost: `aiodist run -n 2 tests/benchmarks/workers.py`, on an idle machine.
+
+Each size is reduced in four ways, one after the other and again: by MPI's blocking Allreduce; by the engine through
+the event loop, without a record (unverified); by `ctx.all_reduce` (verified); and so with ``reduction="ordered"``.
+Minima over the repeats are shown, in microseconds. Then: the longest that the event loop stood still during a reduction
+of 64 MiB, and the share of a core that waiting takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+
+from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReduceOp, get_replica_context
+from aiodist.replica.awaiting import Bell, complete
+from aiodist.workers.mpi import load_mpi
+from aiodist.workers.transfers import Reduction
+
+SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
+ROUNDS = 7
+
+
+async def best(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
+    """Return the seconds of one call: the least mean over the rounds."""
+    found = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            await fn()
+        found.append((time.perf_counter() - begun) / repeats)
+    return min(found)
+
+
+async def replica(rows: dict[str, list[float]], *, ordered: bool) -> None:
+    """Measure the collectives of one worker."""
+    ctx = get_replica_context()
+    world = load_mpi().COMM_WORLD
+    bell = Bell(asyncio.get_running_loop().call_soon_threadsafe, for_values=True)
+    engine = ctx.strategy._team._lanes[0].communicator
+    for name, size in SIZES.items():
+        value, out = np.ones(size, np.float32), np.empty(size, np.float32)
+        repeats = max(3, min(300, (1 << 22) // (4 * size)))
+
+        async def blocking(value: Any = value, out: Any = out) -> None:
+            world.Allreduce(value, out)
+
+        async def unverified(value: Any = value) -> None:
+            await complete(Reduction(ReduceOp.SUM, [value]).carry_out(engine, None), bell)
+
+        async def verified(value: Any = value) -> None:
+            await ctx.all_reduce(ReduceOp.SUM, value)
+
+        for fn in (verified,) if ordered else (blocking, unverified, verified):
+            await ctx.barrier()
+            rows.setdefault(name, []).append(await best(fn, repeats))
+    bell.close()
+
+
+async def stall() -> float:
+    """Return the longest time between two turns of the event loop while 64 MiB are reduced."""
+    turns = [time.perf_counter()]
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns.append(time.perf_counter())
+
+    value = np.ones(1 << 24, np.float32)
+    await get_replica_context().barrier()
+    ticking = asyncio.create_task(tick())
+    await get_replica_context().all_reduce("SUM", value)
+    ticking.cancel()
+    return max(np.diff(turns))
+
+
+async def wait_for_the_other() -> float:
+    """Return the share of a core that the first worker takes while it waits for the second."""
+    ctx = get_replica_context()
+    await ctx.barrier()
+    if ctx.replica_id_in_sync_group:
+        await asyncio.sleep(2)
+    cpu, wall = time.process_time(), time.perf_counter()
+    await ctx.barrier()
+    return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
+def main() -> None:
+    """Print the tables."""
+    gc.disable()
+    rows: dict[str, list[float]] = {}
+    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
+    ordered = MultiWorkerMirroredStrategy(
+        devices=["CPU:0"], communication_options=CommunicationOptions(reduction="ordered")
+    )
+    asyncio.run(strategy.run(replica, (rows,), {"ordered": False}))
+    asyncio.run(ordered.run(replica, (rows,), {"ordered": True}))
+    longest = asyncio.run(strategy.run(stall))
+    share = asyncio.run(strategy.run(wait_for_the_other))
+    if strategy.cluster_resolver.task_id == 0:
+        print(f"{'':8}{'blocking':>10}{'unverified':>12}{'verified':>10}{'more':>8}{'ordered':>10}")
+        for name, (plain, bare, checked, tree) in rows.items():
+            shown = "".join(
+                f"{seconds * 1e6:{width}.0f}" for seconds, width in ((plain, 10), (bare, 12), (checked, 10))
+            )
+            print(f"{name:8}{shown}{checked / bare - 1:8.0%}{tree * 1e6:10.0f}")
+        print(f"longest stall of the loop at 64 MiB: {longest * 1e3:.1f} ms; waiting takes {share:.0%} of a core")
+
+
+if __name__ == "__main__":
+    main()
