@@ -82,7 +82,7 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
     """
     sizes = [(index, _size(leaf, structure, index, root)) for index, leaf in enumerate(leaves) if leaf is not None]
     if not sizes:
-        raise ValueError(f"{root} must hold at least one array, got {structure}")
+        raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
     first, size = sizes[0]
     for index, other in sizes:
         if other != size:

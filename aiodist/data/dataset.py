@@ -34,6 +34,7 @@ class NumpyDataset:
     """
 
     def __init__(self, arrays: Any) -> None:
+        nests.meet_dicts(arrays)
         self._leaves, self._structure = nests.flatten(arrays)
         self._size = common_size(self._leaves, self._structure, "numpy_input")
         for leaf, path in zip(self._leaves, nests.leaf_paths(self._structure, "numpy_input"), strict=True):

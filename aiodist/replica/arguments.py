@@ -116,6 +116,15 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
             return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
     elif isinstance(value, (np.ndarray, np.generic, int, float, complex)):
         return None, *describe_leaf(value)
+    try:
+        return _describe_nest(value)
+    except TypeError:
+        if not nests.meet_dicts(value):  # which is asked here, so that nests of other kinds do not pay for it
+            raise
+    return _describe_nest(value)
+
+
+def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     leaves, structure = nests.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
         return None, *describe_leaf(value)
@@ -184,11 +193,15 @@ def out_buffers(out: Any, signature: Signature) -> OutBuffers | None:
         return None
     structure, _, _, _, leaves = describe(out)
     if structure != signature[STRUCTURE]:
-        raise ValueError(f"out must be a nest like the value, {signature[STRUCTURE]}, got {structure}")
+        raise ValueError(f"out must be a nest like the value, {_text(signature[STRUCTURE])}, got {_text(structure)}")
     buffers = [leaves] if structure is None else leaves
     for buffer, (shape, dtype, leaf_type) in zip(buffers, leaf_fields(signature), strict=True):
         _check_out(buffer, shape, dtype, leaf_type, signature[OP])
     return OutBuffers(buffers, out)
+
+
+def _text(structure: nests.Structure | None) -> str:
+    return "a single array" if structure is None else nests.text(structure)
 
 
 def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: LeafMark, op: ReduceOp) -> None:

@@ -56,12 +56,13 @@ class ReplicaContext(Block):
     __slots__ = ("__weakref__", "_branches", "_member", "_run", "_strategy", "_thread", "_worker")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
-        group = strategy._standing_group()
-        if not 0 <= replica_id_in_sync_group < group.size:
-            raise ValueError(
-                f"replica_id_in_sync_group must be from 0 to {group.size - 1}, got {replica_id_in_sync_group}"
-            )
-        self._bind(strategy, group.members[replica_id_in_sync_group], None)
+        if not hasattr(strategy, "_standing_group"):
+            raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
+        members = strategy._standing_group().members
+        index = arguments.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
+        if not 0 <= index < len(members):
+            raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
+        self._bind(strategy, members[index], None)
 
     @classmethod
     def _of(cls, strategy: Any, member: Member, worker: DeviceWorker | None) -> ReplicaContext:

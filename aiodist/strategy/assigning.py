@@ -20,7 +20,7 @@ from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.vocabulary.arraylike import Array
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import DistributedValues
+from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span
 from aiodist_kernels import Accumulate
 
@@ -103,13 +103,15 @@ def across(variable: Variable, method: str, value: Any) -> None:
     """Assign outside replicas, at once; see `Variable.assign`."""
     size = len(variable._present())
     if isinstance(value, DistributedValues):
-        values = [_converted(variable, component) for component in _matching(variable, value, size)]
-    else:
-        values = [_converted(variable, value)]
+        _check_count(variable, value, size)
+    if isinstance(value, Mirrored):
+        value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
+    each = [_converted(variable, v) for v in (value.values if isinstance(value, DistributedValues) else (value,))]
     if variable._mirrored:
-        _update_all(variable, method, aggregate(variable.aggregation, values, variable.name))
+        _update_all(variable, method, aggregate(variable.aggregation, each, variable.name))
         return
-    each = values if isinstance(value, DistributedValues) else _by_component(variable, method, values[0], size)
+    if not isinstance(value, DistributedValues):
+        each = _by_component(variable, method, each[0], size)
     variable._put([updated(method, *pair) for pair in zip(variable._present(), each, strict=True)])
 
 
@@ -127,13 +129,12 @@ def _by_component(variable: Variable, method: str, value: Array, size: int) -> l
     return parts(variable.aggregation, value, replicas)[first : first + size]
 
 
-def _matching(variable: Variable, value: DistributedValues[Any], size: int) -> tuple[Any, ...]:
+def _check_count(variable: Variable, value: DistributedValues[Any], size: int) -> None:
     if len(value.values) != size:
         raise ValueError(
             f"the variable {variable.name!r} has {size} components, one for each replica, got a "
             f"{type(value).__name__} with {len(value.values)}"
         )
-    return value.values
 
 
 def _converted(variable: Variable, value: Any) -> Array:

@@ -36,6 +36,8 @@ class ClusterSettings:
                 "cluster_spec, task_type and task_id are given together, e.g. {'worker': [...]}, 'worker', 0"
             )
         spec = _spec(cluster_spec)
+        if not isinstance(task_type, str):
+            raise TypeError(f"task_type must be the name of a job, a string, got {task_type!r}")
         if task_type not in spec:
             raise ValueError(f"task_type must be a job of the cluster, one of {sorted(spec)}, got {task_type!r}")
         if isinstance(task_id, bool) or not isinstance(task_id, int):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ def initial_array(value: Any, dtype: Any) -> Array:
         TypeError: the value is no array or number, or not of the dtype's kind.
     """
     given = _as_array(value)
+    _check_numbers("a variable", value, given)
     wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
     if wanted.kind != "b":
         kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
-    _check_kind(value, given, wanted)
+    _check_kind("a variable", value, given, wanted)
     return frozen_copy(_as_array(value, wanted))
 
 
@@ -38,11 +40,12 @@ def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: st
         ValueError: it has another shape; nothing is broadcast.
     """
     given = _as_array(value)
+    _check_numbers(f"the variable {name!r}", value, given)
     if given.shape != shape:
         raise ValueError(
             f"the variable {name!r} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}"
         )
-    _check_kind(value, given, dtype)
+    _check_kind(f"the variable {name!r}", value, given, dtype)
     return given if given.dtype == dtype and given.dtype.isnative else _as_array(value, dtype)
 
 
@@ -51,12 +54,17 @@ def _as_array(value: Any, dtype: np.dtype[Any] | None = None) -> Array:
     return np.asarray(value if foreign is None else foreign.view(value), dtype)
 
 
-def _check_kind(value: Any, given: Array, dtype: np.dtype[Any]) -> None:
+def _check_numbers(what: str, value: Any, given: Array) -> None:
+    if given.dtype.kind not in _LADDER:
+        raise TypeError(f"{what} expects an array of numbers, or a number, got {given.dtype}: {reprlib.repr(value)}")
+
+
+def _check_kind(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> None:
     """Allow what NumPy allows in place, a Python int for an unsigned variable, and bfloat16 among floats."""
-    rank, wanted = _LADDER.get(given.dtype.kind), _LADDER.get(dtype.kind, -1)
+    rank, wanted = _LADDER[given.dtype.kind], _LADDER.get(dtype.kind, -1)
     to_unsigned = (given.dtype.kind, dtype.kind) == ("i", "u") and isinstance(value, (np.ndarray, np.generic))
-    if rank is None or rank > wanted or to_unsigned:
-        raise TypeError(f"expected values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
+    if rank > wanted or to_unsigned:
+        raise TypeError(f"{what} expects values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
 
 
 def frozen_copy(array: Array) -> Array:

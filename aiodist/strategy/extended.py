@@ -144,7 +144,7 @@ class StrategyExtended:
         size = components_here(self._required(what))
         op = arguments.reduce_op(reduce_op)
         chosen = self.communication_options.merge(arguments.options(options, None))
-        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
+        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in _pairs(pairs)]
         values = [value for value, _ in targets]
         results: list[Any] = []
         for pack in packs([*map(nbytes, values)], chosen.bytes_per_pack):
@@ -254,6 +254,15 @@ class StrategyExtended:
     def _check_own(self, variable: Any) -> None:
         if not self.variable_created_in_scope(variable):
             raise ValueError(f"{variable!r} was not created under {self._strategy!r}; create it in its scope()")
+
+
+def _pairs(given: Any) -> list[tuple[Any, Any]]:
+    alone = isinstance(given, (DistributedValues, Variable)) or not isinstance(given, Iterable)
+    pairs: list[Any] = [given] if alone else list(given)
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
+    return pairs
 
 
 def _reduced(op: ReduceOp, values: Sequence[Any], num_replicas: int, accumulate: Accumulate) -> list[Any]:

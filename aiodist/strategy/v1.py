@@ -6,6 +6,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -122,7 +123,7 @@ class V1Strategy:
         """Return a copy of a configuration with this strategy's devices and collective settings filled in.
 
         Args:
-            config_proto: a mapping; it is left as it is.
+            config_proto: a mapping; it is left as it is, and nothing in it is shared with the copy.
 
         Raises:
             TypeError: it is no mapping.
@@ -131,7 +132,7 @@ class V1Strategy:
             raise TypeError(f"update_config_proto expects a mapping of settings, got {config_proto!r}")
         extended = self.extended
         collectives = {"order_check": str(extended.order_check), **asdict(extended.communication_options)}
-        return {**config_proto, "devices": list(extended.devices), "collectives": collectives}
+        return {**deepcopy(dict(config_proto)), "devices": list(extended.devices), "collectives": collectives}
 
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[None]:
         """Return a with-block in which variables are created on the devices of another; see ``extended``'s.

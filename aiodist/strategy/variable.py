@@ -224,11 +224,11 @@ class Variable(ArrayLike):
         if not isinstance(here, ReplicaContext):
             return None
         if _owner(here) is not self._strategy:
-            raise ValueError(f"{self._whose()} and cannot be {verb} in a replica of {here.strategy!r}")
+            raise ValueError(f"{self._whose()} and cannot be {verb} in a replica of {here.strategy!r}; {_OWN_OR_VALUE}")
         return here._of_run
 
     def _whose(self) -> str:
-        owner = "the default strategy" if self._strategy is None else repr(self._strategy)
+        owner = "the default strategy" if self._strategy is None else f"another strategy, {self._strategy!r},"
         return f"the variable {self.name!r} was created under {owner}"
 
     # Assigning.
@@ -241,7 +241,8 @@ class Variable(ArrayLike):
         variable it changes the replica's own component at once.
 
         Elsewhere the call applies at once and returns the variable. A sync-on-read variable of aggregation SUM gets
-        components that add up to the value; a per-replica value is what replicas would have assigned.
+        components that add up to the value. A `Mirrored` value is one value; a `PerReplica` is what replicas would
+        have assigned.
 
         Args:
             value: an array or number of the variable's shape; nothing is broadcast.
@@ -249,6 +250,7 @@ class Variable(ArrayLike):
 
         Raises:
             CollectiveError: (at the await) the replicas did not meet in the assignment.
+            OverflowError: a Python int that the variable's dtype cannot hold.
             ReplicaContextError: called in a replica's worker thread.
             TypeError: the value does not fit the variable's dtype.
             ValueError: another shape; another strategy's variable; aggregation NONE and different values.
@@ -265,7 +267,7 @@ class Variable(ArrayLike):
         Raises:
             ValueError: as `assign`; and outside a replica, for a sync-on-read variable of aggregation SUM, where it
                 cannot be told whether the value counts once or for each replica.
-            CollectiveError, ReplicaContextError, TypeError: as `assign`.
+            CollectiveError, OverflowError, ReplicaContextError, TypeError: as `assign`.
         """
         return self._assign("assign_add", value, name, _getframe(1))
 
@@ -280,7 +282,7 @@ class Variable(ArrayLike):
             return assigning.in_replica(self, context, method, value, name, frame)
         here = current.get()
         if isinstance(here, CrossReplica) and self._strategy not in (None, here.strategy):
-            raise ValueError(f"{self._whose()} and cannot be assigned to under {here.strategy!r}")
+            raise ValueError(f"{self._whose()} and cannot be assigned to under {here.strategy!r}; {_OWN_OR_VALUE}")
         assigning.across(self, method, value)
         return self
 
@@ -307,6 +309,9 @@ class Variable(ArrayLike):
             f"the variable {self.name!r} cannot be pickled: it belongs to a strategy, which lives in one process. "
             "Pickle its value, variable.numpy(), and create a variable of that, or assign it, under a scope"
         )
+
+
+_OWN_OR_VALUE = "create it in that one's scope(), or pass its value, variable.numpy()"
 
 
 def _owner(here: ReplicaContext | CrossReplica | None) -> Any:

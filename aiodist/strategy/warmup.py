@@ -24,6 +24,8 @@ async def compile_kernels(values: Sequence[Any], num_replicas: int, accumulate: 
     Raises:
         TypeError: a leaf has no dtype, or one that cannot be summed.
     """
+    for value in values:
+        nests.meet_dicts(value)
     dtypes = {_dtype(leaf) for value in values for leaf in nests.flatten(value)[0]} if values else _COMMON
     specs = [KernelSpec(op, dtype, num_replicas, accumulate) for dtype in _ordered(dtypes) for op in _OPS]
     if num_replicas > 1:

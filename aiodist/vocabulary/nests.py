@@ -2,7 +2,7 @@
 
 optree orders dict keys by sorting, so two dicts that were filled in another order are the same nest, and it puts a
 result's keys back into the order of the nest that it came from. Types are registered with optree, globally or in the
-namespace ``"aiodist"``.
+namespace ``"aiodist"``; subclasses of dict need not be (`dict_kinds`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,27 @@ from typing import Any
 
 import optree
 
+from aiodist.vocabulary import dict_kinds
+
 NAMESPACE = "aiodist"
 Structure = optree.PyTreeSpec
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """Return the leaves and the structure of a nest in which None is empty, as it is in a collective."""
+    """Return the leaves and the structure of a nest in which None is empty, as it is in a collective.
+
+    A subclass of dict that nobody has met is a leaf here: `meet_dicts`.
+    """
     leaves, structure = optree.tree_flatten(value, namespace=NAMESPACE)
     return leaves, structure
+
+
+def meet_dicts(value: Any) -> bool:
+    """Make nests of the subclasses of dict in a nest, and return whether there was one that nobody had met."""
+    met = False
+    while dict_kinds.register(flatten(value)[0], NAMESPACE):
+        met = True
+    return met
 
 
 class _FlatDict:
@@ -53,7 +66,7 @@ def flatten_flat_dict(value: dict[Any, Any]) -> tuple[list[Any], Structure]:
 def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
     """Return the leaves and the structure of a nest in which None is a leaf, as it is in arguments and results."""
     leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
-    return leaves, structure
+    return flatten_with_none(value) if dict_kinds.register(leaves, NAMESPACE) else (leaves, structure)
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
@@ -63,7 +76,14 @@ def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
 
 def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
     """Return the nest with ``fn`` applied to every leaf; None is a leaf."""
-    return optree.tree_map(fn, value, none_is_leaf=True, namespace=NAMESPACE)
+    leaves, structure = flatten_with_none(value)
+    return unflatten(structure, map(fn, leaves))
+
+
+def text(structure: Structure) -> str:
+    """Return a structure as a person reads it, with a ``*`` for each leaf, e.g. ``{'b': *, 'w': [*, *]}``."""
+    shown = str(structure).removeprefix("PyTreeSpec(").removesuffix(")")
+    return shown.removesuffix(f", namespace={NAMESPACE!r}").removesuffix(", NoneIsLeaf")
 
 
 def leaf_paths(structure: Structure, root: str) -> list[str]:
@@ -76,4 +96,4 @@ def difference(a: Any, b: Any, root: str) -> str:
     paths_a, paths_b = leaf_paths(a, root), leaf_paths(b, root)
     for path in sorted(set(paths_a) ^ set(paths_b)):
         return f"{path} stands on one side only"
-    return f"{root} is {a} on one side and {b} on the other"
+    return f"{root} is {text(a)} on one side and {text(b)} on the other"

@@ -70,9 +70,15 @@ class CommunicationOptions:
         object.__setattr__(self, "reduction", _choice("reduction", self.reduction, _REDUCTIONS))
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Return these options with those of ``options`` that are not at their default put over them."""
+        """Return these options with those of ``options`` that are not at their default put over them.
+
+        Raises:
+            TypeError: ``options`` are none.
+        """
         if options is None:
             return self
+        if not isinstance(options, CommunicationOptions):
+            raise TypeError(f"merge expects CommunicationOptions or None, got {options!r}")
         changed = {f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) != f.default}
         return replace(self, **changed) if changed else self
 

@@ -131,13 +131,14 @@ def regroup(values: Sequence[Any], what: str = "results", *, always_wrap: bool =
     if _same_bare_object(values):
         return values[0]
     columns, structures = zip(*(nests.flatten_with_none(value) for value in values), strict=True)
+    first = structures[0]
     for replica_id, structure in enumerate(structures):
-        if structure != structures[0]:
+        if structure != first:
             raise ValueError(
-                f"the replicas' {what} must have the same structure; replica 0's is {structures[0]}, replica "
-                f"{replica_id}'s is {structure}: {nests.difference(structures[0], structure, 'value')}"
+                f"the replicas' {what} must have the same structure; replica 0's is {nests.text(first)}, replica "
+                f"{replica_id}'s is {nests.text(structure)}: {nests.difference(first, structure, 'value')}"
             )
-    return nests.unflatten(structures[0], (_regroup_leaf(leaf, always_wrap) for leaf in zip(*columns, strict=True)))
+    return nests.unflatten(first, (_regroup_leaf(leaf, always_wrap) for leaf in zip(*columns, strict=True)))
 
 
 def _same_bare_object(values: Sequence[Any]) -> bool:

@@ -264,6 +264,13 @@ async def test_context_made_by_hand_of_no_replica(replica_id: int) -> None:
         ReplicaContext(mirrored(2), replica_id)
 
 
+async def test_context_made_by_hand_of_something_else() -> None:
+    with pytest.raises(TypeError, match="expects a strategy, got None"):
+        ReplicaContext(None, 0)
+    with pytest.raises(TypeError, match="must be a replica id, an int, got '0'"):
+        ReplicaContext(mirrored(2), "0")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 async def test_context_is_neither_shared_nor_kept_by_a_with_block() -> None:
     async def program() -> bool:
         with here() as context:

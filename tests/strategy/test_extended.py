@@ -113,6 +113,9 @@ async def test_batch_reduce_to_keeps_the_order_of_the_pairs() -> None:
     assert results[0] == 30
     assert results[1].values == (3, 3)
     assert await extended.batch_reduce_to("sum", []) == []
+    for bad in (5, one, [one], [(one,)], "ab"):
+        with pytest.raises(TypeError, match=r"must be pairs \(value, destinations\), got"):
+            await extended.batch_reduce_to("sum", bad)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 async def test_broadcast_to_gives_read_only_copies() -> None:

@@ -18,11 +18,28 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
+
+class Batch(dict[str, Any]):
+    pass
+
+
+class Ordered(OrderedDict[str, Any]):
+    pass
+
+
+class Grouped(defaultdict[str, Any]):
+    pass
+
+
 NESTS: dict[str, Callable[[Any, Any], Any]] = {
     "namedtuple": Pair,
     "defaultdict": lambda a, b: defaultdict(list, z=a, y=b),
     "OrderedDict": lambda a, b: OrderedDict(z=a, y=b),
     "dataclass": Point,
+    "dict subclass": lambda a, b: Batch(z=a, y=b),
+    "OrderedDict subclass": lambda a, b: Ordered(z=a, y=b),
+    "defaultdict subclass": lambda a, b: Grouped(list, z=a, y=b),
+    "dict subclass deep": lambda a, b: [Batch(z=(Batch(x=a), b))],
     "deep": lambda a, b: Pair(OrderedDict(z=[a]), defaultdict(int, y=(Point(b, None),))),
 }
 

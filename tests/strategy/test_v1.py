@@ -82,6 +82,7 @@ def test_configure_says_which_strategy_can_use_a_cluster() -> None:
         ((CLUSTER, None, None), ValueError, "given together"),
         ((None, "worker", 0), ValueError, "given together"),
         ((CLUSTER, "chief", 0), ValueError, "task_type must be a job of the cluster"),
+        ((CLUSTER, ["worker"], 0), TypeError, "task_type must be the name of a job"),
         ((CLUSTER, "worker", 2), ValueError, "task_id must be from 0 to 1"),
         ((CLUSTER, "worker", True), TypeError, "task_id must be an int"),
         ((["a:1"], "worker", 0), TypeError, "cluster_spec must be a mapping"),
@@ -118,11 +119,18 @@ def test_update_config_proto_returns_a_copy() -> None:
             "timeout_seconds": None,
             "implementation": "ring",
             "accumulate": "native",
+            "reduction": "fast",
         },
     }
     assert config == {"log": True, "devices": ["CPU:9"]}
     with pytest.raises(TypeError, match="expects a mapping"):
         strategy.update_config_proto(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_updated_config_shares_nothing_with_the_argument() -> None:
+    config = {"experimental": {"flags": ["a"]}}
+    mirrored(2).update_config_proto(config)["experimental"]["flags"].append("b")
+    assert config == {"experimental": {"flags": ["a"]}}
 
 
 def test_colocate_vars_with_is_that_of_extended() -> None:

@@ -244,6 +244,22 @@ def test_per_replica_value_is_what_replicas_would_assign(aggregation: str, expec
     assert w.read_value() == expected
 
 
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "only_first_replica"])
+def test_mirrored_value_is_one_value(aggregation: str) -> None:
+    six = Mirrored([6.0, 6.0])
+    v = variable(2, 1.0, aggregation=aggregation)
+    assert v.assign(six).read_value() == 6
+    assert v.assign_add(six).read_value() == 12
+    w = variable(2, 1.0, synchronization="on_read", aggregation=aggregation)
+    assert w.assign(six).read_value() == 6
+
+
+async def test_reduced_value_is_assigned_as_it_is() -> None:
+    v = variable(3, 0.0, aggregation="sum")
+    extended = v._strategy.extended
+    assert v.assign(await extended.reduce_to("sum", PerReplica([1.0, 2.0, 3.0]), v)).read_value() == 6
+
+
 def test_different_components_without_aggregation_are_refused() -> None:
     v = variable(2, 0.0, name="w")
     with pytest.raises(ValueError, match="different values to the mirrored variable 'w'"):
@@ -272,10 +288,20 @@ def test_value_of_another_shape_or_kind_is_refused() -> None:
         counter.assign(np.int64(1))
 
 
+@pytest.mark.parametrize("value", [None, "ab", object(), ["a", "b"], np.array(["2026"], "datetime64[Y]")], ids=repr)
+def test_value_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError, match="a variable expects an array of numbers, or a number, got"):
+        Variable(value)
+    with pytest.raises(TypeError, match="the variable 'w' expects an array of numbers, or a number, got"):
+        variable(2, np.zeros(2), name="w").assign(value)
+
+
 def test_another_strategys_variable_is_refused() -> None:
     v = variable(2, 0.0, name="w")
     other = mirrored(2)
     with other.scope(), pytest.raises(ValueError, match=r"'w' was created under .* cannot be assigned to under"):
+        v.assign(1.0)
+    with other.scope(), pytest.raises(ValueError, match=r"under another strategy, .*; create it in that one's scope"):
         v.assign(1.0)
     plain = Variable(0.0)
     with other.scope():

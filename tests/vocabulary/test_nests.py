@@ -52,7 +52,7 @@ def test_paths_are_code() -> None:
     [
         ({"w": 1}, {"w": 1, "b": 2}, "value['b'] stands on one side only"),
         ([1, 2], [1], "value[1] stands on one side only"),
-        ([1], (1,), "value is PyTreeSpec([*]) on one side and PyTreeSpec((*,)) on the other"),
+        ([1], (1,), "value is [*] on one side and (*,) on the other"),
     ],
 )
 def test_difference(a: Any, b: Any, text: str) -> None:

@@ -82,6 +82,12 @@ def test_merge_with_nothing(options: CommunicationOptions) -> None:
     assert CommunicationOptions().merge(options) == options
 
 
+@pytest.mark.parametrize("options", [{"bytes_per_pack": 1}, 5, CommunicationOptions])
+def test_merge_takes_options_alone(options: Any) -> None:
+    with pytest.raises(TypeError, match="merge expects CommunicationOptions or None, got"):
+        CommunicationOptions().merge(options)
+
+
 def test_order_checks() -> None:
     assert [str(check) for check in OrderCheck] == ["call_site", "call_path", "signature"]
     for check in OrderCheck:
