@@ -6,7 +6,6 @@ writes them to PAGE. With torch it takes some minutes: what hangs there is given
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import importlib.util
 import platform
@@ -19,33 +18,40 @@ from pathlib import Path
 from rich.progress import track
 
 import aiodist
-from aiodist import CollectiveError, get_replica_context
+from aiodist import CollectiveError
+from aiodist.checking.explore import explore
+from aiodist.checking.runs import run
 from tests.benchmarks import torch_ranks
 from tests.benchmarks.torch_ranks import Engine, Outcomes
-from tests.collective.runs import mirrored
 from tests.faults.case import REPLICAS, Case
-from tests.faults.test_faults import FAULTS, TWINS
+from tests.faults.test_faults import FAULTS, MOST_SCHEDULES, TWINS, orders, program_of
 
 PEERS: tuple[Engine, ...] = ("gloo with DETAIL", "threaded group")
 
 
 def ours(case: Case) -> str:
-    """Return what aiodist says of a program: class, replicas, and whether it names the lines."""
-    program = case.bound()
+    """Return what aiodist says of a program under every schedule that it is tested with, on the loop of the checker."""
+    program = program_of(case)
+    if case.scheduled:
+        found = explore(program, schedules=MOST_SCHEDULES, seed=0, seconds=20)
+        return (
+            f"{_verdict(case, found.failure.error)}, at schedule {found.schedules}" if found.failure else "**missed**"
+        )
+    said = Counter(
+        _verdict(case, run(program, order, seed=seed, seconds=20).error) for seed, order in enumerate(orders())
+    )
+    return "; ".join(what if len(said) == 1 else f"{what} ({count}×)" for what, count in said.items())
 
-    async def replica() -> object:
-        return await program(get_replica_context())
 
-    try:
-        asyncio.run(mirrored(REPLICAS).run(replica))
-    except CollectiveError as error:
-        report = error.report
-        named = all(place in str(report) for place in case.named_lines())
-        right = report.reason is case.reason and report.suspects == case.suspects
-        return f"{report.reason}, {_who(report.suspects)}{', line' if named else ''}{'' if right else ' (**wrong**)'}"
-    except (Exception, ExceptionGroup) as error:  # noqa: BLE001  (a program's own exception is one of the outcomes)
+def _verdict(case: Case, error: BaseException | None) -> str:
+    if error is None:
+        return "passes"
+    if not isinstance(error, CollectiveError):
         return f"the program's {type(error).__name__}"
-    return "passes"
+    report = error.report
+    named = all(place in str(report) for place in case.named_lines())
+    right = report.reason is case.reason and case.suspects in (report.suspects, None)
+    return f"{report.reason}, {_who(report.suspects)}{', line' if named else ''}{'' if right else ' (**wrong**)'}"
 
 
 def theirs(case: Case, ended: Outcomes) -> str:

@@ -26,6 +26,7 @@ for _file in sorted(Path(__file__).parent.glob("*.py")):
 FAULTS = [case for case in CASES if case.error is not None]
 TWINS = [case for case in CASES if case.error is None]
 SEEDS = 20
+MOST_SCHEDULES = 100
 
 
 def each(cases: list[Case]) -> pytest.MarkDecorator:
@@ -77,10 +78,14 @@ async def test_correct_twin_passes(case: Case, anyio_backend_name: str) -> None:
     await run(mirrored(REPLICAS), case.bound())
 
 
+def orders() -> list[Order]:
+    """Return the orders that a fault must show in: the plain one, its reverse, random ones."""
+    return [Order(), LastFirst(), *(Random(random.Random(seed)) for seed in range(SEEDS))]
+
+
 @each([case for case in FAULTS if not case.scheduled])
 def test_fault_is_named_alike_under_every_schedule(case: Case) -> None:
-    orders: list[Order] = [Order(), LastFirst(), *(Random(random.Random(seed)) for seed in range(SEEDS))]
-    for seed, order in enumerate(orders):
+    for seed, order in enumerate(orders()):
         check_verdict(case, run_under(program_of(case), order, seed=seed, seconds=20).error)
 
 
@@ -88,7 +93,7 @@ def test_fault_is_named_alike_under_every_schedule(case: Case) -> None:
 @each([case for case in FAULTS if case.scheduled])
 @pytest.mark.parametrize("seed", range(3))
 def test_race_is_found_by_exploring(case: Case, seed: int) -> None:
-    found = explore(program_of(case), schedules=100, seed=seed, seconds=20)
+    found = explore(program_of(case), schedules=MOST_SCHEDULES, seed=seed, seconds=20)
     assert found.failure is not None
     check_verdict(case, found.failure.error)
 
