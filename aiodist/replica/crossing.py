@@ -61,6 +61,9 @@ class Crossing:
         self._values = Bell(team.call_soon_threadsafe, for_values=True)
         self._asked = False
         self._finishing = False
+        self._busy = False
+        self._loss: CollectiveError | None = None
+        self._error: CollectiveError | None = None
         self.told = False
         self.clean = False
         self.needs = 0
@@ -76,6 +79,7 @@ class Crossing:
         """Take a meeting at which all local replicas mean the same."""
         self._queue.append(meeting)
         self._bell.ring()
+        self._settle()
 
     def complain(self, overdue: Rendezvous | None) -> None:
         """Have all workers judged, this one being in trouble."""
@@ -90,6 +94,7 @@ class Crossing:
         """Meet the other workers at the end of the run."""
         self._finishing = True
         if self.judged.is_set():
+            self._settle()
             return
         if failures or any(member.end is not ReplicaState.EXITED for member in self.group.members):
             self.tell(failures=failures)
@@ -121,16 +126,29 @@ class Crossing:
         self._end(verdict.error())
 
     def lose(self, error: CollectiveError) -> None:
-        """Raise that a worker is lost; nothing that is in flight will be complete."""
+        """Raise that a worker is lost, unless what is in flight is complete: who has ended may have done its part."""
+        self._loss = error
         self._values.interrupt()
-        self._end(error)
+        self._bell.interrupt()
+        if not self._busy:
+            self._end(error)
+
+    def _end_by_loss(self) -> None:
+        self._busy = False
+        if self._loss is not None and not self.clean:
+            self._end(self._loss)
 
     def _end(self, error: CollectiveError) -> None:
         if not self.clean:
             self._bell.interrupt()
-            if self.group.engine is not None:
-                self.group.settle(error)
+            self._error = self._error or error
+            self._settle()
         self.judged.set()
+
+    def _settle(self) -> None:
+        """End the group, if its replicas have been started; else at their first meeting, or at the end of the run."""
+        if self._error is not None and self.group.engine is not None:
+            self.group.settle(self._error)
 
     def tell(
         self,
@@ -166,10 +184,14 @@ class Crossing:
             InterruptedStep: there is trouble.
         """
         rows: Sequence[Row] = ()
-        while self._queue:
-            meeting = self._queue.popleft()
-            assert meeting is not None
-            rows = await self.carry(meeting, free)
+        self._busy = True
+        try:
+            while self._queue:
+                meeting = self._queue.popleft()
+                assert meeting is not None
+                rows = await self.carry(meeting, free)
+        finally:
+            self._end_by_loss()
         return rows
 
     async def await_request(self, request: Request) -> None:
@@ -188,11 +210,13 @@ class Crossing:
     async def drive(self) -> None:
         """Carry meetings over until the run is finished, or everything is over."""
         with CancelScope(shield=True):
+            self._busy = True
             try:
                 await self._carry_all()
             except InterruptedStep:
                 pass
             finally:
+                self._end_by_loss()
                 self._stopped.set()
                 self._bell.close()
                 self._values.close()

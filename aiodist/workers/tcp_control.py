@@ -44,7 +44,7 @@ SILENT_SECONDS: Final = 60.0
 ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
-_CONNECT_SECONDS: Final = 10.0
+_CONNECT_SECONDS: Final = 60.0
 _LENGTH: Final = struct.Struct("<I")
 
 

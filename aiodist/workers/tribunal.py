@@ -22,7 +22,7 @@ from aiodist.workers.state import Failure, WorkerState, first_overdue, whole_gro
 
 LaneKey: TypeAlias = tuple[int, int]
 
-PATIENCE_SECONDS = 1.0
+PATIENCE_SECONDS = 5.0
 _MOST_CONCLUDED = 1024
 
 

@@ -306,3 +306,17 @@ async def test_groups_and_joins_are_refused_with_a_reason() -> None:
             await ctx.join()
 
     assert await Job(1, 1).values(program) == [None, None]
+
+
+async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None:
+    job = Job(1, 1)
+    await job.check_that_it_works()
+
+    async def one(strategy: Any) -> Any:
+        if strategy._span[0] == 1:
+            job.cluster.lose(1, "has died")
+            return None
+        return await strategy.run(lambda: 1)
+
+    first, _ = await job.everywhere(one)
+    assert isinstance(first, WorkerLostError)

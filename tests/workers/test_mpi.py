@@ -42,7 +42,7 @@ def job(workers: int, *arguments: str) -> tuple[int, str, float]:
 def digest_of_two() -> str:
     code, output, _ = job(2, "values")
     assert code == 0, output
-    digests = re.findall(r"digest (\w+)", output)
+    digests = re.findall(r"digest ([0-9a-f]{16})", output)
     assert len(digests) == 2
     assert len(set(digests)) == 1
     return str(digests[0])
