@@ -32,6 +32,7 @@ from typing import Any
 from aiodist.collective import joining, sameness, verdict
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
+from aiodist.collective.grace import GRACE_SECONDS, decide_after_turns
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
 from aiodist.collective.out_buffers import OutBuffers
@@ -42,7 +43,6 @@ from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import ReplicaState
 
-GRACE_SECONDS = 0.1
 HISTORY = 256
 _NEVER = 1 << 62
 _ALWAYS = -1 << 62
@@ -391,7 +391,7 @@ class SyncGroup:
         late = min(timed, key=lambda meeting: meeting.deadline or 0.0, default=None)
         if self._grace_ends is not None and self._grace_ends <= now:
             self._grace_ends = None
-            self._decide()
+            decide_after_turns(self)
         elif late is not None and late.deadline is not None and late.deadline <= now:
             self._decide(late)
         else:
