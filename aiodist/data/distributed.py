@@ -54,7 +54,7 @@ class DistributedDataset:
             )
         if not isinstance(self._source, Iterable):
             raise TypeError(
-                f"the source of this dataset, a {type(self._source).__name__}, is asynchronous: iterate with "
+                f"the source of this dataset ({type(self._source).__name__}) is asynchronous: iterate with "
                 "`async for batch in dataset`"
             )
         return DistributedIterator(iter(self._source), self._per_step, self._assemble)
