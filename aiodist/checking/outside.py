@@ -33,7 +33,7 @@ _JOINS = {
 }
 _PATIENCE = 0.25
 _GLANCE = 0.0002
-_BYSTANDERS = ("tqdm._monitor",)
+_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
 

@@ -54,7 +54,7 @@ class DistributedDataset:
             )
         if not isinstance(self._source, Iterable):
             raise TypeError(
-                f"the source of this dataset, a {type(self._source).__name__}, is asynchronous: iterate with "
+                f"the source of this dataset ({type(self._source).__name__}) is asynchronous: iterate with "
                 "`async for batch in dataset`"
             )
         return DistributedIterator(iter(self._source), self._per_step, self._assemble)
@@ -68,7 +68,8 @@ class DistributedDataset:
 class DistributedIterator:
     """An iterator of a `DistributedDataset`: `await anext(iterator)`, and `next(iterator)` where the source is plain.
 
-    A cancellation in the midst of a step loses no batch: the next call goes on from there. `close` or `aclose` end the
+    A cancellation in the midst of a step loses no batch: the next call goes on from there, where the source does (an
+    async generator that is cancelled while it waits has ended: that is Python's rule). `close` or `aclose` end the
     source's iterator at once; one that is dropped ends by itself.
 
     Args:

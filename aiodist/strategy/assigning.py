@@ -110,19 +110,25 @@ def across(variable: Variable, method: str, value: Any) -> None:
     if variable._mirrored:
         _update_all(variable, method, aggregate(variable.aggregation, each, variable.name))
         return
+    _check_sum(variable, method, size)
     if not isinstance(value, DistributedValues):
         each = _by_component(variable, method, each[0], size)
     variable._put([updated(method, *pair) for pair in zip(variable._present(), each, strict=True)])
 
 
-def _by_component(variable: Variable, method: str, value: Array, size: int) -> list[Array]:
-    """Return what each component of a sync-on-read variable gets of a value that is assigned from outside."""
+def _check_sum(variable: Variable, method: str, size: int) -> None:
+    if variable._strategy is None:  # one component, outside of any strategy: nothing is to be told apart
+        return
     if variable.aggregation is VariableAggregation.SUM and method != "assign":
         raise ValueError(
             f"{method} outside a replica is not for the sync-on-read variable {variable.name!r}, whose aggregation is "
-            f"SUM: each component would change by the value, and their sum by {size} times as much. "
+            f"SUM: with {size} components it cannot be told whether the value counts once or for each. "
             f"Call {method} in a replica, or assign(variable.read_value() ± value)"
         )
+
+
+def _by_component(variable: Variable, method: str, value: Array, size: int) -> list[Array]:
+    """Return what each component of a sync-on-read variable gets of a value that is assigned from outside."""
     if method != "assign":
         return [value] * size
     first, replicas = (0, size) if variable._strategy is None else variable._strategy._span

@@ -30,7 +30,7 @@ from aiodist.vocabulary import environment
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-LAST_WORDS_SECONDS: Final = 5.0
+LAST_WORDS_SECONDS: Final = 3.5
 _POLL_SECONDS: Final = 0.1
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-LAST_WORDS_SECONDS: Final = 4.0
+LAST_WORDS_SECONDS: Final = 3.0
 _PR_SET_PDEATHSIG: Final = 1
 
 

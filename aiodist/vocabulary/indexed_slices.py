@@ -28,7 +28,6 @@ class IndexedSlices:
     """
 
     __slots__ = ("_dense_shape", "_indices", "_values")
-    __array_ufunc__ = None  # NumPy's operators leave the refusal to this class
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
         self._values: Array = np.asarray(values)
@@ -65,10 +64,15 @@ class IndexedSlices:
         return f"IndexedSlices(values={self._values!r}, indices={self._indices!r}, dense_shape={self._dense_shape})"
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise TypeError(
             "IndexedSlices are not made an array of silently: pass .values and .indices, or write "
             "dense = np.zeros(slices.dense_shape, slices.dtype); np.add.at(dense, slices.indices, slices.values)"
         )
+
+    __array_ufunc__ = _refuse
 
 
 def _indices(indices: Any, values: Array) -> Array:

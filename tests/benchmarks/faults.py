@@ -15,8 +15,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.progress import track
-
 import aiodist
 from aiodist import CollectiveError
 from aiodist.checking.explore import explore
@@ -82,7 +80,8 @@ def table(cases: list[Case], peers: tuple[Engine, ...]) -> list[str]:
     """Return the rows of a table, one a program."""
     lines = [f"| family | program | aiodist | {' | '.join(peers)} |", "|---" * (3 + len(peers)) + "|"]
     counts: dict[Engine, Counter[str]] = {peer: Counter() for peer in peers}
-    for case in track(cases, transient=True):
+    for case in cases:
+        print(case.name, file=sys.stderr)  # by no thread of its own: one that lives could wake a loop that stands still
         cells = []
         for peer in peers:
             cell = theirs(case, torch_ranks.outcomes(case, peer)) if case.peers else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import io
 import os
 import queue
 import signal
@@ -18,6 +19,8 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from aiodist import CollectiveTimeoutError, DeadlockError, Reason, get_replica_context
 from aiodist.checking.outside import busy_threads
@@ -362,3 +365,14 @@ def test_thread_counts_as_busy_when_it_can_wake_by_itself(wait: float | None, bu
     release.set()
     thread.join()
     assert found == busy
+
+
+def test_a_progress_display_is_no_hope() -> None:
+    async def replica() -> None:
+        if get_replica_context().replica_id_in_sync_group:
+            await asyncio.Event().wait()
+        await get_replica_context().barrier()
+
+    with Progress(console=Console(file=io.StringIO()), auto_refresh=True) as progress:
+        for _ in progress.track(range(1)):
+            assert isinstance(ended(lambda: mirrored(2).run(replica)).error, DeadlockError)

@@ -245,8 +245,9 @@ def test_parts_of_the_value() -> None:
 def test_nothing_makes_an_array_of_it() -> None:
     with pytest.raises(TypeError, match="not made an array of silently"):
         np.asarray(PARTS[0])
-    with pytest.raises(TypeError):
-        _ = np.ones(2) + PARTS[0]  # pyright: ignore[reportOperatorIssue]
+    for use in (lambda s: np.ones(2) + s, lambda s: np.add(1, s), np.sum):
+        with pytest.raises(TypeError, match="not made an array of silently"):
+            use(PARTS[0])
 
 
 @pytest.mark.parametrize(

@@ -221,9 +221,15 @@ def test_sync_on_read_assign_add_outside_replicas(aggregation: str) -> None:
 @pytest.mark.parametrize("method", ["assign_add", "assign_sub"])
 def test_sync_on_read_sum_cannot_be_added_to_from_outside(method: str) -> None:
     v = variable(2, 1.0, synchronization="on_read", aggregation="sum")
-    with pytest.raises(ValueError, match="aggregation is SUM"):
-        getattr(v, method)(1.0)
+    for value in (1.0, Mirrored([1.0, 1.0]), PerReplica([1.0, 2.0])):
+        with pytest.raises(ValueError, match="aggregation is SUM"):
+            getattr(v, method)(value)
     assert v.read_value() == 2
+
+
+def test_variable_of_no_strategy_is_added_to_whatever_its_aggregation() -> None:
+    v = Variable(1.0, synchronization="on_read", aggregation="sum")
+    assert v.assign_add(2.0).read_value() == 3
 
 
 def test_sync_on_read_without_aggregation_has_no_value_outside() -> None:
