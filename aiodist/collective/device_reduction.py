@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import aiodist_kernels as kernels
@@ -13,6 +14,8 @@ from aiodist.collective.signature import OP
 from aiodist.gpu.plan import Job, Place
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
 from aiodist_kernels.rules import rule_for
+
+_rule_for = cache(rule_for)
 
 
 class AllReduce(DeviceWork):
@@ -38,7 +41,7 @@ class AllReduce(DeviceWork):
             arrays[0].dtype.itemsize,
             outs[0].dtype.itemsize,
         )
-        self.reduce(rule_for(self.signature[OP], arrays[0].dtype, self.options.accumulate), job)
+        self.reduce(_rule_for(self.signature[OP], arrays[0].dtype, self.options.accumulate), job)
 
     def on_host(self, place: int) -> list[Any]:
         """Reduce a leaf on the host."""
