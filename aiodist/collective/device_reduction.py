@@ -35,8 +35,8 @@ class AllReduce(DeviceWork):
     def reduce_into(self, arrays: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
         """Reduce a leaf."""
         job = Job(
-            tuple(Place(array.ordinal, array.address) for array in arrays),
-            tuple(Place(array.ordinal, array.address) for array in outs),
+            tuple([Place(array.ordinal, array.address) for array in arrays]),
+            tuple([Place(array.ordinal, array.address) for array in outs]),
             arrays[0].size,
             arrays[0].dtype.itemsize,
             outs[0].dtype.itemsize,

@@ -28,7 +28,11 @@ PREPARED = 64
 LARGEST_TABLES = 1 << 16
 """Bytes of its tables up to which it is: what they describe takes long enough for new ones beyond."""
 
-_form_for = cache(forms.form_for)
+
+@cache
+def _forms(rule: Rule, count: int, *, several: bool) -> tuple[Form, ...]:
+    """Return the kernels for one leaf, and for several where there are: of those, all but one may be empty."""
+    return tuple(dict.fromkeys(forms.form_for(rule, count, leaves=leaves) for leaves in (1, 1 + several)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +98,14 @@ class Executor:
         self.driver = driver
         self._prepared: dict[Any, Prepared] = {}
 
-    def kernels(self, batches: Iterable[Batch]) -> set[tuple[int, Form]]:
+    def kernels(self, batches: Iterable[Batch]) -> list[tuple[int, Form]]:
         """Return the kernels that reducing these may need, each with a device."""
-        needed = set()
-        for batch in batches:
-            count = len(batch.jobs[0].inputs)
-            for device in {place.device for place in batch.jobs[0].inputs}:
-                needed |= {(device, _form_for(batch.rule, count, leaves=many)) for many in {1, min(2, len(batch.jobs))}}
-        return needed
+        return [
+            (device, form)
+            for batch in batches
+            for device in {place.device for place in batch.jobs[0].inputs}
+            for form in _forms(batch.rule, len(batch.jobs[0].inputs), several=len(batch.jobs) > 1)
+        ]
 
     def run(
         self, batches: Sequence[Batch], streams: Iterable[Stream], keeps: list[Any], then: Sequence[Move] = ()
@@ -205,7 +209,7 @@ class Executor:
 
     def _launch(self, launch: Launch, rule: Rule, uploads: list[tuple[Memory, int]]) -> Call:
         first = launch.leaves[0]
-        form = _form_for(rule, len(first.buffers), leaves=min(2, len(launch.leaves)))
+        form = forms.form_for(rule, len(first.buffers), leaves=len(launch.leaves))
         lanes = components(rule.dtype)
         if form.tabled:
             table = tables.pack(form, launch.leaves, lanes)
