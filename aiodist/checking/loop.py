@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from asyncio import Handle, Task, TimerHandle
@@ -96,6 +97,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def pass_time(self, seconds: float) -> None:
         """Put the clock forward."""
         self._now += seconds
+        if self._now + self._clock_resolution == self._now:  # so late that asyncio would find no timer to be due
+            self._now = math.nextafter(self._now, math.inf)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """Call a function when a signal comes: from now on something outside may act."""
