@@ -18,10 +18,8 @@ from aiodist.collective.signature import (
     KIND,
     OP,
     STRUCTURE,
-    TYPES,
     LeafType,
     Signature,
-    has_device_arrays,
     leaf_fields,
 )
 from aiodist.collective.work import Work
@@ -67,11 +65,6 @@ def _check_dense(signature: Signature) -> None:
     if any(leaf_type is LeafType.INDEXED_SLICES for *_, leaf_type in leaf_fields(signature)):
         raise TypeError(
             f"{signature[KIND].name} does not take IndexedSlices, all_reduce does; pass their .values and .indices"
-        )
-    if has_device_arrays(signature[TYPES]):
-        raise TypeError(
-            f"{signature[KIND].name} does not take arrays on GPUs, all_reduce does; copy them to the host first, "
-            "e.g. value.cpu() of PyTorch"
         )
 
 
@@ -134,16 +127,12 @@ def barrier(signature: Signature, values: Sequence[None], options: Communication
 def broadcast(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return a copy of the source's value."""
     value = values[signature[DETAIL]]
-    return _now_or_apart([value], lambda: _each_leaf(signature, value, lambda leaf, _: _frozen_copy(leaf)))
+    return _now_or_apart([value], lambda: _each_leaf(signature, value, lambda leaf, _: copied(leaf)))
 
 
 def all_gather(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return the replicas' arrays put together along the axis, in replica order."""
-
-    def whole(leaves: Sequence[Any], axis: int) -> Array:
-        return _frozen(_concatenate(leaves, axis))
-
-    return _now_or_apart(values, lambda: _each_column(signature, values, whole))
+    return _now_or_apart(values, lambda: _each_column(signature, values, gathered))
 
 
 def reduce_scatter(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
@@ -162,13 +151,7 @@ def reduce_scatter(signature: Signature, values: Sequence[Any], options: Communi
 def all_to_all(signature: Signature, values: Sequence[Any], options: CommunicationOptions) -> Any:
     """Return, for each replica i, the i-th part of every replica's array, put together in replica order."""
     size = len(values)
-
-    def parts(leaves: Sequence[Any], axes: tuple[int, int]) -> list[Array]:
-        split_axis, concat_axis = axes
-        split = [np.split(leaf, size, axis=split_axis) for leaf in leaves]
-        return [_frozen(_concatenate(column, concat_axis)) for column in zip(*split, strict=True)]
-
-    return _now_or_apart(values, lambda: _to_replicas(signature, _each_column(signature, values, parts), size))
+    return _now_or_apart(values, lambda: _to_replicas(signature, _each_column(signature, values, exchanged), size))
 
 
 def _now_or_apart(values: Sequence[Any], move: Callable[[], Any]) -> Any:
@@ -203,6 +186,25 @@ def _to_replicas(signature: Signature, parts: Any, size: int) -> list[Any]:
     return [[leaf[replica_id] for leaf in parts] for replica_id in range(size)]
 
 
+def gathered(leaves: Sequence[Array], axis: int) -> Array:
+    """Return the replicas' arrays put together along the axis."""
+    return _frozen(_concatenate(leaves, axis))
+
+
+def exchanged(leaves: Sequence[Array], axes: tuple[int, int]) -> list[Array]:
+    """Return for each replica its parts of all arrays, cut along the first axis and put together along the second."""
+    split_axis, concat_axis = axes
+    split = [np.split(leaf, len(leaves), axis=split_axis) for leaf in leaves]
+    return [_frozen(_concatenate(column, concat_axis)) for column in zip(*split, strict=True)]
+
+
+def copied(leaf: Any) -> Any:
+    """Return a copy of an array, and anything else as it is."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    return _frozen(np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="K", subok=False))
+
+
 def _concatenate(arrays: Sequence[Array], axis: int) -> Array:
     return np.concatenate([array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays], axis=axis)
 
@@ -210,9 +212,3 @@ def _concatenate(arrays: Sequence[Array], axis: int) -> Array:
 def _frozen(array: Array) -> Array:
     array.flags.writeable = False
     return array
-
-
-def _frozen_copy(leaf: Any) -> Any:
-    if not isinstance(leaf, np.ndarray):
-        return leaf
-    return _frozen(np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="K", subok=False))

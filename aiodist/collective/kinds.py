@@ -5,12 +5,13 @@ A kind's functions see signatures and values only: nothing here knows of replica
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiodist.collective import exchange, reduction
+from aiodist.collective import device_exchange, device_reduction, exchange, reduction
 from aiodist.collective.all_reduce import all_reduce
+from aiodist.collective.device_work import DeviceWork
 from aiodist.collective.signature import Signature
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
@@ -33,6 +34,8 @@ class Kind:
             or the `Work` that it takes; None where a function of the user's makes it.
         shared: one result serves all replicas; else there is one for each.
         check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
+        on_devices: the same as ``combine``, where arrays on GPUs are among the values, and with the devices of those
+            who take part; None where there are no values.
         across: plans how it crosses to other workers; None where a function of the user's makes the result.
         token: tells kinds of one name apart, where several processes must agree on which is meant.
     """
@@ -42,6 +45,7 @@ class Kind:
     combine: Callable[[Signature, list[Any], CommunicationOptions], Any] | None
     shared: bool = True
     check: Callable[[Signature, int], None] = _accept
+    on_devices: Callable[[Signature, list[Any], CommunicationOptions, Mapping[int, str]], DeviceWork] | None = None
     across: Crossing | None = None
     token: tuple[int, ...] | None = None
 
@@ -49,15 +53,37 @@ class Kind:
         return self.name
 
 
-ALL_REDUCE = Kind("all_reduce", Reason.AXIS, all_reduce, check=reduction.check, across=crossing.all_reduce)
-ALL_GATHER = Kind("all_gather", Reason.AXIS, exchange.all_gather, check=exchange.check, across=crossing.all_gather)
-BROADCAST = Kind("broadcast", Reason.SOURCE, exchange.broadcast, check=exchange.check_source, across=crossing.broadcast)
+ALL_REDUCE = Kind(
+    "all_reduce",
+    Reason.AXIS,
+    all_reduce,
+    check=reduction.check,
+    on_devices=device_reduction.AllReduce,
+    across=crossing.all_reduce,
+)
+ALL_GATHER = Kind(
+    "all_gather",
+    Reason.AXIS,
+    exchange.all_gather,
+    check=exchange.check,
+    on_devices=device_exchange.AllGather,
+    across=crossing.all_gather,
+)
+BROADCAST = Kind(
+    "broadcast",
+    Reason.SOURCE,
+    exchange.broadcast,
+    check=exchange.check_source,
+    on_devices=device_exchange.Broadcast,
+    across=crossing.broadcast,
+)
 REDUCE_SCATTER = Kind(
     "reduce_scatter",
     Reason.AXIS,
     exchange.reduce_scatter,
     shared=False,
     check=exchange.check_reduce_scatter,
+    on_devices=device_exchange.ReduceScatter,
     across=crossing.reduce_scatter,
 )
 ALL_TO_ALL = Kind(
@@ -66,6 +92,7 @@ ALL_TO_ALL = Kind(
     exchange.all_to_all,
     shared=False,
     check=exchange.check_all_to_all,
+    on_devices=device_exchange.AllToAll,
     across=crossing.all_to_all,
 )
 BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier, across=crossing.barrier)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist.collective import device_reduction
 from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
@@ -146,7 +145,8 @@ class Rendezvous:
         if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
             self.by_replica = True
             devices = {i: members[i].device for i in range(self.size) if i not in (self.absent or ())}
-            return device_reduction.all_reduce(signature, self.values, self.options.accumulate, devices)
+            work: Work = signature[KIND].on_devices(signature, self.values, self.options, devices).work()
+            return work
         if self.outs is None:
             result = signature[KIND].combine(signature, self.values, self.options)
         else:

@@ -17,7 +17,7 @@ import numpy as np
 
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 
-NEEDS: Final = "reducing arrays on GPUs needs packages that are not installed: pip install 'aiodist[cuda]'"
+NEEDS: Final = "collectives of arrays on GPUs need packages that are not installed: pip install 'aiodist[cuda]'"
 
 _LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -118,6 +118,17 @@ class CudaCore:
     def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
         """Copy from this device's memory."""
         self._copy(device, target_device, target, device, source, nbytes)
+
+    def copy_rows(
+        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
+    ) -> None:
+        """Copy rows within this device's memory."""
+        how = self._driver.CUDA_MEMCPY2D()
+        how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        how.dstDevice, how.dstPitch = target, target_pitch
+        how.srcDevice, how.srcPitch = source, source_pitch
+        how.WidthInBytes, how.Height = width, count
+        self._call("cuMemcpy2DAsync", how, self._handle(device))
 
     def is_loaded(self, device: int, form: Form) -> bool:
         """Return whether a kernel can be launched at once."""

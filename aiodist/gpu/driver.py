@@ -73,6 +73,21 @@ class Driver(Protocol):
     def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
         """Copy from this device's memory on its own stream, to the memory of any."""
 
+    def copy_rows(
+        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
+    ) -> None:
+        """Copy rows of ``width`` bytes within this device's memory on its own stream.
+
+        Args:
+            device: the device.
+            target: where the first goes.
+            target_pitch: bytes from there to where the next goes.
+            source: where the first lies.
+            source_pitch: bytes from there to the next.
+            width: bytes of a row.
+            count: how many there are.
+        """
+
     def is_loaded(self, device: int, form: Form) -> bool:
         """Return whether a kernel can be launched at once."""
         ...

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from aiodist.gpu import plan
+from aiodist.gpu import moves, plan
 from aiodist.gpu.driver import Driver, Event, Memory, Stream
-from aiodist.gpu.plan import Copy, Job, Launch, Meet, Step
+from aiodist.gpu.moves import Move, Rows
+from aiodist.gpu.plan import Copy, Job, Launch, Meet
 from aiodist_kernels.cuda import forms, tables
 from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.recipes import components
@@ -73,7 +74,7 @@ class Completion:
 
 
 class Executor:
-    """Enqueues reductions on a driver, for one thread at a time.
+    """Enqueues reductions and moves on a driver, for one thread at a time.
 
     Args:
         driver: the driver.
@@ -92,26 +93,32 @@ class Executor:
                 needed |= {(device, forms.form_for(batch.rule, count, leaves=many)) for many in (1, len(batch.jobs))}
         return needed
 
-    def run(self, batches: Sequence[Batch], streams: Iterable[Stream], keeps: list[Any]) -> Completion:
+    def run(
+        self, batches: Sequence[Batch], streams: Iterable[Stream], keeps: list[Any], then: Sequence[Move] = ()
+    ) -> Completion:
         """Enqueue reductions; their kernels are loaded.
 
         Args:
             batches: what to reduce.
             streams: those on which inputs were made and results will be used.
             keeps: owners of the inputs and results.
+            then: what to move, when all is reduced.
         """
         with self.driver.using():
-            return self.enqueue(self.prepare(batches, keeps), streams, keeps)
+            return self.enqueue(self.prepare(batches, keeps, then), streams, keeps)
 
-    def prepare(self, batches: Sequence[Batch], keeps: list[Any]) -> Prepared:
+    def prepare(self, batches: Sequence[Batch], keeps: list[Any], then: Sequence[Move] = ()) -> Prepared:
         """Return all that can be known before anything is enqueued, with tables and scratch memory in ``keeps``."""
-        devices = sorted({place.device for batch in batches for place in batch.jobs[0].inputs})
+        devices = {place.device for batch in batches for place in batch.jobs[0].inputs} | moves.devices(then)
         calls = [
-            self._call(step, batch.rule, keeps)
+            self._launch(step, batch.rule, keeps) if isinstance(step, Launch) else self._copy(step)
             for batch in batches
             for step in plan.make(batch.jobs, self.driver.reaches, self._allocate(keeps))
         ]
-        return Prepared(devices, calls)
+        if batches and then and len(devices) > 1:
+            calls.append(self._copy(Meet(tuple(sorted(devices)))))
+        calls += [self._copy(step) for step in moves.make(then, self._allocate(keeps))]
+        return Prepared(sorted(devices), calls)
 
     def enqueue(self, prepared: Prepared, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
         """Enqueue what is prepared, between what streams were given before and what they will be given."""
@@ -147,10 +154,10 @@ class Executor:
 
         return allocate
 
-    def _call(self, step: Step, rule: Rule, keeps: list[Any]) -> Call:
+    def _copy(self, step: Copy | Rows | Meet) -> Call:
         match step:
-            case Launch():
-                return self._launch(step, rule, keeps)
+            case Rows():
+                return self.driver.copy_rows, *step
             case Copy(device, target, source, nbytes) if target.device == device:
                 return self.driver.copy, device, target.address, source.device, source.address, nbytes
             case Copy(device, target, source, nbytes):

@@ -53,7 +53,7 @@ def _described(components: Sequence[Any]) -> tuple[list[Any], list[Any], list[Le
     shapes, dtypes, types, arrays = ([*column] for column in zip(*map(describe_leaf, components), strict=True))
     if has_device_arrays(tuple(types)):
         raise TypeError(
-            "expected arrays on the host, got arrays on GPUs, which ctx.all_reduce takes in a replica function; copy "
+            "expected arrays on the host, got arrays on GPUs, which the collectives of replica functions take; copy "
             "them to the host first, e.g. value.cpu() of PyTorch"
         )
     if has_foreign(tuple(types)):

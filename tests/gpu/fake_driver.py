@@ -142,6 +142,20 @@ class FakeDriver:
     def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
         self._copy(("copy", target_device, device), device, target, target_device, source, device, nbytes)
 
+    def copy_rows(
+        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
+    ) -> None:
+        assert min(target_pitch, source_pitch) >= width
+
+        def work() -> None:
+            for row in range(count):
+                to, by = target + row * target_pitch, source + row * source_pitch
+                self._check(device, to, width, exactly=True)
+                self._check(device, by, width, exactly=True)
+                ctypes.memmove(to, by, width)
+
+        self._enqueue(("rows", device), device, work)
+
     def is_loaded(self, device: int, form: Form) -> bool:
         return not self.unloaded or (device, form) in self.loaded
 

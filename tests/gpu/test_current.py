@@ -115,8 +115,12 @@ def test_cuda_core_has_the_names_that_the_driver_uses() -> None:
         core.Linker: ["link"],
         core.ObjectCode: ["from_ptx", "get_kernel"],
         driver: ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"],
+        driver.CUDA_MEMCPY2D(): [
+            *("dstMemoryType", "dstDevice", "dstPitch", "srcMemoryType", "srcDevice", "srcPitch"),
+            *("WidthInBytes", "Height"),
+        ],
     }.items():
         assert [name for name in names if not hasattr(owner, name)] == []
     core.EventOptions(blocking_sync=True)
     core.LinkerOptions(arch="sm_90")
-    assert hasattr(driver, "cuCtxEnablePeerAccess")
+    assert all(hasattr(driver, name) for name in ("cuCtxEnablePeerAccess", "cuMemcpy2DAsync", "CUmemorytype"))

@@ -109,3 +109,33 @@ async def test_replicas_with_numba(two_devices: Iterator[list[str]], lab: Gpu) -
     strategy = MirroredStrategy(next(two_devices))
     for result in strategy.experimental_local_results(await strategy.run(step)):
         np.testing.assert_array_equal(result, np.arange(100, dtype=np.float32) * 1.5)
+
+
+@pytest.mark.anyio
+async def test_exchanges_with_numba(two_devices: Iterator[list[str]], lab: Gpu) -> None:
+    cuda: Any = importlib.import_module("numba.cuda")
+    values = [np.arange(1000, dtype=np.int16).reshape(10, 20, 5) + 1000 * k for k in range(2)]
+
+    async def step() -> Any:
+        ctx = get_replica_context()
+        value = cuda.to_device(values[ctx.replica_id_in_sync_group])
+        results = [
+            await ctx.all_gather(value, 0),
+            await ctx.all_gather(value, 1),
+            await ctx.broadcast(value, source=1),
+            await ctx.reduce_scatter(ReduceOp.SUM, value, 1),
+            await ctx.all_to_all(value, 1, 0),
+        ]
+        return [result.copy_to_host() for result in results]
+
+    strategy = MirroredStrategy(next(two_devices))
+    for me, got in enumerate(strategy.experimental_local_results(await strategy.run(step))):
+        wanted = [
+            np.concatenate(values, 0),
+            np.concatenate(values, 1),
+            values[1],
+            np.split(values[0] + values[1], 2, axis=1)[me],
+            np.concatenate([np.split(value, 2, axis=1)[me] for value in values], 0),
+        ]
+        for one, other in zip(got, wanted, strict=True):
+            np.testing.assert_array_equal(one, other)

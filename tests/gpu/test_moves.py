@@ -1,0 +1,116 @@
+"""Moves between parts of arrays: right bytes in any order that streams allow, in as few copies as can be."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist.gpu import moves
+from aiodist.gpu.execute import Executor
+from aiodist.gpu.moves import Move, Rows, View, whole
+from aiodist.gpu.plan import Copy, Meet, Place
+from tests.gpu.fake_driver import POISON, FakeDriver, placed
+from tests.kernels import arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def view(device: int, memory: Any, shape: tuple[int, ...], itemsize: int) -> View:
+    return whole(Place(device, memory.address), shape, itemsize)
+
+
+@st.composite
+def parts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    """The shape of an array with up to three axes, and a part of it."""
+    shape = tuple(draw(st.lists(st.integers(0, 5), min_size=0, max_size=3)))
+    lows = [draw(st.integers(0, size)) for size in shape]
+    return shape, tuple(slice(low, draw(st.integers(low, size))) for low, size in zip(lows, shape, strict=True))
+
+
+def cut(found: View, where: tuple[slice, ...]) -> View:
+    for axis, part in enumerate(where):
+        found = found.part(axis, part.start, part.stop)
+    return found
+
+
+@settings(max_examples=200)
+@given(
+    seed=arrays.seeds,
+    source=parts(),
+    margins=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=3, max_size=3),
+    devices=st.tuples(st.integers(0, 1), st.integers(0, 1)),
+    itemsize=st.sampled_from([1, 2, 8]),
+    pitch=st.sampled_from([0, 8, moves.LARGEST_PITCH]),
+)
+def test_any_part_to_any_part(
+    seed: int,
+    source: tuple[tuple[int, ...], tuple[slice, ...]],
+    margins: list[tuple[int, int]],
+    devices: tuple[int, int],
+    itemsize: int,
+    pitch: int,
+) -> None:
+    shape, where = source
+    there = tuple(slice(low, low + w.stop - w.start) for (low, _), w in zip(margins, where, strict=False))
+    target_shape = tuple(w.stop + more for (_, more), w in zip(margins, there, strict=False))
+    driver = FakeDriver(seed, {frozenset({0, 1})})
+    values = np.random.default_rng(seed).integers(0, 256, (*shape, itemsize), np.uint8)
+    wanted = np.full((*target_shape, itemsize), 7, np.uint8)
+    memory, target = placed(driver, devices[0], values), placed(driver, devices[1], wanted)
+    wanted[there] = values[where]
+    memory.array[...] = POISON
+    stream = driver.replica_stream("GPU:0", devices[0])
+    driver.enqueue(stream, partial(np.copyto, memory.array, values.reshape(-1)))
+    move = Move(
+        cut(view(devices[1], target, target_shape, itemsize), there),
+        cut(view(devices[0], memory, shape, itemsize), where),
+    )
+    seen: list[np.ndarray] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(moves, "LARGEST_PITCH", pitch)
+        completion = Executor(driver).run([], [stream], [], [move])
+    driver.enqueue(stream, lambda: seen.append(target.array.copy()))
+    driver.enqueue(stream, partial(memory.array.fill, POISON))
+    driver.drain()
+    assert completion.is_done()
+    assert driver.host_waits == 0
+    assert seen[0].tobytes() == wanted.tobytes()
+
+
+def allocating(allocated: list[tuple[int, int]]) -> Callable[[int, int], int]:
+    def allocate(device: int, nbytes: int) -> int:
+        allocated.append((device, nbytes))
+        return 1 << 50
+
+    return allocate
+
+
+def test_arrays_without_gaps_cross_in_one_copy() -> None:
+    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), 4) for k in range(2))
+    allocated: list[tuple[int, int]] = []
+    steps = moves.make([Move(here, there), Move(here.part(0, 1, 3), there.part(0, 0, 2))], allocating(allocated))
+    assert [(type(step), step.nbytes) for step in steps if isinstance(step, Copy)] == [(Copy, 480), (Copy, 240)]
+    assert len(steps) == 2
+    assert not allocated
+
+
+def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
+    here, there = (whole(Place(k, 1 << 40), (4, 5, 6), 4) for k in range(2))
+    allocated: list[tuple[int, int]] = []
+    steps = moves.make([Move(here.part(1, 1, 3), there.part(1, 0, 2))], allocating(allocated))
+    assert [type(step) for step in steps] == [Rows, Meet, Copy, Rows]
+    assert steps[0] == Rows(1, 1 << 50, 48, 1 << 40, 120, 48, 4)
+    assert steps[3] == Rows(0, (1 << 40) + 24, 120, 1 << 50, 48, 48, 4)
+    assert allocated == [(1, 192), (0, 192)]
+
+
+def test_rows_are_the_axis_with_most_of_them() -> None:
+    array = whole(Place(0, 1 << 40), (1000, 3, 8), 4)
+    steps = moves.make([Move(array.part(1, 0, 2).part(2, 0, 4), array.part(1, 0, 2).part(2, 4, 8))], allocating([]))
+    assert [step.number for step in steps if isinstance(step, Rows)] == [1000, 1000]
