@@ -41,6 +41,8 @@ from aiodist.checking.selector import ControlledSelector
 from aiodist.vocabulary.errors import CollectiveError
 
 _TURNS_AT_ONCE = 64
+_RESOLUTION = time.get_clock_info("monotonic").resolution
+"""Within which of now a timer is due to asyncio."""
 _PATIENCE = 200
 """For how many turns a task stays aside at most while others, which may be waiting for it in a loop, go on."""
 
@@ -97,7 +99,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def pass_time(self, seconds: float) -> None:
         """Put the clock forward."""
         self._now += seconds
-        if self._now + self._clock_resolution == self._now:  # so late that asyncio would find no timer to be due
+        if self._now + _RESOLUTION == self._now:  # so late that asyncio would find no timer to be due
             self._now = math.nextafter(self._now, math.inf)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
