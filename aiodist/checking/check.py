@@ -21,6 +21,8 @@ from aiodist.vocabulary.errors import CollectiveError
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000
+SECONDS = 300.0
+"""How long one run may take where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import threading
 import time
 from asyncio import Handle, Task, TimerHandle
@@ -40,6 +41,8 @@ from aiodist.checking.selector import ControlledSelector
 from aiodist.vocabulary.errors import CollectiveError
 
 _TURNS_AT_ONCE = 64
+_RESOLUTION = time.get_clock_info("monotonic").resolution
+"""Within which of now a timer is due to asyncio."""
 _PATIENCE = 200
 """For how many turns a task stays aside at most while others, which may be waiting for it in a loop, go on."""
 
@@ -96,6 +99,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def pass_time(self, seconds: float) -> None:
         """Put the clock forward."""
         self._now += seconds
+        if self._now + _RESOLUTION == self._now:  # so late that asyncio would find no timer to be due
+            self._now = math.nextafter(self._now, math.inf)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """Call a function when a signal comes: from now on something outside may act."""

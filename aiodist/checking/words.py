@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,12 +12,15 @@ from traceback import TracebackException
 import anyio
 
 import aiodist
-from aiodist.checking.check import Checked
+import aiodist_kernels
+from aiodist.checking.check import SECONDS, Checked
 from aiodist.checking.ledger import Ledger, Site
+from aiodist.checking.target import TargetExitError
 from aiodist.collective.wording import count, shown
 from aiodist.vocabulary.errors import CollectiveError
 
-_PLUMBING = tuple(str(Path(module.__file__ or "").parent) for module in (aiodist, asyncio, anyio))
+_MODULES = (aiodist, aiodist_kernels, asyncio, anyio, importlib)
+_PLUMBING = (*(str(Path(module.__file__ or "").parent) for module in _MODULES), "<frozen importlib")
 _MOST_ROWS = 20
 
 
@@ -76,15 +80,17 @@ def failure_text(checked: Checked) -> str:
     assert error is not None
     if isinstance(error, CollectiveError):
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+    if isinstance(error, TargetExitError) and error.__cause__ is not None:
+        return "".join([*_program_traceback(error.__cause__), str(error)])
     return "".join(_program_traceback(error)).rstrip()
 
 
-def _program_traceback(error: Exception) -> Iterator[str]:
+def _program_traceback(error: BaseException) -> Iterator[str]:
     """Yield a traceback without the frames of event loops and of ours that the error passed through."""
     account = TracebackException.from_exception(error)
     for part in _parts(account):
         own = [frame for frame in part.stack if not frame.filename.startswith(_PLUMBING)]
-        if own:
+        if own or part.exc_type is SyntaxError:  # which has its place in its text
             part.stack[:] = own
     return account.format()
 
@@ -121,5 +127,7 @@ def replay_command(checked: Checked) -> str:
     words: Sequence[str] = ["aiodist", "check", request.text]
     if request.replicas is not None:
         words = [*words, "--replicas", str(request.replicas)]
+    if request.seconds != SECONDS:
+        words = [*words, "--timeout", f"{request.seconds:g}"]
     words = [*words, "--replay", str(failure.schedule)]
     return shlex.join([*words, "--", *request.arguments] if request.arguments else words)

@@ -48,10 +48,11 @@ def _of_its_own(findings: Findings) -> list[str]:
     return []
 
 
+_JOIN = "One that has run out of data can stand by instead: await ctx.join()."
 _UNEVEN = [
     "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
     "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
-    "One that has run out of data can stand by instead: await ctx.join().",
+    _JOIN,
 ]
 _RACE = [
     "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of",
@@ -84,6 +85,7 @@ _ADVICE = {
     Reason.EXITED: [
         "Every replica must make as many collectives as the others: decide together when to stop, e.g.",
         "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
+        _JOIN,
     ],
     Reason.ABANDONED: [
         "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",

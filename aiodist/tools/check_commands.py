@@ -53,9 +53,8 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     )  # fmt: skip
     check.add_argument("--replay", type=_schedule, metavar="SCHEDULE", help="run this schedule alone")
     check.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", default=300.0,
-        help="how long one run may take, in real time (default: %(default)g)",
-    )  # fmt: skip
+        "--timeout", type=_seconds, metavar="SECONDS", help="how long one run may take, in real time (default: 300)"
+    )
     check.add_argument(
         "--json", action="store_true", help="print the result as JSON; what TARGET prints goes to stderr"
     )
@@ -94,7 +93,7 @@ def _hash_seed(arguments: Namespace) -> int:
 
 
 def _run_check(arguments: Namespace) -> Exit:
-    from aiodist.checking.check import Outcome, Request, check
+    from aiodist.checking.check import SECONDS, Outcome, Request, check
     from aiodist.checking.target import Target, TargetError
 
     try:
@@ -105,7 +104,7 @@ def _run_check(arguments: Namespace) -> Exit:
             schedules=arguments.schedules,
             seed=arguments.seed,
             replay=arguments.replay,
-            seconds=arguments.timeout,
+            seconds=arguments.timeout or SECONDS,
             arguments=tuple(arguments.own),
         )
         with _Progress(request.most_schedules()) as progress:

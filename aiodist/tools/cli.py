@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 
 import aiodist
 from aiodist.demos.endings import InterruptedRun, MissingExtraError
@@ -39,6 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unexpected arguments: -- {' '.join(own)}")
     if argv is None and "hash_seed" in arguments:
         fix_hashes(arguments.hash_seed(arguments))
+    code = _run(arguments)
+    if argv is None and "hash_seed" in arguments:
+        _leave_threads(code)
+    return code
+
+
+def _run(arguments: Namespace) -> int:
     try:
         return int(arguments.command(arguments))
     except (UsageError, MissingExtraError) as error:
@@ -67,6 +76,16 @@ def build_parser() -> ArgumentParser:
     add_run(commands)
     add_trace(commands)
     return parser
+
+
+def _leave_threads(code: int) -> None:
+    """End the process at once where the program checked has left a thread that may never end."""
+    if all(thread.daemon or thread is threading.main_thread() for thread in threading.enumerate()):
+        return
+    with suppress(BrokenPipeError):
+        sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -165,6 +165,16 @@ def test_work_in_threads_comes_back_in_an_order_that_does_not_depend_on_who_was_
     assert value(main) == [0, 1, 2, 3]
 
 
+def test_timers_come_however_late_it_is() -> None:
+    async def long_nights() -> float:
+        for _ in range(3):
+            await asyncio.sleep(86_400 * 365.25)
+            await asyncio.sleep(0.001)
+        return asyncio.get_running_loop().time()
+
+    assert value(long_nights) == pytest.approx(3 * 86_400 * 365.25, rel=1e-9)
+
+
 def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_his() -> None:
     async def main() -> tuple[float, float]:
         return random.random(), float(np.random.random())  # noqa: NPY002

@@ -89,6 +89,11 @@ def leaves():
     sys.exit()
 
 
+async def waits_in_a_thread():
+    import queue
+    await asyncio.to_thread(queue.Queue().get)
+
+
 def on_trio():
     import trio
     trio.run(amain)
@@ -127,6 +132,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "module.py").write_text("from program import *\nfrom program import train as inner\n")
+    (tmp_path / "unfinished.py").write_text("def main(:\n")
     (tmp_path / "broken.py").write_text("import no_such_module_anywhere\n")
     monkeypatch.chdir(tmp_path)
     path, modules = sys.path[:], set(sys.modules)
@@ -277,6 +283,38 @@ def test_own_exception_is_shown_as_python_shows_it_without_our_frames(capsys: py
     assert "Found in the plain order.\nAgain:  aiodist check program.py:fails --replicas 2 --replay 0/" in output
 
 
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        (
+            "unfinished.py:main",
+            '  File "{}/unfinished.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n',
+        ),
+        (
+            "broken:main",
+            '  File "{}/broken.py", line 1, in <module>\n    import no_such_module_anywhere\nModuleNotFoundError',
+        ),
+    ],
+)
+def test_file_that_cannot_be_loaded_is_shown_without_our_frames(
+    capsys: pytest.CaptureFixture[str], folder: Path, target: str, shown: str
+) -> None:
+    code, output = check(capsys, target)
+    assert code == 3
+    assert output.removeprefix("Traceback (most recent call last):\n").startswith(shown.format(folder))
+
+
+def test_exit_of_the_target_is_shown_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = check(capsys, "program.py:exits", "--", "7")
+    assert "SystemExit: 7\nthe target ended with exit code 7\n\nFound" in output
+    assert "TargetExitError" not in output
+
+
+def test_command_that_repeats_a_run_has_its_time_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    _, output = check(capsys, "program.py:endless", "--timeout", "0.1")
+    assert output.rstrip().endswith("aiodist check program.py:endless --timeout 0.1 --replay 0/")
+
+
 def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "program.py:train", "--replicas", "2", "--json", "--schedules", "4"]) == 0
     printed = capsys.readouterr()
@@ -330,6 +368,15 @@ def test_terminal_gets_progress_and_colour() -> None:
     assert ended.code == 1
     assert "schedule 2 of 60" in ended.output
     assert "\x1b[1;31mCollectiveMismatchError" in ended.output
+
+
+def test_thread_that_never_ends_does_not_keep_the_process(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "aiodist", "check", "program.py:waits_in_a_thread", "--replicas", "2"],
+        env=environment(), cwd=folder, check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stdout.startswith("DeadlockError: nothing can run any more")
 
 
 def test_nothing_is_left_on_disk(folder: Path) -> None:
