@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import aiodist_kernels as kernels
@@ -13,6 +14,8 @@ from aiodist.collective.signature import OP
 from aiodist.gpu.plan import Job, Place
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
 from aiodist_kernels.rules import rule_for
+
+_rule_for = cache(rule_for)
 
 
 class AllReduce(DeviceWork):
@@ -32,13 +35,13 @@ class AllReduce(DeviceWork):
     def reduce_into(self, arrays: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
         """Reduce a leaf."""
         job = Job(
-            tuple(Place(array.ordinal, array.address) for array in arrays),
-            tuple(Place(array.ordinal, array.address) for array in outs),
+            tuple([Place(array.ordinal, array.address) for array in arrays]),
+            tuple([Place(array.ordinal, array.address) for array in outs]),
             arrays[0].size,
             arrays[0].dtype.itemsize,
             outs[0].dtype.itemsize,
         )
-        self.reduce(rule_for(self.signature[OP], arrays[0].dtype, self.options.accumulate), job)
+        self.reduce(_rule_for(self.signature[OP], arrays[0].dtype, self.options.accumulate), job)
 
     def on_host(self, place: int) -> list[Any]:
         """Reduce a leaf on the host."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from aiodist.gpu import moves, plan
@@ -21,8 +22,17 @@ from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.recipes import components
 from aiodist_kernels.rules import Rule
 
-TABLES = 64
-LARGEST_TABLE = 1 << 16
+PREPARED = 64
+"""How much of what was prepared is kept."""
+
+LARGEST_TABLES = 1 << 16
+"""Bytes of its tables up to which it is: what they describe takes long enough for new ones beyond."""
+
+
+@cache
+def _forms(rule: Rule, count: int, *, several: bool) -> tuple[Form, ...]:
+    """Return the kernels for one leaf, and for several where there are: of those, all but one may be empty."""
+    return tuple(dict.fromkeys(forms.form_for(rule, count, leaves=leaves) for leaves in (1, 1 + several)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +53,14 @@ class Prepared(NamedTuple):
     Attributes:
         devices: on whose streams.
         calls: in this order.
+        keeps: tables and scratch memory that they use.
+        lasting: they may be made again and again.
     """
 
     devices: Sequence[int]
     calls: Sequence[Call]
+    keeps: Sequence[Memory]
+    lasting: bool
 
 
 class Completion:
@@ -82,16 +96,16 @@ class Executor:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._tables: dict[tuple[int, bytes], Memory] = {}
+        self._prepared: dict[Any, Prepared] = {}
 
-    def kernels(self, batches: Iterable[Batch]) -> set[tuple[int, Form]]:
+    def kernels(self, batches: Iterable[Batch]) -> list[tuple[int, Form]]:
         """Return the kernels that reducing these may need, each with a device."""
-        needed = set()
-        for batch in batches:
-            count = len(batch.jobs[0].inputs)
-            for device in {place.device for place in batch.jobs[0].inputs}:
-                needed |= {(device, forms.form_for(batch.rule, count, leaves=many)) for many in (1, len(batch.jobs))}
-        return needed
+        return [
+            (device, form)
+            for batch in batches
+            for device in {place.device for place in batch.jobs[0].inputs}
+            for form in _forms(batch.rule, len(batch.jobs[0].inputs), several=len(batch.jobs) > 1)
+        ]
 
     def run(
         self, batches: Sequence[Batch], streams: Iterable[Stream], keeps: list[Any], then: Sequence[Move] = ()
@@ -105,20 +119,40 @@ class Executor:
             then: what to move, when all is reduced.
         """
         with self.driver.using():
-            return self.enqueue(self.prepare(batches, keeps, then), streams, keeps)
+            prepared = self.prepare(batches, then)
+            keeps += prepared.keeps
+            return self.enqueue(prepared, streams, keeps)
 
-    def prepare(self, batches: Sequence[Batch], keeps: list[Any], then: Sequence[Move] = ()) -> Prepared:
-        """Return all that can be known before anything is enqueued, with tables and scratch memory in ``keeps``."""
+    def prepare(self, batches: Sequence[Batch], then: Sequence[Move] = ()) -> Prepared:
+        """Return all that can be known before anything is enqueued, the same as before where all lies where it lay.
+
+        That is the rule, not the exception: frameworks give a step's arrays the memory of the last one's.
+        """
+        key = tuple([(batch.rule, *batch.jobs) for batch in batches]), tuple(then)
+        found = self._prepared.get(key)
+        if found is None:
+            found = self._prepare(batches, then)
+            if found.lasting:
+                self._prepared[key] = found
+                if len(self._prepared) > PREPARED:
+                    del self._prepared[next(iter(self._prepared))]
+        return found
+
+    def _prepare(self, batches: Sequence[Batch], then: Sequence[Move]) -> Prepared:
         devices = {place.device for batch in batches for place in batch.jobs[0].inputs} | moves.devices(then)
+        scratch: list[Memory] = []
+        uploads: list[tuple[Memory, int]] = []
+        allocate = self._allocate(scratch)
         calls = [
-            self._launch(step, batch.rule, keeps) if isinstance(step, Launch) else self._copy(step)
+            self._launch(step, batch.rule, uploads) if isinstance(step, Launch) else self._copy(step)
             for batch in batches
-            for step in plan.make(batch.jobs, self.driver.reaches, self._allocate(keeps))
+            for step in plan.make(batch.jobs, self.driver.reaches, allocate)
         ]
         if batches and then and len(devices) > 1:
             calls.append(self._copy(Meet(tuple(sorted(devices)))))
-        calls += [self._copy(step) for step in moves.make(then, self._allocate(keeps))]
-        return Prepared(sorted(devices), calls)
+        calls += [self._copy(step) for step in moves.make(then, allocate)]
+        lasting = not scratch and sum(nbytes for _, nbytes in uploads) <= LARGEST_TABLES
+        return Prepared(sorted(devices), calls, [*scratch, *(memory for memory, _ in uploads)], lasting)
 
     def enqueue(self, prepared: Prepared, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
         """Enqueue what is prepared, between what streams were given before and what they will be given."""
@@ -128,8 +162,8 @@ class Executor:
             for device in devices:
                 for event in ready:
                     driver.wait(driver.stream(device), event)
-            for function, *arguments in prepared.calls:
-                function(*arguments)
+            for call in prepared.calls:
+                call[0](*call[1:])
             done = [driver.record(driver.stream(device)) for device in devices]
             for stream in streams:
                 for event in done:
@@ -146,7 +180,7 @@ class Executor:
                 self.driver.wait_for(self.driver.record(self.driver.stream(device)))
             raise
 
-    def _allocate(self, keeps: list[Any]) -> Callable[[int, int], int]:
+    def _allocate(self, keeps: list[Memory]) -> Callable[[int, int], int]:
         def allocate(device: int, nbytes: int) -> int:
             memory = self.driver.allocate(device, nbytes)
             keeps.append(memory)
@@ -173,14 +207,14 @@ class Executor:
                 if other != device:
                     driver.wait(driver.stream(device), events[other])
 
-    def _launch(self, launch: Launch, rule: Rule, keeps: list[Any]) -> Call:
+    def _launch(self, launch: Launch, rule: Rule, uploads: list[tuple[Memory, int]]) -> Call:
         first = launch.leaves[0]
         form = forms.form_for(rule, len(first.buffers), leaves=len(launch.leaves))
         lanes = components(rule.dtype)
         if form.tabled:
             table = tables.pack(form, launch.leaves, lanes)
-            memory = self._uploaded(launch.device, table)
-            keeps.append(memory)
+            memory = self.driver.upload(launch.device, table.words)
+            uploads.append((memory, table.words.nbytes))
             arguments = [memory.address, table.chunks, len(first.buffers)]
             work = table.chunks * forms.THREADS
         else:
@@ -189,14 +223,3 @@ class Executor:
             arguments = [first.out, *first.buffers, vectors, count]
             work = vectors or count
         return self.driver.launch, launch.device, form, work, arguments
-
-    def _uploaded(self, device: int, table: tables.Table) -> Memory:
-        """Return a table on a device, the same one as before where all lies where it lay."""
-        if table.words.nbytes > LARGEST_TABLE:
-            return self.driver.upload(device, table.words)
-        key = device, table.words.tobytes()
-        memory = self._tables.pop(key, None) or self.driver.upload(device, table.words)
-        self._tables[key] = memory
-        if len(self._tables) > TABLES:
-            del self._tables[next(iter(self._tables))]
-        return memory

@@ -143,9 +143,8 @@ def _reduced(lab: Lab, executor: Executor, case: Case, rounds: int) -> tuple[boo
         enqueue(turn)
     bits = all(each.agrees(lab) for each in sets)
     host = min(lab.measure(enqueue, rounds)[0] for _ in range(3))
-    keeps: list[Any] = []
     with lab.driver.using():
-        prepared = [executor.prepare([each.batch], keeps) for each in sets]
+        prepared = [executor.prepare([each.batch]) for each in sets]
 
     def repeat(turn: int) -> None:
         executor.enqueue(prepared[turn % len(sets)], [], [])

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.gpu import plan
+from aiodist.gpu import execute, plan
 from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.moves import Move, whole
 from aiodist.gpu.plan import Copy, Job, Launch, Meet, Place
 from aiodist_kernels import ReduceOp, reduce
 from aiodist_kernels.rules import rule_for
@@ -148,14 +149,48 @@ def test_table_is_uploaded_once_for_the_same_leaves() -> None:
     problem.check()
 
 
-def test_tables_do_not_pile_up() -> None:
+def test_what_was_prepared_does_not_pile_up() -> None:
     driver = FakeDriver()
     executor = Executor(driver)
     for size in range(1, 200):
         problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [size])
         executor.run([Batch(problem.rule, problem.jobs)], [("s", 0)], problem.keeps).wait()
         problem.check()
-    assert len(executor._tables) <= 64
+    assert len(executor._prepared) == 64
+
+
+@pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
+@pytest.mark.parametrize("tables", [0, 1 << 16])
+def test_bits_of_the_second_time(walls: set[frozenset[int]], tables: int) -> None:
+    driver = FakeDriver(5, walls)
+    executor = Executor(driver)
+    streams = [("replica", f"GPU:{i}", device) for i, device in enumerate([0, 1, 1])]
+    problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1, 1], [100, 20])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(execute, "LARGEST_TABLES", tables)
+        for _ in range(3):
+            problem.bring(driver, streams)
+            completion = executor.run([Batch(problem.rule, problem.jobs)], streams, list(problem.keeps))
+            problem.use(driver, streams)
+            driver.drain()
+            assert completion.is_done()
+    assert len(executor._prepared) == (0 if walls or not tables else 1)
+    assert len(problem.seen) == 18
+    for got, wanted in problem.seen:
+        assert_same_bits(got, wanted)
+
+
+def test_other_rule_or_other_moves_of_the_same_memory_are_other_work() -> None:
+    driver = FakeDriver()
+    executor = Executor(driver)
+    problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 0], [8])
+    job = problem.jobs[0]
+    out, other = (whole(place, (8,), 4) for place in job.outputs)
+    ones = rule_for(ReduceOp.MAX, DTYPES[0])
+    for rule, then in ((problem.rule, []), (ones, []), (ones, [Move(other, out)])):
+        before = len(executor._prepared)
+        executor.run([Batch(rule, [job])], [("s", 0)], problem.keeps, then).wait()
+        assert len(executor._prepared) == before + 1
 
 
 def jobs_of(devices: list[int], elements: int) -> list[Job]:
