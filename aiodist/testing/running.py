@@ -132,7 +132,7 @@ def _program(
     return strategy, coroutine_program(partial(strategy.run, fn, args, kwargs))
 
 
-def _cpus(n: int) -> Strategy:
+def _cpus(n: object) -> Strategy:
     if not isinstance(n, int) or n < 1:
         raise ValueError(f"n must be a number of replicas, from 1 on, or a strategy, got {n!r}")
     return MirroredStrategy([f"CPU:{index}" for index in range(n)])
