@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist.vocabulary import gpus
-from tests.benchmarks import cuda_reductions
+from tests.benchmarks import cuda_enqueue, cuda_reductions
 from tests.benchmarks.cuda_cases import KIB, Case, Row, cases, in_units, leaves, write
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
@@ -93,3 +93,9 @@ def test_without_a_gpu_it_says_so(
     monkeypatch.setattr(gpus, "find", lambda: gpus.Found(missing="no NVIDIA driver is installed"))
     assert cuda_reductions.main([str(tmp_path)]) == 0
     assert "There is no GPU to measure: no NVIDIA driver is installed" in capsys.readouterr().out
+
+
+def test_what_enqueueing_costs_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cuda_enqueue, "microseconds", lambda call, times: float(call().is_done()))
+    cuda_enqueue.main()
+    assert capsys.readouterr().out.count("1.0 µs") == 4

@@ -62,7 +62,7 @@ async def check(
             assert isinstance(result, PlantedArray)
             assert result.ordinal == ORDINALS[me]
             assert_same_bits(result.numpy(), wanted[me])
-    assert len({id(array.memory) for array in (alone, nest["value"], nest["more"][0])}) == 3
+        assert len({id(array.memory) for array in (alone, nest["value"], nest["more"][0])}) == 3
 
 
 @pytest.mark.parametrize("walls", [set(), WALLS], ids=["peers", "no peers"])
