@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -173,6 +175,22 @@ def test_timers_come_however_late_it_is() -> None:
         return asyncio.get_running_loop().time()
 
     assert value(long_nights) == pytest.approx(3 * 86_400 * 365.25, rel=1e-9)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_alarm_that_a_program_has_set_is_waited_for() -> None:
+    async def main() -> None:
+        rang, loop = asyncio.Event(), asyncio.get_running_loop()
+        signal.signal(signal.SIGALRM, lambda *_: loop.call_soon_threadsafe(rang.set))
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        await rang.wait()
+
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    try:
+        value(main)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_his() -> None:
