@@ -15,7 +15,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
-from aiodist import get_replica_context
+from aiodist import DeadlockError, get_replica_context
 from aiodist.checking.runs import function_program, run
 from aiodist.checking.schedule import Order
 from tests.checking.programs import ASIDE, ended, letters, mirrored, value
@@ -175,6 +175,10 @@ def test_timers_come_however_late_it_is() -> None:
         return asyncio.get_running_loop().time()
 
     assert value(long_nights) == pytest.approx(3 * 86_400 * 365.25, rel=1e-9)
+
+
+def test_sleep_for_ever_is_no_hope() -> None:
+    assert isinstance(ended(anyio.sleep_forever).error, DeadlockError)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
