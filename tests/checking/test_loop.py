@@ -178,7 +178,7 @@ def test_timers_come_however_late_it_is() -> None:
 
 
 def test_sleep_for_ever_is_no_hope() -> None:
-    assert isinstance(ended(anyio.sleep_forever).error, DeadlockError)
+    assert isinstance(ended(lambda: mirrored(2).run(anyio.sleep_forever)).error, DeadlockError)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
