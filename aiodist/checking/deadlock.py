@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from aiodist.checking.outside import busy_threads
@@ -11,9 +12,9 @@ from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.joining import number_of_join
 from aiodist.collective.verdict import snapshot
-from aiodist.collective.wording import ids
+from aiodist.collective.wording import ids, shown
 from aiodist.replica.waits import WaitGraph, look_at_loop
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.reports import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
 from aiodist.vocabulary.waits import Awaited
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from aiodist.replica.waiter import Waiter
 
 _MOST_LINES = 16
+_MOST_WAYS = 2
 _PROOF = "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them."
 
 
@@ -37,12 +39,23 @@ def report_on(loop: ControlledLoop, group: SyncGroup | None, seconds: float | No
     replicas = _replicas(graph, group) if group is not None else ()
     number, suspects = _where(group, replicas)
     reason = Reason.DEADLOCK if seconds is None else Reason.TIMEOUT
-    lines = [_headline(replicas, seconds), *_shortened([f"  {line}" for line in graph.lines()])]
+    lines = [_headline(replicas, seconds), *_shortened([f"  {line}" for line in graph.lines()]), *_ways(graph)]
     cycle = graph.cycle_text()
     if cycle:
         lines.append(f"The cycle: {cycle}.")
     lines += [_PROOF] if seconds is None else _late()
     return CollectiveReport(reason, number, replicas, suspects, "\n".join(lines))
+
+
+def _ways(graph: WaitGraph) -> list[str]:
+    """Return by which awaits replicas came to where they wait outside of collectives, for the first few ways."""
+    ways: dict[tuple[Location, ...], list[int]] = {}
+    for waiter in graph.waiters:
+        way = waiter.suspension.stack[:-1]
+        if way and waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
+            ways.setdefault(way, []).append(waiter.member.replica_id)
+    few = islice(ways.items(), _MOST_WAYS)
+    return [f"{ids(who).capitalize()} came there by {', '.join(map(shown, way))}." for way, who in few]
 
 
 def _late() -> list[str]:

@@ -215,6 +215,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> TimerHandle:
         """Call a function at a time; where that has come already, behind the next turn."""
+        if when == math.inf:  # of a sleep for ever: no timer, for it never comes
+            return TimerHandle(when, callback, args, self, context)
         if when <= self._now:
             self._timer_is_due = True
             self._turns_left = 0

@@ -18,10 +18,12 @@ it has it, one instruction goes by; so threads are looked at twice, with time fo
 from __future__ import annotations
 
 import concurrent.futures.thread
+import signal
 import sys
 import threading
 import time
 from types import FrameType
+from typing import Any
 from weakref import WeakSet
 
 _WORKER = concurrent.futures.thread._worker.__code__  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,6 +52,16 @@ def busy_threads(*, pause: float) -> list[threading.Thread]:
         time.sleep(pause)
         found = _busy()
     return found
+
+
+def alarm_handler() -> Any:
+    """Return what is called when the process's timer is up (`signal.alarm`, `signal.setitimer`)."""
+    return signal.getsignal(signal.SIGALRM) if sys.platform != "win32" else None
+
+
+def alarm_is_set() -> bool:
+    """Return whether that timer is running."""
+    return sys.platform != "win32" and signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
 
 _slow: WeakSet[threading.Thread] = WeakSet()

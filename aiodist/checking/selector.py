@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from aiodist.checking.outside import busy_threads
+from aiodist.checking.outside import alarm_handler, alarm_is_set, busy_threads
 
 Events = list[tuple[selectors.SelectorKey, int]]
 
@@ -49,11 +49,13 @@ class ControlledSelector(selectors.DefaultSelector):
         super().__init__()
         self.loop: Idle | None = None
         self._own: Collection[Any] = ()
+        self._alarm_handler: Any = None
 
     def begin(self, loop: Idle) -> None:
         """Serve a loop; what it has registered up to now, its wake-up pipe, is its own."""
         self.loop = loop
         self._own = tuple(self.get_map())
+        self._alarm_handler = alarm_handler()
 
     def watches(self) -> bool:
         """Return whether file descriptors of the program's are watched."""
@@ -84,6 +86,8 @@ class ControlledSelector(selectors.DefaultSelector):
     def _outside_may_act(self, pause: float) -> bool:
         assert self.loop is not None
         if self.watches() or self.loop.listens_to_signals():
+            return True
+        if alarm_is_set() and alarm_handler() is not self._alarm_handler:  # an older one is of whoever runs the check
             return True
         return bool(busy_threads(pause=pause))
 

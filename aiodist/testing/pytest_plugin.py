@@ -71,6 +71,9 @@ def _options(
     return {"n": n, "schedules": schedules, "seed": seed, "replay": replay, "timeout": timeout}
 
 
+_options.__qualname__ = "pytest.mark.replicas"  # for the error where a marker has other arguments
+
+
 def _function(obj: Any) -> Callable[..., Any]:
     """Return the test function itself, where another plugin has wrapped a coroutine function in a plain one."""
     wrapped = getattr(obj, "__wrapped__", None)

@@ -60,7 +60,7 @@ def run_replicas(
         DeadlockError: nothing can run any more.
         CollectiveError: replicas did not meet, or took longer than ``timeout``.
         RuntimeError: called in a coroutine: it makes an event loop of its own.
-        ValueError: ``replay`` is no schedule.
+        ValueError: ``n`` is no number of replicas; ``replay`` is no schedule.
         Exception: what a replica raised.
     """
     __tracebackhide__ = True
@@ -105,7 +105,7 @@ def explore(
         DeadlockError: nothing can run any more.
         CollectiveError: replicas did not meet, or took longer than ``timeout``.
         RuntimeError: called in a coroutine: it makes an event loop of its own.
-        ValueError: ``schedules`` is less than 1; ``replay`` is no schedule.
+        ValueError: ``n`` is no number of replicas; ``schedules`` is less than 1; ``replay`` is no schedule.
         Exception: what a replica raised.
     """
     __tracebackhide__ = True
@@ -128,8 +128,14 @@ def _program(
     fn: Callable[..., Any], n: int | Strategy, args: Sequence[Any], kwargs: Mapping[str, Any] | None
 ) -> tuple[Strategy, Program]:
     _check_no_loop()
-    strategy = n if isinstance(n, Strategy) else MirroredStrategy([f"CPU:{index}" for index in range(n)])
+    strategy = n if isinstance(n, Strategy) else _cpus(n)
     return strategy, coroutine_program(partial(strategy.run, fn, args, kwargs))
+
+
+def _cpus(n: object) -> Strategy:
+    if not isinstance(n, int) or n < 1:
+        raise ValueError(f"n must be a number of replicas, from 1 on, or a strategy, got {n!r}")
+    return MirroredStrategy([f"CPU:{index}" for index in range(n)])
 
 
 def _check_no_loop() -> None:

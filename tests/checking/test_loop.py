@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +15,7 @@ import anyio.to_thread
 import numpy as np
 import pytest
 
-from aiodist import get_replica_context
+from aiodist import DeadlockError, get_replica_context
 from aiodist.checking.runs import function_program, run
 from aiodist.checking.schedule import Order
 from tests.checking.programs import ASIDE, ended, letters, mirrored, value
@@ -173,6 +175,26 @@ def test_timers_come_however_late_it_is() -> None:
         return asyncio.get_running_loop().time()
 
     assert value(long_nights) == pytest.approx(3 * 86_400 * 365.25, rel=1e-9)
+
+
+def test_sleep_for_ever_is_no_hope() -> None:
+    assert isinstance(ended(lambda: mirrored(2).run(anyio.sleep_forever)).error, DeadlockError)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_alarm_that_a_program_has_set_is_waited_for() -> None:
+    async def main() -> None:
+        rang, loop = asyncio.Event(), asyncio.get_running_loop()
+        signal.signal(signal.SIGALRM, lambda *_: loop.call_soon_threadsafe(rang.set))
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        await rang.wait()
+
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    try:
+        value(main)
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
 
 
 def test_random_numbers_are_those_of_the_seed_and_the_caller_keeps_his() -> None:

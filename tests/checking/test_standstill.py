@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import queue
+import re
 import signal
 import socket
 import sys
@@ -236,6 +237,23 @@ def test_deadlock_is_proved(main: Main, waiting: tuple[int, ...], suspects: tupl
     assert tuple(r.replica_id for r in report.replicas if r.state == "waiting") == waiting
     assert report.suspects == suspects
     assert all(r.location or r.stack for r in report.replicas)
+
+
+def test_deadlock_tells_by_which_awaits_a_replica_came_to_where_it_waits() -> None:
+    async def inner() -> None:
+        await asyncio.Event().wait()
+
+    async def outer() -> None:
+        await inner()
+
+    async def replica() -> None:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group == 1:
+            await outer()
+        await ctx.barrier()
+
+    text = str(ended(lambda: mirrored(2).run(replica)).error)
+    assert re.search(r"^Replica 1 came there by \S+:\d+ in .*replica, \S+:\d+ in .*outer\.$", text, re.MULTILINE)
 
 
 def test_deadlock_is_raised_in_those_who_wait_and_out_of_run_and_the_program_goes_on() -> None:

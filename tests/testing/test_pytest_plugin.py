@@ -103,6 +103,13 @@ def test_failure_shows_the_report_and_the_way_to_repeat_it(tmp_path: Path) -> No
     assert "in the schedule given, with 1 change" in output
 
 
+def test_marker_with_other_arguments_is_told_as_such(tmp_path: Path) -> None:
+    text = FAILING.replace("schedules=100", "shedules=100")
+    code, output = run_pytest(tmp_path, text, "-p", "aiodist.testing.pytest_plugin", "-k", "race")
+    assert code == 1
+    assert "TypeError: pytest.mark.replicas() got an unexpected keyword argument 'shedules'" in output
+
+
 def test_plugin_is_not_enabled_by_itself(tmp_path: Path) -> None:
     code, output = run_pytest(tmp_path, TESTS, "--strict-markers")
     assert code != 0
