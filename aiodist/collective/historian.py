@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING
 
@@ -75,7 +74,7 @@ def time_limits(members: Iterable[Member]) -> tuple[str, ...]:
     found = []
     for member in members:
         for file, line in member.cancelled_in:
-            limit = time_limit_around(file, line) if "aiodist" not in Path(file).parts[:-1] else None
+            limit = time_limit_around(file, line)
             if limit is not None:
                 place = f"{shown_file(file)}:{limit[0]}"
                 found.append(f"Replica {member.replica_id} was inside `{limit[1]}` at {place}.")

@@ -115,10 +115,11 @@ class Member:
 
 
 def _lines_here() -> tuple[tuple[str, int], ...]:
-    """Return the files and lines that run now, innermost first."""
+    """Return the files and lines that run now, innermost first; not aiodist's own."""
     lines: list[tuple[str, int]] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(lines) < _MOST_FRAMES:
-        lines.append((frame.f_code.co_filename, frame.f_lineno))
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "aiodist":
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return tuple(lines)

@@ -162,7 +162,7 @@ async def parted_in_sequence(ctx: ReplicaContext) -> None:
 async def swapped_buckets(ctx: ReplicaContext) -> None:
     buckets = {"w": np.zeros((2, 3)), "b": np.zeros(3)}
     names = ["w", "b"] if ctx.replica_id_in_sync_group != 1 else ["b", "w"]
-    for pending in [ctx.all_reduce(ReduceOp.SUM, buckets[name]) for name in names]:
+    for pending in issue_sums(ctx, buckets, names):
         await pending
 
 
@@ -294,3 +294,10 @@ async def parted_while_one_has_joined(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 0:
         await ctx.join()
     await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group == 1 else "MEAN", 1)
+
+
+def issue_sums(ctx: ReplicaContext, buckets: dict[str, Any], names: list[str]) -> list[Any]:
+    pending = []
+    for name in names:  # not a comprehension: from Python 3.12 on that has no function of its own
+        pending.append(ctx.all_reduce(ReduceOp.SUM, buckets[name]))  # noqa: PERF401
+    return pending

@@ -16,7 +16,7 @@ from aiodist.vocabulary.options import OrderCheck
 
 
 def test_defaults() -> None:
-    assert dataclasses.astuple(CommunicationOptions()) == (0, None, "auto", "native")
+    assert dataclasses.astuple(CommunicationOptions()) == (0, None, "auto", "native", "fast")
 
 
 @pytest.mark.parametrize("given", ["ring", "RING", "Nccl", "AUTO"])
