@@ -115,7 +115,7 @@ def test_cuda_core_has_the_names_that_the_driver_uses() -> None:
         core.Linker: ["link"],
         core.ObjectCode: ["from_ptx", "get_kernel"],
         driver: ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"],
-        driver.CUDA_MEMCPY2D(): [
+        driver.CUDA_MEMCPY2D: [
             *("dstMemoryType", "dstDevice", "dstPitch", "srcMemoryType", "srcDevice", "srcPitch"),
             *("WidthInBytes", "Height"),
         ],

@@ -97,10 +97,11 @@ def test_reduce_large_buffers_as_small_ones(op: ReduceOp, dtype: np.dtype, count
 @pytest.mark.parametrize("size", [1, 40, 100_000])
 def test_out_overlaps_an_input(op: ReduceOp, dtype: np.dtype, size: int) -> None:
     for place, count in [(p, n) for n in (1, 2, 3, 5) for p in range(n)]:
-        wanted = reduce(op, arrays.buffers(11, count, (size,), dtype))
+        apart = arrays.buffers(11, count, (size,), dtype)
+        wanted = reduce(op, apart)
         for shift in (0, 1, -1):
             memory = np.zeros(size + 2, dtype)
-            buffers = arrays.buffers(11, count, (size,), dtype)
+            buffers = list(apart)
             memory[1:-1] = buffers[place]
             buffers[place] = memory[1:-1]
             out = memory[1 + shift : size + 1 + shift]
