@@ -20,6 +20,12 @@ import aiodist
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Variable
 
 
+def say(line: str) -> None:
+    """Print a line in one piece, also where Python writes unbuffered: other workers print at the same moment."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 async def values(ctx: ReplicaContext) -> list[Any]:
     """Return the results of all kinds of collectives, on values whose sums are exact in any order."""
     r, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
@@ -103,7 +109,7 @@ def main() -> None:
         communication_options=CommunicationOptions(timeout_seconds=limit),
     )
     if what == "values":
-        print("digest", asyncio.run(all_values(strategy)), flush=True)
+        say(f"digest {asyncio.run(all_values(strategy))}")
         return
 
     async def replica() -> None:
@@ -114,7 +120,7 @@ def main() -> None:
         asyncio.run(strategy.run(replica))
     except Exception as error:
         seconds = time.monotonic() - begun
-        print(f"worker {strategy._span[0]} {seconds:.2f} {type(error).__name__} {str(error)!r}", flush=True)
+        say(f"worker {strategy._span[0]} {seconds:.2f} {type(error).__name__} {str(error)!r}")
         raise
 
 
