@@ -84,8 +84,8 @@ class Opening:
     def _post_least(self, digest: bytes, flags: Flag) -> Request:
         words = np.frombuffer(digest + int(flags).to_bytes(8, "little"), np.uint64)
         self._expected = np.concatenate([words, ~words])
-        self._least = self._expected.copy()
-        return self._communicator.iallreduce(ReduceOp.MIN, self._least)
+        self._least = np.empty_like(self._expected)
+        return self._communicator.iallreduce(ReduceOp.MIN, self._expected, self._least)
 
     def agreed(self) -> bool:
         """Return whether all digests are equal; the exchange is complete."""
