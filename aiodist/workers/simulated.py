@@ -168,7 +168,8 @@ class SimulatedCommunicator:
         number = self._duplicates
         self._duplicates += 1
         request = self._begin("dup", (), lambda _: None)
-        return SimulatedDuplication(request, SimulatedCommunicator(self._world.child(number, self.size), self.rank, self.cluster))
+        world = self._world.child(number, self.size)
+        return SimulatedDuplication(request, SimulatedCommunicator(world, self.rank, self.cluster))
 
     def isplit(self, workers: Sequence[int], number: int) -> SimulatedDuplication:
         """Make a communicator of some of the workers: it is complete when all of them have called this."""
