@@ -8,8 +8,8 @@ behind it. A member that dies in the midst leaves the thread waiting for ever. N
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,10 +27,13 @@ class Making:
         self._make = make
         self._made: Communicator | None = None
         self._error: Exception | None = None
-        self._lock = threading.Lock()
         self._callbacks: list[Callable[[], object]] = []
         self._over = False
-        _to_make().put(self)
+        with _lock:
+            _to_make.append(self)
+            first = len(_to_make) == 1
+        if first:
+            threading.Thread(target=_serve, name="aiodist communicators", daemon=True).start()
 
     def carry_out(self) -> None:
         """Make it, in the thread that does."""
@@ -38,7 +41,7 @@ class Making:
             self._made = self._make()
         except Exception as error:  # noqa: BLE001  (it is for who waits)
             self._error = error
-        with self._lock:
+        with _lock:
             self._over = True
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -56,7 +59,7 @@ class Making:
 
     def add_done_callback(self, fn: Callable[[], object], /) -> None:
         """Call a function, in the thread, when it is complete; at once where it is."""
-        with self._lock:
+        with _lock:
             if not self._over:
                 self._callbacks.append(fn)
                 return
@@ -68,18 +71,15 @@ class Making:
         return self._made
 
 
-_queue: SimpleQueue[Making] | None = None
+_lock = threading.Lock()
+_to_make: deque[Making] = deque()
 
 
-def _to_make() -> SimpleQueue[Making]:
-    """Return what the thread is to make; the first use starts it."""
-    global _queue  # noqa: PLW0603  (one thread a process, as engines have one order)
-    if _queue is None:
-        _queue = SimpleQueue()
-        threading.Thread(target=_serve, args=(_queue,), name="aiodist communicators", daemon=True).start()
-    return _queue
-
-
-def _serve(queue: SimpleQueue[Making]) -> None:
+def _serve() -> None:
+    """Make what is to be made; a thread does, while there is anything."""
     while True:
-        queue.get().carry_out()
+        _to_make[0].carry_out()
+        with _lock:
+            _to_make.popleft()
+            if not _to_make:
+                return

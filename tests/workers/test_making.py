@@ -44,6 +44,9 @@ def test_what_can_only_block_is_made_in_a_thread_in_the_order_of_the_calls() -> 
     let_go.set()
     assert done.wait(10)
     assert order == [0, 1, 2]
+    for thread in threading.enumerate():
+        if thread.name == "aiodist communicators":
+            thread.join()
     assert all(one.test() and one.result().size == 1 for one in made)
 
 
@@ -55,5 +58,8 @@ def test_an_engines_error_is_for_who_asks() -> None:
     made = Making(make)
     made.add_done_callback(done.set)
     assert done.wait(10)
+    for thread in threading.enumerate():
+        if thread.name == "aiodist communicators":
+            thread.join()
     with pytest.raises(OSError, match="no more communicators"):
         made.test()
