@@ -109,5 +109,5 @@ class Joining:
         self._communicator.wait(self._begun)
         whole = np.empty(int(self._sizes.sum()), np.uint8)
         self._communicator.wait(self._communicator.iallgatherv(self._told, whole, self._sizes.tolist()))
-        bounds = np.cumsum([0, *self._sizes])
+        bounds = np.cumsum([0, *self._sizes.tolist()])
         return Roster(decode(whole[a:b].copy()) for a, b in pairwise(bounds))

@@ -1,9 +1,9 @@
 """What thousands of workers cost, simulated in one process: `python tests/benchmarks/many_workers.py [WORKERS...]`.
 
 For each number of workers, one replica each: the seconds to construct all strategies and let them meet; of a run of
-nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker; from the step at which
-one worker diverges until every worker has raised the verdict, which must name that one; and the memory that a worker
-takes, at its most. All workers share one interpreter, so that a step's seconds, divided by their number, are the
+nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker; from the step at
+which one worker diverges until every worker has raised the verdict, which must name that one; and the memory that a
+worker takes, at its most. All workers share one interpreter, so that a step's seconds, divided by their number, are the
 processor time that one worker spends on a step.
 """
 
