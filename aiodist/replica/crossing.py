@@ -6,39 +6,47 @@
 A crossing serves one sync group: its group calls it (`Bridge`), and the control plane does, through the worker's
 `Team`. It stops at the first disagreement, at a verdict, and when a worker is lost. What was agreed on is always
 carried out, whoever is cancelled meanwhile: the others count on it.
+
+A meeting's way is a generator of requests. The arrival that completes a meeting begins it there and then, and asks
+for some ten microseconds whether it is done, which it mostly is where the other workers are as far; only what takes
+longer is left to the run's driving task, for that a task is woken costs more than a small step does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 from anyio import CancelScope
 
 from aiodist.collective import sameness
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import Bell, InterruptedStep, complete, until
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, complete, next_turn, until
+from aiodist.replica.hands import Hands
+from aiodist.replica.under_way import UnderWay
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane, PlanOf
+from aiodist.workers.lane import Disagreement, FrozenLane, Lane
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import Failure, WorkerState, tell
+from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Verdict
-from aiodist_kernels import Accumulate, policy
+from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
 _ENGINE_GRACE_SECONDS = 2.0
+_AT_ONCE_SECONDS = 20e-6
 _ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
 
 
@@ -59,6 +67,10 @@ class Crossing:
         self._queue: deque[Rendezvous | None] = deque()
         self._bell = Bell(team.call_soon_threadsafe)
         self._values = Bell(team.call_soon_threadsafe, for_values=True)
+        self._hands = Hands()
+        self._under_way: UnderWay | None = None
+        self._at_hand = False  # the driving task waits for a meeting
+        self._moving = False  # values are exchanged
         self._asked = False
         self._finishing = False
         self._busy = False
@@ -77,9 +89,16 @@ class Crossing:
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
-        self._queue.append(meeting)
-        self._bell.ring()
-        self._settle()
+        if self._at_hand and self._under_way is None and not self._queue and not self._bell.interrupts:
+            begun = UnderWay(meeting, self._carry(meeting))
+            if not begun.go(perf_counter() + _AT_ONCE_SECONDS):
+                self._under_way = begun
+                self._bell.ring()
+        else:
+            self._queue.append(meeting)
+            self._bell.ring()
+        if self._error is not None:
+            self._settle()
 
     def complain(self, overdue: Rendezvous | None) -> None:
         """Have all workers judged, this one being in trouble."""
@@ -188,9 +207,9 @@ class Crossing:
         try:
             while self._queue:
                 meeting = self._queue.popleft()
-                assert meeting is not None
-                common = await self.carry(meeting, free)
+                common = await self._complete(UnderWay(meeting, self._steps(meeting, free)))
         finally:
+            self._hands.close()
             self._end_by_loss()
         return common
 
@@ -218,6 +237,7 @@ class Crossing:
             finally:
                 self._end_by_loss()
                 self._stopped.set()
+                self._hands.close()
                 self._bell.close()
                 self._values.close()
 
@@ -226,27 +246,92 @@ class Crossing:
         self._bell.interrupt()
 
     async def _carry_all(self) -> None:
-        while True:
-            while not self._queue:
+        while not self.clean:
+            self._at_hand = True
+            while not self._queue and self._under_way is None:
                 if self._bell.interrupts:
                     return
                 await self._bell.wait()
-            meeting = self._queue.popleft()
-            if meeting is not None:
-                await self.carry(meeting)
-            else:
-                await self._agree(_FINISHED, lambda _: Plan([], lambda _: None), "native")
-                self.clean = True
-                self._team.leave(self)
-                return
+            self._at_hand = False
+            begun, self._under_way = self._under_way, None
+            if begun is None:
+                meeting = self._queue.popleft()
+                begun = UnderWay(meeting, self._steps(meeting))
+            await self._complete(begun)
 
-    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> int:
-        """Carry one meeting over; return the lanes that all workers have free.
+    async def _complete(self, begun: UnderWay) -> int:
+        """Bring a meeting's way to its end; return the lanes that all workers have free.
 
         Raises:
             InterruptedStep: there is trouble, or the run is over.
         """
+        try:
+            return await self._go_on(begun)
+        except FrozenLane:
+            raise InterruptedStep from None
+        except Disagreement:
+            self.tell()
+            raise InterruptedStep from None
+        except InterruptedStep:
+            raise
+        except Exception as error:
+            if begun.meeting is None:
+                raise
+            await self._fail(begun.meeting, error)
+            return 0
+
+    async def _go_on(self, begun: UnderWay) -> int:
+        if begun.error is not None:
+            raise begun.error
+        try:
+            request = begun.request or next(begun.steps)
+            while not self._moving:
+                await until(request, self._bell)
+                request = next(begun.steps)
+        except StopIteration as end:
+            return int(end.value)
+        common = 0
+        with CancelScope(shield=True):
+            common += await self._move(request, begun.steps)
+        return common
+
+    async def _move(self, request: Request, steps: Steps[int]) -> int:
+        """Go on while values are exchanged, and let the loop's other tasks run often enough."""
+        turn = perf_counter()
+        try:
+            while True:
+                waited = await until(request, self._values)
+                if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
+                    await next_turn()
+                    waited = True
+                if waited:
+                    turn = perf_counter()
+                request = next(steps)
+        except StopIteration as end:
+            return int(end.value)
+
+    def _steps(self, meeting: Rendezvous | None, free: int = ALL_FREE) -> Steps[int]:
+        return self._carry(meeting, free) if meeting is not None else self._carry_end()
+
+    def _carry_end(self) -> Steps[int]:
+        """Agree that all replicas have returned."""
+        self._moving = False
+        yield from self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
+        self.clean = True
+        self._team.leave(self)
+        return 0
+
+    def _carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> Steps[int]:
+        """Carry one meeting over; return the lanes that all workers have free.
+
+        Raises:
+            Disagreement: the workers do not mean the same.
+            FrozenLane: this worker has told of the lane already.
+            InterruptedStep: there is trouble, or the run is over.
+            Exception: what went wrong with the values.
+        """
         group, kind = self.group, meeting.signature[KIND]
+        self._moving = False
         if meeting.complete:
             raise InterruptedStep
         if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
@@ -261,41 +346,23 @@ class Crossing:
             plan: Plan = kind.across(meeting.signature, values, accumulate, span)
             return plan
 
-        own, large = meeting.options.accumulate, policy.blocks(sum(map(_nbytes, values)))
+        own = meeting.options.accumulate
         call = (meeting.signature, meeting.code, meeting.offset)
         name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
-        try:
-            plan = await _call(large, plan_of, own)
-            agreed = await self._agree(name, lambda wanted: plan if wanted == own else plan_of(wanted), own, free)
-            common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
-            if kind.across is None:
-                if not meeting.complete:
-                    group.engine.start_merge(group, meeting)
-                return common
-            result = await self._carry_out(agreed, large=large)
+        agreed = yield from self.lane.agree(name, plan_of, accumulate=own, free=free)
+        common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
+        if kind.across is None:
             if not meeting.complete:
-                meeting.take_from_afar(result)
-        except InterruptedStep:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
-            await self._fail(meeting, error)
-            return 0
+                group.engine.start_merge(group, meeting)
+            return common
+        self._moving = True
+        results = yield from self.lane.carry_out(agreed, self._hands)
+        result = yield from agreed.plan.finished(results, self._hands)
+        self._moving = False
+        if not meeting.complete:
+            meeting.take_from_afar(result)
         group.finish_merge(meeting, meeting.result, None)
         return common
-
-    async def _agree(self, name: bytes, plan_of: PlanOf, accumulate: Accumulate, free: int = ALL_FREE) -> Agreed:
-        try:
-            return await complete(self.lane.agree(name, plan_of, accumulate=accumulate, free=free), self._bell)
-        except FrozenLane:
-            raise InterruptedStep from None
-        except Disagreement:
-            self.tell()
-            raise InterruptedStep from None
-
-    async def _carry_out(self, agreed: Agreed, *, large: bool) -> Any:
-        with CancelScope(shield=True):
-            results = await complete(self.lane.carry_out(agreed), self._values)
-            return await _call(large, agreed.plan.finish, results)
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
@@ -303,15 +370,3 @@ class Crossing:
             with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
                 await self.judged.wait()
         self.group.finish_merge(meeting, None, error)
-
-
-async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function makes of values; where they are large, in a worker thread."""
-    return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
-
-
-def _nbytes(value: Any) -> int:
-    """Return the size of what a replica brings: a leaf, or a list of leaves."""
-    if isinstance(value, list):
-        return sum(map(_nbytes, value))
-    return int(getattr(value, "nbytes", 0))
