@@ -71,7 +71,8 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
         UsageError: there is no launcher, or it is none that is known.
     """
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as notes:
-        command = [sys.executable, worker_agent.__file__, notes, str(workers), *program]
+        where = "anywhere" if hosts else "here"
+        command = [sys.executable, worker_agent.__file__, notes, str(workers), where, *program]
         if workers > 1 or hosts or launcher is not None:
             path = find_launcher(launcher)
             command = [path, *flags(flavour_of(path), workers, hosts), *command]

@@ -1,12 +1,15 @@
 """The agent of one worker under `aiodist run`: starts it, notes how it ended, and lets the others end, too.
 
-    python worker_agent.py NOTES WORKERS COMMAND...
+    python worker_agent.py NOTES WORKERS WHERE COMMAND...
 
 It is a script, and starts without the package: nothing here imports anything but the standard library.
 
 The worker has a session of its own, so that it can be killed with everything that it has started, and where the system
 can do that (Linux) it dies with its agent. A failed worker's agent stays for some seconds: a launcher ends the whole
 job when the first of its processes fails, and the other workers have a report to print.
+
+Where the job spans machines (WHERE is ``anywhere``, not ``here``), it answers the workers on others, who cannot see
+whether this one is stopped or only busy: a connection that says the right token gets the worker's state in one letter.
 
 SIGINT and SIGTERM are passed on, and the worker is killed where it has not ended some seconds later. SIGHUP, and the
 end of the agent's parent, kill it at once.
@@ -16,7 +19,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,7 +38,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def main(notes: Path, workers: int, command: list[str]) -> int:
+def main(notes: Path, workers: int, where: str, command: list[str]) -> int:
     """Run a worker; return its exit code, as shells have it."""
     parent = os.getppid()
     asked: list[int] = []
@@ -41,6 +46,8 @@ def main(notes: Path, workers: int, command: list[str]) -> int:
         signal.signal(number, lambda number, _: asked.append(number))
     die_with_parent(signal.SIGHUP)
     adopt_orphans()
+    answering = _Answering() if where == "anywhere" else None
+    os.putenv("AIODIST_AGENT", answering.address if answering else "")
     worker = subprocess.Popen(  # noqa: S603  (the command that the user gave)
         command,
         start_new_session=True,
@@ -48,7 +55,7 @@ def main(notes: Path, workers: int, command: list[str]) -> int:
         preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads)
     )
     _note(notes, f"started.{worker.pid}", f"{os.getpid()} {worker.pid}")
-    code = _follow(worker, parent, asked)
+    code = _follow(worker, parent, asked, answering)
     kill_descendants()
     _note(notes, f"ended.{worker.pid}", str(code))
     if code and not asked:
@@ -64,7 +71,7 @@ def _note(notes: Path, name: str, text: str) -> None:
         draft.rename(notes / name)
 
 
-def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int]) -> int:
+def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int], answering: _Answering | None) -> int:
     """Wait for a worker's end, or bring it about when that is asked for; return its exit code."""
     passed_on, kill_at = 0, float("inf")
     while worker.poll() is None:
@@ -74,9 +81,36 @@ def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int]) -> i
             passed_on += 1
             kill_at = min(kill_at, time.monotonic() + ENDING_SECONDS)
             _pass_on(worker, number)
+        if answering is not None:
+            answering.answer(worker.pid)
         with suppress(subprocess.TimeoutExpired):
             worker.wait(_TURN_SECONDS)
     return worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
+
+
+class _Answering:
+    """Answers who asks for the worker's state.
+
+    Attributes:
+        address: where, and with which token: "port:token".
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server(("", 0), backlog=1024)
+        self._socket.setblocking(False)
+        self._token = secrets.token_hex(16)
+        self.address = f"{self._socket.getsockname()[1]}:{self._token}"
+
+    def answer(self, pid: int) -> None:
+        """Answer all who have asked; who says nothing at once is not waited for for long."""
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                with connection, suppress(OSError):
+                    connection.settimeout(_TURN_SECONDS)
+                    said = connection.recv(len(self._token), socket.MSG_WAITALL)
+                    if secrets.compare_digest(said, self._token.encode()):
+                        connection.sendall(state_of(pid).encode() or b"Z")
 
 
 def _pass_on(worker: subprocess.Popen[bytes], number: int) -> None:
@@ -154,4 +188,4 @@ def _descendants() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

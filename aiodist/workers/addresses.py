@@ -1,4 +1,4 @@
-"""Addresses: where the first worker listens for the control connections of the others, and how they reach it."""
+"""Addresses: where a worker listens for the control connections of others, and how they reach it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PATIENCE_SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the first worker listens.
+    """Where a worker listens.
 
     Attributes:
         hosts: names and numbers by which its machine may be reached.
@@ -32,11 +32,15 @@ class Address:
 
 
 class Listening:
-    """The first worker's listening socket."""
+    """A worker's listening socket.
 
-    def __init__(self) -> None:
-        self.socket = socket.create_server(("", 0))
-        chosen = control_address()
+    Args:
+        first: the worker is the first, to which all others connect; what the user has said of its address holds.
+    """
+
+    def __init__(self, *, first: bool = True) -> None:
+        self.socket = socket.create_server(("", 0), backlog=4096)
+        chosen = control_address() if first else None
         hosts = (chosen,) if chosen else (*_own_numbers(), platform.node())
         self.address = Address(hosts, self.socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
 
@@ -65,7 +69,7 @@ def first_connection(hosts: Sequence[str], port: int) -> socket.socket:
         except OSError as error:
             errors.append(f"{host}: {error}")
     raise ConnectionError(
-        f"the first worker cannot be reached at port {port} ({'; '.join(errors)}); where it listens on another "
+        f"a worker cannot be reached at port {port} ({'; '.join(errors)}); where it listens on another "
         "network, set AIODIST_CONTROL_ADDRESS there"
     )
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist.vocabulary import environment
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.layout import Layout
@@ -26,17 +27,19 @@ class Hello:
         host: its machine's name.
         pid: its process.
         address: where its control plane listens, if it does.
+        agent: where the agent beside it answers, "port:token"; None where there is none.
     """
 
     devices: tuple[str, ...]
     host: str
     pid: int
     address: Any
+    agent: str | None = None
 
     @classmethod
     def of_this_process(cls, devices: tuple[str, ...], address: Any) -> Hello:
         """Return this process's."""
-        return cls(devices, platform.node(), os.getpid(), address)
+        return cls(devices, platform.node(), os.getpid(), address, environment.agent())
 
 
 class Joining:
