@@ -22,6 +22,7 @@ from aiodist.tools import worker_agent
 from aiodist.tools.argument_types import names, positive
 from aiodist.tools.following import follow
 from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
+from aiodist.tools.switchboard import Switchboard
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
 
@@ -71,7 +72,8 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
         UsageError: there is no launcher, or it is none that is known.
     """
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as notes:
-        where = "anywhere" if hosts else "here"
+        elsewhere = Switchboard(Path(notes)) if hosts else None
+        where = elsewhere.address if elsewhere else "here"
         command = [sys.executable, worker_agent.__file__, notes, str(workers), where, *program]
         if workers > 1 or hosts or launcher is not None:
             path = find_launcher(launcher)
@@ -84,4 +86,4 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
             start_new_session=True,
             preexec_fn=worker_agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
         ) as process:
-            return follow([process], Path(notes), elsewhere=bool(hosts))
+            return follow([process], Path(notes), elsewhere)

@@ -27,8 +27,7 @@ def cut_link(layout: Layout, one: int, other: int) -> WorkerLostError:
 
 
 def _replicas_of(layout: Layout, rank: int) -> Sequence[int]:
-    first = layout.offset_of(rank)
-    return range(first, first + layout.counts[rank])
+    return layout.places[rank]
 
 
 def _error(layout: Layout, gone: Sequence[int], text: str) -> WorkerLostError:
