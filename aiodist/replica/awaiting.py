@@ -25,7 +25,7 @@ import anyio
 import anyio.lowlevel
 from anyio import sleep, wait_readable
 
-from aiodist.workers.communicator import Request, TellingRequest
+from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
 
 T = TypeVar("T")
@@ -99,8 +99,9 @@ async def until(request: Request, bell: Bell) -> None:
     """
     if request.test():
         return
-    if isinstance(request, TellingRequest):
-        request.add_done_callback(bell.ring)
+    tell = getattr(request, "add_done_callback", None)  # which a `TellingRequest` has; to ask its type takes 20 µs
+    if tell is not None:
+        tell(bell.ring)
         while not request.test():
             _check(bell)
             await bell.wait()

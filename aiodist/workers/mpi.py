@@ -21,6 +21,7 @@ from aiodist.workers.addresses import Address, Listening
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
+from aiodist.workers.making import Making
 from aiodist.workers.tcp_control import TcpControl
 from aiodist_kernels import ReduceOp
 
@@ -29,6 +30,7 @@ INSTALL: Final = (
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
 _FIRST_MEETING_SECONDS: Final = 300.0
+_TAGS: Final = 32768  # those that every MPI has
 
 
 def load_mpi() -> Any:
@@ -150,9 +152,10 @@ class MpiCommunicator:
             return True
         return dtype.kind in "fc" and dtype.itemsize > 2 and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in place."""
-        return MpiRequest(self._communicator.Iallreduce(self._mpi.IN_PLACE, buffer, self._ops[op]), buffer)
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers."""
+        source = self._mpi.IN_PLACE if send is receive else send
+        return MpiRequest(self._communicator.Iallreduce(source, receive, self._ops[op]), send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
@@ -181,6 +184,17 @@ class MpiCommunicator:
     def idup(self) -> MpiDuplication:
         """Make another communicator of the same workers."""
         return MpiDuplication(*self._communicator.Idup())
+
+    def isplit(self, workers: Sequence[int], number: int) -> Making:
+        """Make a communicator of some of the workers; MPI can only block in that.
+
+        Raises:
+            RuntimeError: this MPI is not for several threads at a time.
+        """
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
+        members = self._communicator.Get_group().Incl(list(workers))
+        return Making(lambda: MpiCommunicator(self._communicator.Create_group(members, number % _TAGS)))
 
     def wait(self, request: Request) -> None:
         """Block until a request is complete.

@@ -91,12 +91,3 @@ def _workers_left() -> list[str]:
         if str(JOB) in line and str(os.getpid()) not in entry.parts:
             found.append(line)
     return found
-
-
-def test_bad_usage_says_what_to_do() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--launcher", "nonesuch", str(JOB)],
-        capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert "there is no launcher 'nonesuch'; install an MPI, e.g. pip install" in ended.stderr
