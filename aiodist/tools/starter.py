@@ -3,13 +3,12 @@
     python starter.py WORKERS COMMAND...
 
 Each agent finds its rank in ``AIODIST_RANK``. What workers print is passed on by whole lines, so that lines of several
-workers do not run into each other. It ends when all agents have; a signal that it gets, they get.
+workers do not run into each other. It ends when all agents have; they end when it does.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,10 +21,7 @@ _LAST_LINES_SECONDS: Final = 1.0
 
 def main(workers: int, command: list[str]) -> int:
     """Run the command for every worker; return the first exit code that is not 0, by rank."""
-    agents: list[subprocess.Popen[bytes]] = []
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, _: _pass_on(agents, received))
-    agents += [_start(rank, command) for rank in range(workers)]
+    agents = [_start(rank, command) for rank in range(workers)]
     lock = threading.Lock()
     passing = [
         threading.Thread(target=_pass_lines, args=(source, target, lock), daemon=True)
@@ -58,12 +54,6 @@ def _pass_lines(source: IO[bytes], target: IO[bytes], lock: threading.Lock) -> N
             with lock:
                 target.write(line)
                 target.flush()
-
-
-def _pass_on(agents: list[subprocess.Popen[bytes]], number: int) -> None:
-    for agent in agents:
-        with suppress(ProcessLookupError):
-            agent.send_signal(number)
 
 
 if __name__ == "__main__":

@@ -84,3 +84,9 @@ def control_address() -> str | None:
 def with_workers(**settings: str) -> dict[str, str]:
     """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings."""
     return {**os.environ, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
+
+
+def for_other_machines() -> list[str]:
+    """Return which variables a launcher that passes none on by itself is to take to the other machines' workers."""
+    prefixes = ("AIODIST_", "PYTHON", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")
+    return sorted(name for name in os.environ if name.startswith(prefixes) or name == "VIRTUAL_ENV")

@@ -15,6 +15,7 @@ is never given back: the end of the process closes its connections.
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import socket
 import threading
@@ -45,7 +46,7 @@ def load_gloo() -> Any:
         ImportError: PyTorch is not installed, or has been built without gloo.
     """
     try:
-        import torch.distributed as found
+        found = importlib.import_module("torch.distributed")
     except ImportError as error:
         raise ImportError(f"{INSTALL} ({error})") from error
     if not found.is_available() or not found.is_gloo_available():
@@ -270,9 +271,7 @@ class GlooCommunicator(SeparateProcess):
 
 def _tensor(buffer: Array) -> Any:
     """Return a tensor with a buffer's memory; of one that is read-only, which is only sent, with a copy of it."""
-    from torch import from_numpy
-
-    return from_numpy(buffer if buffer.flags.writeable else buffer.copy())
+    return importlib.import_module("torch").from_numpy(buffer if buffer.flags.writeable else buffer.copy())
 
 
 def _number_toward(host: str, port: int) -> str:

@@ -72,10 +72,10 @@ def test_program_that_nobody_told_where_workers_meet() -> None:
 
 
 @pytest.mark.parametrize("option", ["--hosts=a,b", "--launcher=mpiexec"])
-def test_gloo_starts_workers_here_and_without_a_launcher(option: str) -> None:
+def test_gloo_starts_workers_here_by_itself(option: str) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "aiodist", "run", "-n", "2", "--engine", "gloo", option, str(JOB)],
         capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
     )  # fmt: skip
     assert ended.returncode == 2
-    assert "without a launcher" in ended.stderr
+    assert "neither --hosts nor --launcher" in ended.stderr

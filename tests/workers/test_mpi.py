@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
-import sys
 
 import pytest
 
-from tests.tools.command import environment
-from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
+from tests.workers.launched import LIMIT_SECONDS, job, workers_left
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
@@ -55,12 +52,3 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(kind: str, e
         assert float(told[1]) < seconds
     assert took < LIMIT_SECONDS
     assert workers_left() == []
-
-
-def test_bad_usage_says_what_to_do() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--launcher", "nonesuch", str(JOB)],
-        capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert "there is no launcher 'nonesuch'; install an MPI, e.g. pip install" in ended.stderr
