@@ -111,6 +111,20 @@ class Communicator(Protocol):
         """Make another communicator of the same workers, whose operations are apart from this one's."""
         ...
 
+    def isplit(self, workers: Sequence[int], number: int) -> Duplication:
+        """Make a communicator of some of the workers, which these alone call, on the job's first communicator.
+
+        It is called in the event loop and must not block; where an engine can only block, `Making` does it in a thread.
+        Whoever calls it knows that all members do, with the same arguments, and in the same order as all others that
+        they have in common. Other operations go on meanwhile. When a member dies before it is complete, it may stay
+        incomplete for ever, and must not keep the process from ending.
+
+        Args:
+            workers: their ranks, ascending, two or more; a worker's place here is its rank in the new communicator.
+            number: a new one for each communicator that is made in this way, from 1: good as a tag, or in a name.
+        """
+        ...
+
     def wait(self, request: Request) -> None:
         """Block until a request is complete; for the first meeting alone, before there is anything else to do."""
 

@@ -93,7 +93,7 @@ def reduce_columns(
         found = dict(zip(dense, results[0], strict=True)) if dense else {}
         leaves = {index: column.finish(found[index]) for index, column in dense.items()}
         for index in others:
-            values = [value for worker in results[-1] for value in worker[index]]
+            values = span.layout.in_order([worker[index] for worker in results[-1]])
             leaves[index] = _reduced_things(op, values, types[index], accumulate)
         return [leaves[index] for index in range(len(columns))]
 
@@ -192,11 +192,19 @@ def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumula
     """Plan an all_gather: the local arrays, put together, from every worker."""
     axes = _axes(signature)
     columns = list(zip(*(_leaves(signature, value) for value in values), strict=True))
-    return gather_columns(columns, axes, single=signature[STRUCTURE] is None)
+    if span.layout.in_blocks:
+        return gather_columns(columns, axes, single=signature[STRUCTURE] is None)
+    apart = [[_native(np.asarray(array)) for array in column] for column in columns]
+
+    def finish(results: Sequence[Any]) -> Any:
+        ordered = [span.layout.in_order(column) for column in zip(*results[0], strict=True)]
+        return _nest(signature, [frozen(_concatenated(c, axis)) for c, axis in zip(ordered, axes, strict=True)])
+
+    return Plan([Gathering(apart)], finish)
 
 
 def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], *, single: bool) -> Plan:
-    """Plan the gathering of leaves, each along its axis.
+    """Plan the gathering of leaves, each along its axis, where each worker's follow on those of the one before.
 
     Args:
         columns: by leaf, the local replicas' arrays.
@@ -223,8 +231,7 @@ def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accu
     def finish(results: Sequence[Any]) -> list[Any]:
         whole = _leaves(signature, plan.finish(results))
         parts = [np.split(leaf, layout.replicas, axis=axis) for leaf, axis in zip(whole, axes, strict=True)]
-        mine = range(layout.offset, layout.offset + layout.local)
-        return [_nest(signature, [leaf[replica_id] for leaf in parts]) for replica_id in mine]
+        return [_nest(signature, [leaf[replica_id] for leaf in parts]) for replica_id in layout.mine]
 
     return Plan(plan.transfers, finish)
 
@@ -237,26 +244,26 @@ def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumula
         [np.split(_native(np.asarray(array)), layout.replicas, axis=split_axis) for array in column]
         for column, (split_axis, _) in zip(columns, axes, strict=True)
     ]
-    for_each = [_for_worker(cut, layout.offset_of(w), count) for w, count in enumerate(layout.counts)]
+    for_each = [_for_worker(cut, ids) for ids in layout.places]
     shapes = [(column[0][0].shape, column[0][0].dtype) for column in cut]
     part = sum(int(np.prod(shape, dtype=int)) * dtype.itemsize for shape, dtype in shapes)
     sizes = [count * layout.local * part for count in layout.counts]
 
     def finish(results: Sequence[Any]) -> list[Any]:
         received = [_parts_of(data, shapes, layout.local, layout.counts[w]) for w, data in enumerate(results[0])]
-        return [_nest(signature, _put_together(received, axes, place)) for place in range(layout.local)]
+        return [_nest(signature, _put_together(received, axes, place, layout)) for place in range(layout.local)]
 
     return Plan([Exchange(for_each, sizes)], finish)
 
 
-def _for_worker(cut: Sequence[Sequence[Sequence[Array]]], offset: int, count: int) -> Array:
+def _for_worker(cut: Sequence[Sequence[Sequence[Array]]], ids: Sequence[int]) -> Array:
     """Return the bytes for a worker: by leaf, by its replica, by ours."""
     if not cut:
         return np.empty(0, np.uint8)
     blocks = [
         np.ascontiguousarray(parts[replica_id]).reshape(-1).view(np.uint8)
         for column in cut
-        for replica_id in range(offset, offset + count)
+        for replica_id in ids
         for parts in column
     ]
     return np.concatenate(blocks)
@@ -278,9 +285,9 @@ def _parts_of(
     return found
 
 
-def _put_together(received: Sequence[Any], axes: Sequence[tuple[int, int]], place: int) -> list[Array]:
+def _put_together(received: Sequence[Any], axes: Sequence[tuple[int, int]], place: int, layout: Layout) -> list[Array]:
     return [
-        frozen(np.concatenate([part for worker in received for part in worker[leaf][place]], axis=concat_axis))
+        frozen(np.concatenate(layout.in_order([worker[leaf][place] for worker in received]), axis=concat_axis))
         for leaf, (_, concat_axis) in enumerate(axes)
     ]
 

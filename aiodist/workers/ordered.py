@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 
@@ -18,7 +19,7 @@ class OrderedReduction(Reduction):
     """A reduction that gives the same bits however the replicas are laid out over workers.
 
     The sum is a balanced tree over replica ids: a node covers ids from k·2^h to (k+1)·2^h, and is the reduction of its
-    two halves, or the one that has replicas. A worker brings the largest nodes that it has all replicas of.
+    two halves, or the one that has replicas. A worker brings the largest nodes that have no replicas but its own.
 
     Args:
         op: SUM, PRODUCT, MIN or MAX.
@@ -28,11 +29,10 @@ class OrderedReduction(Reduction):
 
     def __init__(self, op: ReduceOp, layout: Layout, values: Sequence[Sequence[Array]]) -> None:
         self._layout = layout
-        self._nodes = [
-            _largest_nodes(layout.offset_of(w), count, layout.replicas) for w, count in enumerate(layout.counts)
-        ]
+        everyone = sorted(chain(*layout.places))
+        self._nodes = [_largest_nodes(ids, everyone, layout.size) for ids in layout.places]
         own = [
-            np.stack([_subtree(op, node, layout.offset, column) for node in self._nodes[layout.rank]])
+            np.stack([_subtree(op, node, layout.mine, column) for node in self._nodes[layout.rank]])
             for column in values
         ]
         super().__init__(op, own)
@@ -79,7 +79,7 @@ class OrderedReduction(Reduction):
         return (yield from gather_shares(communicator, total, shares))
 
     def _root(self, nodes: dict[tuple[int, int], Array]) -> Array:
-        return np.asarray(_up(self._op, (0, _power(self._layout.replicas)), nodes))
+        return np.asarray(_up(self._op, (0, _power(self._layout.size)), nodes))
 
     def _in_order(self, totals: Sequence[Array]) -> list[Array]:
         order = [index for pack in self._packs for index in pack]
@@ -92,26 +92,26 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _largest_nodes(offset: int, count: int, replicas: int) -> list[tuple[int, int]]:
-    """Return the nodes, as begin and width, that cover these replicas and no others; missing ids count as covered."""
+def _largest_nodes(ids: Sequence[int], everyone: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Return the nodes, as begin and width, that have all these replicas, and of ``everyone`` no others."""
     found: list[tuple[int, int]] = []
 
     def visit(begin: int, width: int) -> None:
-        end = min(begin + width, replicas)
-        if begin >= end or end <= offset or begin >= offset + count:
+        own = bisect_left(ids, begin + width) - bisect_left(ids, begin)
+        if not own:
             return
-        if offset <= begin and end <= offset + count:
+        if own == bisect_left(everyone, begin + width) - bisect_left(everyone, begin):
             found.append((begin, width))
             return
         visit(begin, width // 2)
         visit(begin + width // 2, width // 2)
 
-    visit(0, _power(replicas))
+    visit(0, _power(size))
     return found
 
 
-def _subtree(op: ReduceOp, node: tuple[int, int], offset: int, values: Sequence[Array]) -> Array:
-    leaves = {(offset + place, 1): value for place, value in enumerate(values)}
+def _subtree(op: ReduceOp, node: tuple[int, int], ids: Sequence[int], values: Sequence[Array]) -> Array:
+    leaves = {(replica_id, 1): value for replica_id, value in zip(ids, values, strict=True)}
     found = _up(op, node, leaves)
     assert found is not None
     return found

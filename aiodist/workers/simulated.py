@@ -68,7 +68,7 @@ class _World:
         self.lock = threading.RLock()
         self.operations: dict[int, _Operation] = {}
         self.begun = [0] * size
-        self.children: dict[int, _World] = {}
+        self.children: dict[object, _World] = {}
 
     def begin(self, rank: int, kind: str, part: _Part, carry_out: Callable[[list[Any]], None]) -> SimulatedRequest:
         with self.lock:
@@ -87,9 +87,9 @@ class _World:
                     finished.finish()
             return request
 
-    def child(self, number: int) -> _World:
+    def child(self, key: object, size: int) -> _World:
         with self.lock:
-            return self.children.setdefault(number, _World(self.size))
+            return self.children.setdefault(key, _World(size))
 
 
 class SimulatedCommunicator:
@@ -168,7 +168,15 @@ class SimulatedCommunicator:
         number = self._duplicates
         self._duplicates += 1
         request = self._begin("dup", (), lambda _: None)
-        return SimulatedDuplication(request, SimulatedCommunicator(self._world.child(number), self.rank, self.cluster))
+        world = self._world.child(number, self.size)
+        return SimulatedDuplication(request, SimulatedCommunicator(world, self.rank, self.cluster))
+
+    def isplit(self, workers: Sequence[int], number: int) -> SimulatedDuplication:
+        """Make a communicator of some of the workers: it is complete when all of them have called this."""
+        rank = list(workers).index(self.rank)
+        world = self._world.child((number, *workers), len(workers))
+        request = world.begin(rank, "split", (), lambda _: None)
+        return SimulatedDuplication(request, SimulatedCommunicator(world, rank, self.cluster))
 
     def wait(self, request: Request) -> None:
         """Check that a request is complete: nobody else can act while this worker blocks.
