@@ -28,7 +28,7 @@ import anyio
 import anyio.lowlevel
 from anyio import sleep, wait_readable
 
-from aiodist.workers.communicator import Request, TellingRequest
+from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
 
 T = TypeVar("T")
@@ -102,7 +102,8 @@ async def until(request: Request, bell: Bell) -> None:
         Exception: what went wrong in the engine, where the bell has not interrupted it for two seconds.
     """
     try:
-        await _until(request, bell)
+        if not request.test():
+            await _wait(request, bell)
     except InterruptedStep:
         raise
     except Exception as error:
@@ -114,11 +115,10 @@ async def until(request: Request, bell: Bell) -> None:
         raise
 
 
-async def _until(request: Request, bell: Bell) -> None:
-    if request.test():
-        return
-    if isinstance(request, TellingRequest):
-        request.add_done_callback(bell.ring)
+async def _wait(request: Request, bell: Bell) -> None:
+    tell = getattr(request, "add_done_callback", None)  # which a `TellingRequest` has; to ask its type takes 20 µs
+    if tell is not None:
+        tell(bell.ring)
         while not request.test():
             _check(bell)
             await bell.wait()

@@ -11,7 +11,7 @@ carried out, whoever is cancelled meanwhile: the others count on it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -29,7 +29,7 @@ from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
 from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane, PlanOf
-from aiodist.workers.record import ALL_FREE, Row
+from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.tribunal import Verdict
 from aiodist_kernels import Accumulate, policy
@@ -180,25 +180,25 @@ class Crossing:
         self._bell = Bell(self._team.call_soon_threadsafe)
         self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
 
-    async def carry_over(self, free: int) -> Sequence[Row]:
-        """Carry over what has begun; return the records of the last.
+    async def carry_over(self, free: int) -> int:
+        """Carry over what has begun; return the lanes that all workers have free, as the last of it has told.
 
         Raises:
             InterruptedStep: there is trouble.
         """
-        rows: Sequence[Row] = ()
+        common = 0
         self._busy = True
         try:
             while self._queue:
                 meeting = self._queue.popleft()
                 assert meeting is not None
-                rows = await self.carry(meeting, free)
+                common = await self.carry(meeting, free)
         except InterruptedStep as step:
             self._engine_error = step.__cause__
             raise
         finally:
             self._end_by_loss()
-        return rows
+        return common
 
     async def await_request(self, request: Request) -> None:
         """Wait until a request is complete, unless a worker is lost."""
@@ -249,8 +249,8 @@ class Crossing:
                 self._team.leave(self)
                 return
 
-    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> Sequence[Row]:
-        """Carry one meeting over; return the records.
+    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> int:
+        """Carry one meeting over; return the lanes that all workers have free.
 
         Raises:
             InterruptedStep: there is trouble, or the run is over.
@@ -276,10 +276,11 @@ class Crossing:
         try:
             plan = await _call(large, plan_of, own)
             agreed = await self._agree(name, lambda wanted: plan if wanted == own else plan_of(wanted), own, free)
+            common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
             if kind.across is None:
                 if not meeting.complete:
                     group.engine.start_merge(group, meeting)
-                return agreed.rows
+                return common
             result = await self._carry_out(agreed, large=large)
             if not meeting.complete:
                 meeting.take_from_afar(result)
@@ -287,9 +288,9 @@ class Crossing:
             raise
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
             await self._fail(meeting, error)
-            return ()
+            return 0
         group.finish_merge(meeting, meeting.result, None)
-        return agreed.rows
+        return common
 
     async def _agree(self, name: bytes, plan_of: PlanOf, accumulate: Accumulate, free: int = ALL_FREE) -> Agreed:
         try:

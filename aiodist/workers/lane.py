@@ -14,7 +14,7 @@ from aiodist.workers.calls import chained
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.crossing import Plan
 from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Opening, Row
-from aiodist.workers.transfers import Broadcast, Steps, Transfer
+from aiodist.workers.transfers import Steps, Transfer
 from aiodist_kernels import Accumulate
 
 _BESIDE_ANOTHER = 256
@@ -36,10 +36,12 @@ class Agreed(NamedTuple):
     Attributes:
         plan: what is to be exchanged now.
         rows: all workers' records; empty where not every worker receives them.
+        opening: the record's exchange, for what else it tells until the next one begins.
     """
 
     plan: Plan
     rows: Sequence[Row]
+    opening: Opening
 
 
 class Lane:
@@ -55,7 +57,7 @@ class Lane:
         self.index = index
         self.epoch = 0
         self.posted = 0
-        self._opening = Opening(communicator, complete=index == 0)
+        self._opening = Opening(communicator)
         self._chain = bytes(16)
         self._in_flight: Request | None = None
         self._frozen = False
@@ -108,17 +110,14 @@ class Lane:
         self._in_flight = None
         if not self._opening.agreed():
             raise Disagreement
-        rows = self._opening.rows() if self._opening.complete else []
+        rows = self._opening.rows()
         if self._opening.same_flags():
-            return Agreed(plan, rows)
-        first = rows[0].flags if rows else (yield from self._first_flags(wide))
+            return Agreed(plan, rows, self._opening)
+        first = self._opening.first_flags()
         if (first ^ wide) & Flag.FLOAT64:
             plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
-        return Agreed(plan, [Row(-1, row.free, row.flags, row.payload) for row in rows])  # payloads of several plans
-
-    def _first_flags(self, own: Flag) -> Steps[Flag]:
-        transfer = Broadcast(int(own), 0, self.communicator.rank)
-        return Flag((yield from transfer.carry_out(self.communicator, None)))
+        unfit = [Row(-1, row.free, row.flags, row.payload) for row in rows]  # their payloads are of several plans
+        return Agreed(plan, unfit, self._opening)
 
     def carry_out(self, agreed: Agreed) -> Steps[list[Any]]:
         """Exchange what was agreed on; return the results of the plan's transfers."""

@@ -122,9 +122,14 @@ def _waits(group: SyncGroup) -> Mapping[int, str]:
     if group.engine is None or group.thread not in (0, get_ident()):
         return {}
     with suppress(Exception):  # what can be seen of tasks is for the report; the others wait for the rest of it
-        look: Look = group.engine.look([m.replica_id for m in group.members if m.end is None], {})
+        elsewhere = [m.replica_id for m in group.members if m.end is None and not _waits_in_a_meeting(m)]
+        look: Look = group.engine.look(elsewhere, {}) if elsewhere else Look()
         return look.waits
     return {}
+
+
+def _waits_in_a_meeting(member: Member) -> bool:
+    return any(number >= 0 and member.arrived_at(number) for number in list(member.group.open))
 
 
 def _replica(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
