@@ -209,17 +209,19 @@ class GlooCommunicator(SeparateProcess):
             return op is ReduceOp.SUM
         return dtype in _AS_IT_IS and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in place."""
-        signed = _AS_SIGNED.get(buffer.dtype)
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers; gloo does it in place."""
+        if send is not receive:
+            receive[...] = send
+        signed = _AS_SIGNED.get(receive.dtype)
         if signed is None:
-            return GlooRequest([self._allreduce(op, buffer)], buffer)
+            return GlooRequest([self._allreduce(op, receive)], receive)
         if op in (ReduceOp.SUM, ReduceOp.PRODUCT):  # the same bits
-            return GlooRequest([self._allreduce(op, buffer.view(signed))], buffer)
-        half = buffer.dtype.type(1) << buffer.dtype.type(8 * buffer.itemsize - 1)
-        np.bitwise_xor(buffer, half, out=buffer)  # keeps the order: 0 becomes the least signed number
-        work = self._allreduce(op, buffer.view(signed))
-        return GlooRequest([work], buffer, finish=lambda: np.bitwise_xor(buffer, half, out=buffer))
+            return GlooRequest([self._allreduce(op, receive.view(signed))], receive)
+        half = receive.dtype.type(1) << receive.dtype.type(8 * receive.itemsize - 1)
+        np.bitwise_xor(receive, half, out=receive)  # keeps the order: 0 becomes the least signed number
+        work = self._allreduce(op, receive.view(signed))
+        return GlooRequest([work], receive, finish=lambda: np.bitwise_xor(receive, half, out=receive))
 
     def _allreduce(self, op: ReduceOp, buffer: Array) -> Any:
         options = self._found.AllreduceOptions()
