@@ -38,12 +38,12 @@ def main(workers: int, command: list[str]) -> int:
 
 
 def _start(rank: int, command: list[str]) -> subprocess.Popen[bytes]:
+    os.putenv("AIODIST_RANK", str(rank))  # of this process, which the next one inherits
     return subprocess.Popen(  # noqa: S603  (the command that the user gave)
         command,
         stdin=None if rank == 0 else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "AIODIST_RANK": str(rank)},
     )
 
 
