@@ -76,6 +76,7 @@ class Crossing:
         self._busy = False
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
+        self._engine_error: BaseException | None = None
         self.told = False
         self.clean = False
         self.needs = 0
@@ -160,6 +161,7 @@ class Crossing:
     def _end(self, error: CollectiveError) -> None:
         if not self.clean:
             self._bell.interrupt()
+            error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
             self._settle()
         self.judged.set()
@@ -174,13 +176,14 @@ class Crossing:
         *,
         overdue: tuple[int, float] | None = None,
         failures: Mapping[int, BaseException] | None = None,
+        note: str = "",
     ) -> None:
         """Tell the coordinator, once."""
         if not self.told:
             self.told = True
             self._bell.interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
-            self._team.report(self.key, self.state(overdue=overdue, failures=found))
+            self._team.report(self.key, self.state(overdue=overdue, failures=found, note=note))
 
     def state(
         self, *, overdue: tuple[int, float] | None = None, failures: list[Failure] | None = None, note: str = ""
@@ -208,6 +211,9 @@ class Crossing:
             while self._queue:
                 meeting = self._queue.popleft()
                 common = await self._complete(UnderWay(meeting, self._steps(meeting, free)))
+        except InterruptedStep as step:
+            self._engine_error = step.__cause__
+            raise
         finally:
             self._hands.close()
             self._end_by_loss()
@@ -232,8 +238,11 @@ class Crossing:
             self._busy = True
             try:
                 await self._carry_all()
-            except InterruptedStep:
-                pass
+            except InterruptedStep as step:
+                self._engine_error = step.__cause__
+            except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
+                self._engine_error = error
+                self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
             finally:
                 self._end_by_loss()
                 self._stopped.set()

@@ -30,15 +30,33 @@ class UnderWay:
     def go(self, until: float) -> bool:
         """Go on until it is over, which is returned, or would have to be waited for beyond a time."""
         try:
-            request = next(self.steps)
-            while True:
-                if request.test():
-                    request = next(self.steps)
-                elif perf_counter() > until:
-                    self.request = request
-                    return False
+            self.request = next(self.steps)
+            while self._goes_on(self.request, until):
+                self.request = next(self.steps)
         except StopIteration:
             return True
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for the driving task)
             self.error = error
+        return False
+
+    def _goes_on(self, request: Request, until: float) -> bool:
+        """Ask a request until it is complete, or the time is over."""
+        try:
+            while not request.test():
+                if perf_counter() > until:
+                    return False
+        except Exception as error:  # noqa: BLE001  (of the engine, and told again to the one who waits)
+            self.request = _Failed(error)
             return False
+        return True
+
+
+class _Failed:
+    """A request of which it is known what went wrong."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def test(self) -> bool:
+        """Raise that."""
+        raise self._error
