@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from aiodist.workers.calls import chained
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Opening, Row
+from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Notice, Opening, Row
 from aiodist.workers.transfers import Broadcast, Steps, Transfer
 from aiodist_kernels import Accumulate
 
@@ -36,10 +36,12 @@ class Agreed(NamedTuple):
     Attributes:
         plan: what is to be exchanged now.
         rows: all workers' records; empty where not every worker receives them.
+        notice: the highest that a worker has given. Where replicas are absent, the plan is not to be carried out.
     """
 
     plan: Plan
     rows: Sequence[Row]
+    notice: Notice = Notice.NONE
 
 
 class Lane:
@@ -79,15 +81,21 @@ class Lane:
             return self.posted
 
     def agree(
-        self, digest: bytes, plan_of: PlanOf, *, accumulate: Accumulate = "native", free: int = ALL_FREE,
-    ) -> Steps[Agreed]:  # fmt: skip
+        self,
+        digest: bytes,
+        plan_of: PlanOf,
+        *,
+        accumulate: Accumulate = "native",
+        free: int = ALL_FREE,
+        notice: Notice = Notice.NONE,
+    ) -> Steps[Agreed]:
         """Exchange records; return the plan to carry out.
 
         Args:
             digest: the call's.
             plan_of: plans with an accumulator.
             accumulate: the one that this worker's first replica wants; worker 0's counts.
-            free: as in the record.
+            free, notice: as in the record.
 
         Raises:
             Disagreement: the workers do not mean the same.
@@ -102,19 +110,41 @@ class Lane:
                 raise FrozenLane
             self.posted += 1
         request = self._in_flight = self._opening.post(
-            self._chain, length=length, free=free, flags=wide, payload=payload
+            self._chain, length=length, free=free, flags=wide, notice=notice, payload=payload
         )
         yield request
         self._in_flight = None
         if not self._opening.agreed():
             raise Disagreement
         rows = self._opening.rows() if self._opening.complete else []
-        if self._opening.same_flags():
+        if self._opening.same_flags() and notice is Notice.NONE:
             return Agreed(plan, rows)
+        highest = self._opening.notice()
+        if highest >= Notice.ABSENT:
+            return Agreed(plan, [], highest)
         first = rows[0].flags if rows else (yield from self._first_flags(wide))
         if (first ^ wide) & Flag.FLOAT64:
             plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
-        return Agreed(plan, [Row(-1, row.free, row.flags, row.payload) for row in rows])  # payloads of several plans
+        rows = [Row(-1, row.free, row.flags, row.payload) for row in rows]  # their payloads are of several plans
+        return Agreed(plan, rows, highest)
+
+    def stand_by(self) -> Steps[None]:
+        """Bring the record of a worker whose replicas have all joined, to whatever step the others make next.
+
+        Raises:
+            Disagreement: the others do not mean the same.
+            FrozenLane: this worker has told of the lane already.
+        """
+        with self._lock:
+            if self._frozen:
+                raise FrozenLane
+            self.posted += 1
+        request = self._in_flight = self._opening.post(self._chain, notice=Notice.JOINED)
+        yield request
+        self._in_flight = None
+        if not self._opening.agreed():
+            raise Disagreement
+        self._chain = self._opening.digest() or self._chain
 
     def _first_flags(self, own: Flag) -> Steps[Flag]:
         transfer = Broadcast(int(own), 0, self.communicator.rank)
