@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import reduce
-from operator import and_
 from types import CodeType
 from typing import Any, Final
 
@@ -36,7 +34,7 @@ from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Lane
 from aiodist.workers.layout import Layout
-from aiodist.workers.record import ALL_FREE, Row
+from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Verdict, judge
 
@@ -247,8 +245,7 @@ class Team:
             await self._recover()
             meeting = self.begin(signature, code, offset, None)
             free = ALL_FREE & ~sum(1 << index for index in self._in_use)
-            rows = await self._carry(meeting, options, free)
-            common = reduce(and_, (row.free for row in rows))
+            common = await self._carry(meeting, options, free)
             if not common:
                 raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
             lane = await self._lane((common & -common).bit_length() - 1)
@@ -311,21 +308,19 @@ class Team:
         """What the present use of lane 0 is called between workers."""
         return self._root_crossing().key
 
-    async def _carry(
-        self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE
-    ) -> Sequence[Row]:
-        """Carry everything that has begun on lane 0 over; return the records of the last.
+    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE) -> int:
+        """Carry everything that has begun on lane 0 over; return the lanes that all workers have free.
 
         Raises:
             CollectiveError: the workers do not meet.
             Exception: what the last raises on all of them.
         """
         root = self._root_crossing()
-        rows: Sequence[Row] = ()
+        common = 0
         seconds = self._options.merge(options).timeout_seconds
         with move_on_after(seconds) as limit:
             try:
-                rows = await root.carry_over(free)
+                common = await root.carry_over(free)
             except InterruptedStep:
                 pass
             except get_cancelled_exc_class():
@@ -338,7 +333,7 @@ class Team:
             await root.judged.wait()
         if last.error is not None:
             raise last.error
-        return rows
+        return common
 
     def _abandon(self, root: Crossing, last: Rendezvous) -> None:
         """Tell the others that this worker's caller was cancelled out of an operation."""

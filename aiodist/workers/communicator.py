@@ -8,7 +8,7 @@ is begun here has been agreed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from aiodist.workers.tribunal import Control
 
 Array: TypeAlias = np.ndarray[Any, Any]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+V = TypeVar("V")
 
 
 class Request(Protocol):
@@ -134,4 +137,21 @@ class Communicator(Protocol):
 
     def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> Control:
         """Return this worker's control plane, now that the workers know each other."""
+        ...
+
+
+class Sharing(Request, Protocol[T_co]):
+    """Something that is made of what all workers have brought."""
+
+    def result(self) -> T_co:
+        """Return it, the same object to each; the request is complete."""
+        ...
+
+
+@runtime_checkable
+class SharingCommunicator(Communicator, Protocol):
+    """A communicator of workers that share memory: what each of them is to know need not be copied for each."""
+
+    def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
+        """Make one object for all workers of what each brings, by rank."""
         ...
