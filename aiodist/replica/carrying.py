@@ -233,10 +233,10 @@ class Carrier:
         """
         with CancelScope(shield=True):
             told = await complete(tell(self.lane, own), self._values)
-        if any(presence.ended for presence in told):
-            self._disagree()
-            raise InterruptedStep
-        return told
+            if not any(presence.ended for presence in told):
+                return told
+        self._disagree()
+        raise InterruptedStep
 
 
 async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:

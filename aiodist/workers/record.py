@@ -146,7 +146,7 @@ class Opening:
         whole, digest = self._all.data, self._digest
         if all(whole[at : at + 16] == digest for at in range(0, len(whole), SIZE)):
             return True
-        return len({digest for digest, notice in self._digests() if notice < Notice.JOINED}) <= 1
+        return len({digest for digest, notice in self._digests() if notice != Notice.JOINED}) <= 1
 
     def same_flags(self) -> bool:
         """Return whether all flags, and all notices, are equal to one's own, which is none."""
@@ -166,7 +166,7 @@ class Opening:
     def digest(self) -> bytes | None:
         """Return the digest on which those agree whose replicas have not all joined; None where there are none."""
         if self.complete:
-            return next((digest for digest, notice in self._digests() if notice < Notice.JOINED), None)
+            return next((digest for digest, notice in self._digests() if notice != Notice.JOINED), None)
         nobody = bool((self._all[:16] == _GREATEST).all() and (self._all[17:33] == _GREATEST).all())
         return None if nobody else self._all[:16].tobytes()
 

@@ -36,10 +36,9 @@ async def every_kind(ctx: ReplicaContext) -> Any:
 
 async def epochs(ctx: ReplicaContext) -> Any:
     me = ctx.replica_id_in_sync_group
-    sums = []
+    sums: list[Any] = []
     for epoch in range(3):
-        for _ in range((me + epoch) % 3):
-            sums.append(await ctx.all_reduce("SUM", np.full(1000, me), name="step"))
+        sums += [await ctx.all_reduce("SUM", np.full(1000, me), name="step") for _ in range((me + epoch) % 3)]
         last = await ctx.join()
         sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
     return [np.asarray(value).tolist() for value in sums], ctx._member.sequence
