@@ -53,6 +53,7 @@ class Crossing(Carrier):
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
         self._verdict: Verdict | None = None
+        self._engine_error: BaseException | None = None
         self.told = False
         self.clean = False
         self.judged = anyio.Event()
@@ -128,6 +129,7 @@ class Crossing(Carrier):
     def _end(self, error: CollectiveError) -> None:
         if not self.clean:
             self._bell.interrupt()
+            error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
             self._settle()
         self.judged.set()
@@ -142,13 +144,14 @@ class Crossing(Carrier):
         *,
         overdue: tuple[int, float] | None = None,
         failures: Mapping[int, BaseException] | None = None,
+        note: str = "",
     ) -> None:
         """Tell the coordinator, once."""
         if not self.told:
             self.told = True
             self._bell.interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
-            self._team.report(self.key, self.state(overdue=overdue, failures=found))
+            self._team.report(self.key, self.state(overdue=overdue, failures=found, note=note))
 
     def state(
         self, *, overdue: tuple[int, float] | None = None, failures: list[Failure] | None = None, note: str = ""
@@ -176,6 +179,9 @@ class Crossing(Carrier):
                 meeting = self._queue.popleft()
                 assert meeting is not None
                 common = await self.carry(meeting, free)
+        except InterruptedStep as step:
+            self._engine_error = step.__cause__
+            raise
         finally:
             self._end_by_loss()
         return common
@@ -201,8 +207,12 @@ class Crossing(Carrier):
             self._busy = True
             try:
                 await self._carry_all()
-            except InterruptedStep:
+            except InterruptedStep as step:
+                self._engine_error = step.__cause__
                 await self._leave_nobody_waiting()
+            except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
+                self._engine_error = error
+                self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
             finally:
                 self._end_by_loss()
                 self._stopped.set()
