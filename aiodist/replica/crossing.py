@@ -1,57 +1,41 @@
-"""Crossings: how meetings of local replicas go on to meet those of other workers, one after the other, in a lane.
+"""Crossings: how runs of local replicas meet those of other workers, and what is called outside of replicas does.
 
-    local meeting complete ── record ──┬─ agreed: exchange values, complete the meeting
-                                       └─ not: tell the coordinator, stop, raise the verdict when it comes
-
-A crossing serves one sync group: its group calls it (`Bridge`), and the control plane does, through the worker's
-`Team`. It stops at the first disagreement, at a verdict, and when a worker is lost. What was agreed on is always
-carried out, whoever is cancelled meanwhile: the others count on it.
-
-A meeting's way is a generator of requests. The arrival that completes a meeting begins it there and then, and asks
-for some ten microseconds whether it is done, which it mostly is where the other workers are as far; only what takes
-longer is left to the run's driving task, for that a task is woken costs more than a small step does.
+A crossing serves one run: its group calls it (`Bridge`), and the control plane does, through the worker's `Team`.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import CancelScope
 
-from aiodist.collective import sameness
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, complete, next_turn, until
-from aiodist.replica.hands import Hands
-from aiodist.replica.under_way import UnderWay
+from aiodist.replica.awaiting import InterruptedStep, complete, until
+from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
+from aiodist.workers.absence import Presence
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Disagreement, FrozenLane, Lane
-from aiodist.workers.record import ALL_FREE
+from aiodist.workers.lane import Lane
+from aiodist.workers.record import Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Verdict
-from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
-_ENGINE_GRACE_SECONDS = 2.0
-_AT_ONCE_SECONDS = 20e-6
-_ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
+_ENDED = Presence(ended=True)
 
 
-class Crossing:
-    """The crossing of one group.
+class Crossing(Carrier):
+    """The crossing of one run.
 
     Args:
         team: the workers.
@@ -59,27 +43,20 @@ class Crossing:
         group: the local replicas.
     """
 
+    group: SpannedGroup
+
     def __init__(self, team: Team, lane: Lane, group: SpannedGroup) -> None:
-        self._team = team
-        self.lane = lane
+        super().__init__(team, lane, group, team.span)
         self.key = lane.key
-        self.group = group
-        self._queue: deque[Rendezvous | None] = deque()
-        self._bell = Bell(team.call_soon_threadsafe)
-        self._values = Bell(team.call_soon_threadsafe, for_values=True)
-        self._hands = Hands()
-        self._under_way: UnderWay | None = None
-        self._at_hand = False  # the driving task waits for a meeting
-        self._moving = False  # values are exchanged
         self._asked = False
         self._finishing = False
         self._busy = False
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
+        self._verdict: Verdict | None = None
         self._engine_error: BaseException | None = None
         self.told = False
         self.clean = False
-        self.needs = 0
         self.judged = anyio.Event()
         self._stopped = anyio.Event()
         layout = team.span.layout
@@ -90,14 +67,7 @@ class Crossing:
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
-        if self._at_hand and self._under_way is None and not self._queue and not self._bell.interrupts:
-            begun = UnderWay(meeting, self._carry(meeting))
-            if not begun.go(perf_counter() + _AT_ONCE_SECONDS):
-                self._under_way = begun
-                self._bell.ring()
-        else:
-            self._queue.append(meeting)
-            self._bell.ring()
+        super().cross(meeting)
         if self._error is not None:
             self._settle()
 
@@ -142,7 +112,7 @@ class Crossing:
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict."""
-        self.needs = verdict.posted
+        self._verdict = verdict
         self._end(verdict.error())
 
     def lose(self, error: CollectiveError) -> None:
@@ -196,8 +166,7 @@ class Crossing:
 
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""
-        self._bell = Bell(self._team.call_soon_threadsafe)
-        self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
+        self._make_bells()
 
     async def carry_over(self, free: int) -> int:
         """Carry over what has begun; return the lanes that all workers have free, as the last of it has told.
@@ -209,8 +178,7 @@ class Crossing:
         self._busy = True
         try:
             while self._queue:
-                meeting = self._queue.popleft()
-                common = await self._complete(UnderWay(meeting, self._steps(meeting, free)))
+                common = await self._complete(self._begin(self._queue.popleft(), free))
         except InterruptedStep as step:
             self._engine_error = step.__cause__
             raise
@@ -225,12 +193,14 @@ class Crossing:
 
     async def catch_up(self) -> None:
         """Bring the lane to where all workers have it."""
-        try:
-            await complete(self.lane.catch_up(self.needs), self._values)
-        except InterruptedStep:
-            return
+        await self.finish_step()
+        if self._verdict is not None:
+            try:
+                await complete(self.lane.catch_up(self._verdict.posted), self._values)
+            except InterruptedStep:
+                return
 
-    # The way of a meeting.
+    # The way of a run.
 
     async def drive(self) -> None:
         """Carry meetings over until the run is finished, or everything is over."""
@@ -240,6 +210,7 @@ class Crossing:
                 await self._carry_all()
             except InterruptedStep as step:
                 self._engine_error = step.__cause__
+                await self._leave_nobody_waiting()
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
                 self._engine_error = error
                 self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
@@ -254,128 +225,22 @@ class Crossing:
         """Carry nothing over any more."""
         self._bell.interrupt()
 
-    async def _carry_all(self) -> None:
-        while not self.clean:
-            self._at_hand = True
-            while not self._queue and self._under_way is None:
-                if self._bell.interrupts:
-                    return
-                await self._bell.wait()
-            self._at_hand = False
-            begun, self._under_way = self._under_way, None
-            if begun is None:
-                meeting = self._queue.popleft()
-                begun = UnderWay(meeting, self._steps(meeting))
-            await self._complete(begun)
+    async def _leave_nobody_waiting(self) -> None:
+        """Go on with the step that was left in the midst, where all workers have begun it."""
+        if self._step is None or self._loss is not None or not self.told:
+            return
+        await self.judged.wait()
+        if self._verdict is not None and self._verdict.posted_by_all >= self.lane.posted:
+            await self.finish_step()
 
-    async def _complete(self, begun: UnderWay) -> int:
-        """Bring a meeting's way to its end; return the lanes that all workers have free.
+    def _disagree(self) -> None:
+        self.tell()
 
-        Raises:
-            InterruptedStep: there is trouble, or the run is over.
-        """
-        try:
-            return await self._go_on(begun)
-        except FrozenLane:
-            raise InterruptedStep from None
-        except Disagreement:
-            self.tell()
-            raise InterruptedStep from None
-        except InterruptedStep:
-            raise
-        except Exception as error:
-            if begun.meeting is None:
-                raise
-            await self._fail(begun.meeting, error)
-            return 0
-
-    async def _go_on(self, begun: UnderWay) -> int:
-        if begun.error is not None:
-            raise begun.error
-        try:
-            request = begun.request or next(begun.steps)
-            while not self._moving:
-                await until(request, self._bell)
-                request = next(begun.steps)
-        except StopIteration as end:
-            return int(end.value)
-        common = 0
-        with CancelScope(shield=True):
-            common += await self._move(request, begun.steps)
-        return common
-
-    async def _move(self, request: Request, steps: Steps[int]) -> int:
-        """Go on while values are exchanged, and let the loop's other tasks run often enough."""
-        turn = perf_counter()
-        try:
-            while True:
-                waited = await until(request, self._values)
-                if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
-                    await next_turn()
-                    waited = True
-                if waited:
-                    turn = perf_counter()
-                request = next(steps)
-        except StopIteration as end:
-            return int(end.value)
-
-    def _steps(self, meeting: Rendezvous | None, free: int = ALL_FREE) -> Steps[int]:
-        return self._carry(meeting, free) if meeting is not None else self._carry_end()
-
-    def _carry_end(self) -> Steps[int]:
-        """Agree that all replicas have returned."""
+    def _end_well(self) -> Steps[int]:
         self._moving = False
-        yield from self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
+        agreed = yield from self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
+        if agreed.notice >= Notice.ABSENT:
+            yield from self._tell(_ENDED)
         self.clean = True
         self._team.leave(self)
         return 0
-
-    def _carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> Steps[int]:
-        """Carry one meeting over; return the lanes that all workers have free.
-
-        Raises:
-            Disagreement: the workers do not mean the same.
-            FrozenLane: this worker has told of the lane already.
-            InterruptedStep: there is trouble, or the run is over.
-            Exception: what went wrong with the values.
-        """
-        group, kind = self.group, meeting.signature[KIND]
-        self._moving = False
-        if meeting.complete:
-            raise InterruptedStep
-        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
-            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
-            raise InterruptedStep
-        meeting.put_in_native_order()
-        values, span = meeting.values, self._team.span
-
-        def plan_of(accumulate: Accumulate) -> Plan:
-            if kind.across is None:
-                return Plan([], lambda _: None)
-            plan: Plan = kind.across(meeting.signature, values, accumulate, span)
-            return plan
-
-        own = meeting.options.accumulate
-        call = (meeting.signature, meeting.code, meeting.offset)
-        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
-        agreed = yield from self.lane.agree(name, plan_of, accumulate=own, free=free)
-        common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
-        if kind.across is None:
-            if not meeting.complete:
-                group.engine.start_merge(group, meeting)
-            return common
-        self._moving = True
-        results = yield from self.lane.carry_out(agreed, self._hands)
-        result = yield from agreed.plan.finished(results, self._hands)
-        self._moving = False
-        if not meeting.complete:
-            meeting.take_from_afar(result)
-        group.finish_merge(meeting, meeting.result, None)
-        return common
-
-    async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
-        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, MemoryError)):
-            with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
-                await self.judged.wait()
-        self.group.finish_merge(meeting, None, error)

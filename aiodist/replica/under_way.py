@@ -27,12 +27,19 @@ class UnderWay:
         self.request: Request | None = None
         self.error: Exception | None = None
 
+    def next(self) -> Request:
+        """Return the request that it waits for, or comes to next; raise what ends it."""
+        if self.error is not None:
+            raise self.error
+        if self.request is None:
+            self.request = next(self.steps)
+        return self.request
+
     def go(self, until: float) -> bool:
         """Go on until it is over, which is returned, or would have to be waited for beyond a time."""
         try:
-            self.request = next(self.steps)
-            while self._goes_on(self.request, until):
-                self.request = next(self.steps)
+            while self._goes_on(self.next(), until):
+                self.request = None
         except StopIteration:
             return True
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for the driving task)

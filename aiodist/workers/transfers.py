@@ -50,6 +50,23 @@ class Hands(Protocol):
         ...
 
 
+class AtOnce:
+    """The thread that asks, for who is in a worker thread already."""
+
+    def begin(self, fn: Callable[..., Any], *args: Any) -> Job:
+        """Call a function now."""
+        return _Made(fn(*args))
+
+
+class _Made(Done):
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        """Return it."""
+        return self._value
+
+
 def by_hand(hands: Hands, fn: Callable[..., T], *args: Any) -> Steps[T]:
     """Call a function in a worker thread, and return what it returns."""
     job = hands.begin(fn, *args)
