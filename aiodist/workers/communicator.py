@@ -88,8 +88,8 @@ class Communicator(Protocol):
         """Return whether `iallreduce` takes that op and dtype, with the meaning that aiodist gives them."""
         ...
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in place."""
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers. ``send`` may be ``receive`` itself, and else is left as it is."""
         ...
 
     def iallgather(self, send: Array, receive: Array) -> Request:

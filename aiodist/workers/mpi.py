@@ -152,9 +152,10 @@ class MpiCommunicator:
             return True
         return dtype.kind in "fc" and dtype.itemsize > 2 and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in place."""
-        return MpiRequest(self._communicator.Iallreduce(self._mpi.IN_PLACE, buffer, self._ops[op]), buffer)
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers."""
+        source = self._mpi.IN_PLACE if send is receive else send
+        return MpiRequest(self._communicator.Iallreduce(source, receive, self._ops[op]), send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""

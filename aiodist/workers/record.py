@@ -103,8 +103,7 @@ class Opening:
         np.invert(own[_COMPARED], out=own[_COMPLEMENT])
         own[_FIRST] = flags if self._communicator.rank == 0 else _GREATEST
         own[_FREE] = np.unpackbits(np.frombuffer(free.to_bytes(8, "little"), np.uint8), bitorder="little")
-        self._all[:] = own
-        return self._communicator.iallreduce(ReduceOp.MIN, self._all)
+        return self._communicator.iallreduce(ReduceOp.MIN, own, self._all)
 
     def agreed(self) -> bool:
         """Return whether all digests are equal; the exchange is complete."""

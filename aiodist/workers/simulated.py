@@ -121,15 +121,15 @@ class SimulatedCommunicator:
         """Return whether it takes an op and dtype: what MPI takes, so that both ways are tried."""
         return dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in the order of their ranks, in place."""
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers, in the order of their ranks."""
 
         def carry_out(parts: list[Any]) -> None:
-            total = kernels.reduce(op, [part for (part,) in parts])
-            for (part,) in parts:
-                part[...] = total
+            total = kernels.reduce(op, [mine for mine, _ in parts])
+            for _, target in parts:
+                target[...] = total
 
-        return self._begin(("allreduce", op, buffer.dtype, buffer.size), (buffer,), carry_out)
+        return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), carry_out)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""

@@ -137,7 +137,8 @@ def _reduce_in_engine(communicator: Communicator, op: ReduceOp, arrays: Sequence
     for begin, end in _filled(flat, arrays, step):
         if len(pending) == communicator.segment_depth:
             yield pending.popleft()
-        pending.append(communicator.iallreduce(op, flat[begin:end]))
+        segment = flat[begin:end]
+        pending.append(communicator.iallreduce(op, segment, segment))
     while pending:
         yield pending.popleft()
     return flat
