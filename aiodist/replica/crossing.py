@@ -64,6 +64,7 @@ class Crossing:
         self._busy = False
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
+        self._engine_error: BaseException | None = None
         self.told = False
         self.clean = False
         self.needs = 0
@@ -141,6 +142,7 @@ class Crossing:
     def _end(self, error: CollectiveError) -> None:
         if not self.clean:
             self._bell.interrupt()
+            error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
             self._settle()
         self.judged.set()
@@ -155,13 +157,14 @@ class Crossing:
         *,
         overdue: tuple[int, float] | None = None,
         failures: Mapping[int, BaseException] | None = None,
+        note: str = "",
     ) -> None:
         """Tell the coordinator, once."""
         if not self.told:
             self.told = True
             self._bell.interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
-            self._team.report(self.key, self.state(overdue=overdue, failures=found))
+            self._team.report(self.key, self.state(overdue=overdue, failures=found, note=note))
 
     def state(
         self, *, overdue: tuple[int, float] | None = None, failures: list[Failure] | None = None, note: str = ""
@@ -190,6 +193,9 @@ class Crossing:
                 meeting = self._queue.popleft()
                 assert meeting is not None
                 common = await self.carry(meeting, free)
+        except InterruptedStep as step:
+            self._engine_error = step.__cause__
+            raise
         finally:
             self._end_by_loss()
         return common
@@ -213,8 +219,11 @@ class Crossing:
             self._busy = True
             try:
                 await self._carry_all()
-            except InterruptedStep:
-                pass
+            except InterruptedStep as step:
+                self._engine_error = step.__cause__
+            except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
+                self._engine_error = error
+                self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
             finally:
                 self._end_by_loss()
                 self._stopped.set()

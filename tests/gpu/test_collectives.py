@@ -98,12 +98,20 @@ async def test_work_that_is_soon_done_wakes_no_thread(plant: Plant) -> None:
 
 async def test_streams_of_replicas_and_of_the_framework_are_ordered(plant: Plant) -> None:
     machine = plant(2)
+    for k in range(2):
+        machine.driver.replica_stream(f"GPU:{k}", k)  # as `run_sync` does
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
     recorded = {entry[1] for entry in machine.driver.log if entry[0] == "record"}
     waiting = {entry[1] for entry in machine.driver.log if entry[0] == "wait"}
     theirs = {("replica", "GPU:0", 0), ("replica", "GPU:1", 1), ("foreign", 0, 7), ("foreign", 1, 7)}
     assert theirs <= recorded
     assert theirs <= waiting
+
+
+async def test_streams_on_which_there_is_nothing_cost_nothing(plant: Plant) -> None:
+    machine = plant(2)
+    await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
+    assert {entry[1][0] for entry in machine.driver.log if entry[0] in {"record", "wait"}} == {"own", "foreign"}
 
 
 async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
