@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import anyio
@@ -18,7 +19,8 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.workers.simulated import SimulatedCommunicator
-from tests.workers.simulated import Job
+from aiodist.workers.simulated_control import SimulatedSwitchboard
+from tests.workers.simulated import Job, on_one_machine
 
 LAYOUT = (*[1] * 64, 3, 1)
 REPLICAS = sum(LAYOUT)
@@ -76,7 +78,9 @@ async def test_numbers_of_python_are_exact(op: str) -> None:
         return await ctx.all_reduce(op, numbers[r]), await ctx.all_reduce(op, huge[r])
 
     columns = [list(column) for column in zip(*numbers, strict=True)]
-    fold = {"SUM": sum, "MEAN": lambda c: sum(c) / len(c), "PRODUCT": np.multiply.reduce, "MIN": min, "MAX": max}[op]
+    fold: Any = {"SUM": sum, "MEAN": lambda c: sum(c) / len(c), "PRODUCT": np.multiply.reduce, "MIN": min, "MAX": max}[
+        op
+    ]
     expected = [fold(np.array(c, object)) for c in columns], fold(np.array(huge, object))
     assert await Job(*LAYOUT).values(program) == [expected] * REPLICAS
 
@@ -178,3 +182,40 @@ async def test_hundreds_of_workers_match_and_one_of_them_diverges() -> None:
     assert report.suspects == (333,)
     assert "replica 333" in str(report)
     assert [len(camp.replicas) for camp in report.camps] == [HUNDREDS - 1, 1]
+
+
+async def test_report_on_many_workers_tells_what_was_agreed_on_before() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(20):
+            await ctx.barrier()
+        await ctx.all_reduce("SUM", np.ones(3 if ctx.replica_id_in_sync_group == 9 else 2))
+
+    outcomes = await Job(*LAYOUT).run(program)
+    assert all(isinstance(outcome, CollectiveMismatchError) for outcome in outcomes)
+    with pytest.raises(CollectiveMismatchError) as expected:
+        await on_one_machine(program, REPLICAS)
+    report, right = outcomes[-1].report, expected.value.report
+    assert (report.reason, report.suspects, report.sequence_number) == (right.reason, (9,), 20)
+    assert [one.history for one in report.replicas] == [one.history for one in right.replicas]
+
+
+async def test_state_of_a_worker_among_many_is_small() -> None:
+    job, sizes = Job(*LAYOUT), {}
+    real = SimulatedSwitchboard.report
+
+    def spied(self: Any, rank: int, key: Any, state: Any) -> None:
+        sizes[rank] = len(pickle.dumps(state))
+        real(self, rank, key, state)
+
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(40):
+            await ctx.all_reduce("SUM", np.ones(3))
+        if ctx.replica_id_in_sync_group:
+            await ctx.barrier()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedSwitchboard, "report", spied)
+        await job.run(program)
+    assert len(sizes) == len(LAYOUT)
+    assert sizes[0] < 2048, "of equal calls one travels"
+    assert max(size for rank, size in sizes.items() if rank % 64) < 1024
