@@ -272,12 +272,10 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
     assert await job.everywhere(program) == [[15, 30, 45]] * 2
 
 
-async def test_groups_and_joins_are_refused_with_a_reason() -> None:
+async def test_groups_are_refused_with_a_reason() -> None:
     async def program(ctx: ReplicaContext) -> None:
         with pytest.raises(ValueError, match="new_group is for strategies whose replicas live in one process"):
             ctx.new_group([0])
-        with pytest.raises(ValueError, match="join is for strategies"):
-            await ctx.join()
 
     assert await Job(1, 1).values(program) == [None, None]
 
