@@ -137,10 +137,14 @@ class MpiCommunicator(SeparateProcess):
         return cls(world.Dup())
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-        """Return whether MPI takes an op and dtype with our meaning: its MIN and MAX leave NaN open."""
-        if dtype.kind in "iu":
-            return True
-        return dtype.kind in "fc" and dtype.itemsize > 2 and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
+        """Return whether MPI takes an op and dtype with our meaning.
+
+        MPI leaves open what MIN and MAX make of NaN, and sums of integers that overflow: Open MPI's of 8 and 16 bits
+        stop at the largest number, where ours wrap around.
+        """
+        if op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+            return dtype.kind in "iufc" and dtype.itemsize > 2
+        return dtype.kind in "iu"
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
         """Reduce buffers over the workers."""

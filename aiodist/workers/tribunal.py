@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from aiodist.collective import verdict
 from aiodist.collective.group import SyncGroup
@@ -61,6 +61,12 @@ class Listener(Protocol):
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
+
+    def cut(self, one: int, other: int) -> None:
+        """Hear that two workers do not reach each other."""
+
+    def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call a function in the worker's event loop; now, where none runs."""
 
 
 class Control(Protocol):

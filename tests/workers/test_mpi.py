@@ -12,20 +12,6 @@ from tests.workers.launched import LIMIT_SECONDS, job, workers_left
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
 
-@pytest.fixture(scope="module")
-def digest_of_two() -> str:
-    code, output, _ = job(2, "values")
-    assert code == 0, output
-    digests = re.findall(r"digest ([0-9a-f]{16})", output)
-    assert len(digests) == 2
-    assert len(set(digests)) == 1
-    return str(digests[0])
-
-
-def test_every_worker_ends_with_the_same_values(digest_of_two: str) -> None:
-    assert digest_of_two
-
-
 def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
     code, output, _ = job(1, "values")
     assert code == 0, output
