@@ -35,8 +35,8 @@ class ReplicaContext(Block):
     A collective is issued by the call, in the order of the calls, and completed by the await of what it returns. Every
     replica must issue the same collectives in the same order. Values are nests of NumPy arrays and scalars, Python
     numbers, `IndexedSlices`, variables (as the array that they read as), other frameworks' arrays in host memory, such
-    as PyTorch's and JAX's, and PyTorch's, CuPy's, Numba's and JAX's on GPUs. In results NumPy's are shared and read-only;
-    a framework's arrays come back as its own, one for each replica.
+    as PyTorch's and JAX's, and PyTorch's, CuPy's, Numba's and JAX's on GPUs. NumPy arrays in results are shared and
+    read-only; a framework's arrays come back as its own, one for each replica.
 
     Every collective raises, at the call:
 
