@@ -17,9 +17,11 @@ from aiodist.collective import sparse
 from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafMark, LeafType, Signature, leaf_fields
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.workers.communicator import Array
+from aiodist.workers.integers import IntegerReduction
 from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Leaf
 from aiodist.workers.ordered import tree_of
+from aiodist.workers.record import ALL_RECEIVE_ALL
 from aiodist.workers.reduction import Folding, Reduction
 from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Hands, Steps, Transfer, by_hand
 from aiodist_kernels import Accumulate, ReduceOp, policy
@@ -90,19 +92,31 @@ def reduce_columns(
         A plan that gives a list with the reduced leaves.
     """
     dense = [i for i, leaf_type in enumerate(types) if _is_dense(leaf_type)]
-    others = {i: column for i, column in enumerate(columns) if not _is_dense(types[i])}
+    integers: dict[int, Sequence[int]] = {}
+    numbers: list[int] = []
+    if span.layout.workers > ALL_RECEIVE_ALL and not span.ordered:
+        # to gather numbers from thousands of workers takes longer than anything else in a step
+        numbers = [i for i, leaf_type in enumerate(types) if leaf_type == LeafType.PYTHON_NUMBER]
+        integers = {i: columns[i] for i in numbers if type(columns[i][0]) is int and op is not ReduceOp.PRODUCT}
+        dense += [i for i in numbers if type(columns[i][0]) is not int]
+    others = {i: column for i, column in enumerate(columns) if i not in dense and i not in integers}
+    nbytes = _nbytes_of(list(others.values()))
     transfers: list[Transfer] = []
     if dense:
-        leaves = [_leaf(op, columns[i], types[i], accumulate) for i in dense]
-        transfers.append(_reduction(op, leaves, span))
+        transfers.append(_reduction(op, [_leaf(op, columns[i], types[i], accumulate) for i in dense], span))
+    if integers:
+        transfers.append(IntegerReduction(_fold(op), list(integers.values())))
     if others:
-        nbytes = sum(_nbytes(value) for column in others.values() for value in column)
         transfers.append(Gathering(others, nbytes, lambda others: {i: _plain(column) for i, column in others.items()}))
-    else:
+    elif not integers and not numbers:
         return Plan(transfers, lambda results: results[0] if dense else [])
 
     def finish(results: Sequence[Any]) -> list[Any]:
         found = dict(zip(dense, results[0], strict=True)) if dense else {}
+        found |= {i: found[i].item() for i in numbers if i in found}
+        if integers:
+            totals = zip(integers, results[1 if dense else 0], strict=True)
+            found |= {i: total / span.layout.replicas if op is ReduceOp.MEAN else total for i, total in totals}
         for index in others:
             values = span.layout.in_order([worker[index] for worker in results[-1]])
             found[index] = _reduced_things(op, values, types[index], accumulate)
@@ -130,13 +144,20 @@ def _nbytes(value: Any) -> int:
     return int(getattr(value.values if isinstance(value, IndexedSlices) else value, "nbytes", 0))
 
 
+def _fold(op: ReduceOp) -> ReduceOp:
+    return ReduceOp.SUM if op is ReduceOp.MEAN else op
+
+
 def _leaf(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate) -> Leaf:
+    if leaf_type == LeafType.PYTHON_NUMBER:
+        kernels.check_number(op, type(column[0]))
+        accumulate = "native"
     arrays = [np.asarray(value) for value in column]
     return Leaf(rule_for(op, arrays[0].dtype, accumulate), arrays, scalar=leaf_type == LeafType.NUMPY_SCALAR)
 
 
 def _reduction(op: ReduceOp, leaves: Sequence[Leaf], span: Span) -> Reduction:
-    fold, layout = ReduceOp.SUM if op is ReduceOp.MEAN else op, span.layout
+    fold, layout = _fold(op), span.layout
     if span.ordered:
         return Reduction(fold, leaves, layout.replicas, tree_of(layout), through_engine=False)
     return Reduction(fold, leaves, layout.replicas, Folding(layout.rank, [1] * layout.workers))

@@ -227,9 +227,10 @@ class Broadcast:
         hands: Hands,  # noqa: ARG002
     ) -> Steps[Any]:
         """Broadcast the bytes, after their number where that is not known, in segments."""
+        size = np.array([len(self.data) if lengths is None else lengths[self.root]], np.int64)
         if lengths is None:
-            lengths = yield from _sizes(communicator, len(self.data))
-        buffer = self.data if self._gives else pool.empty((lengths[self.root],), _BYTE)
+            yield communicator.ibcast(size.view(np.uint8), self.root)
+        buffer = self.data if self._gives else pool.empty((int(size[0]),), _BYTE)
         pending: deque[Request] = deque()
         for at in range(0, len(buffer), SEGMENT):
             if len(pending) == _IN_FLIGHT:
