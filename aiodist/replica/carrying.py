@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio import CancelScope
 
-from aiodist.collective import joining, sameness
+from aiodist.collective import joining
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, TYPES, has_device_arrays
@@ -220,8 +220,7 @@ class Carrier:
             return plan
 
         own = meeting.options.accumulate
-        call = (meeting.signature, meeting.code, meeting.offset)
-        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
+        name = self._team.digests.of(meeting.call)
         plan = plan_of(own)
         yield from plan.prepared(self._hands)
         notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
