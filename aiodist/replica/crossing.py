@@ -1,49 +1,40 @@
-"""Crossings: how meetings of local replicas go on to meet those of other workers, one after the other, in a lane.
+"""Crossings: how runs of local replicas meet those of other workers, and what is called outside of replicas does.
 
-    local meeting complete ── record ──┬─ agreed: exchange values, complete the meeting
-                                       └─ not: tell the coordinator, stop, raise the verdict when it comes
-
-A crossing serves one sync group: its group calls it (`Bridge`), and the control plane does, through the worker's
-`Team`. It stops at the first disagreement, at a verdict, and when a worker is lost. What was agreed on is always
-carried out, whoever is cancelled meanwhile: the others count on it.
+A crossing serves one run: its group calls it (`Bridge`), and the control plane does, through the worker's `Team`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 from anyio import CancelScope
 
-from aiodist.collective import sameness
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import Bell, InterruptedStep, complete, until
+from aiodist.replica.awaiting import InterruptedStep, complete, until
+from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
+from aiodist.workers.absence import Presence
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane, PlanOf
-from aiodist.workers.record import ALL_FREE
+from aiodist.workers.lane import Agreed, Lane
+from aiodist.workers.record import Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.tribunal import Verdict
-from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
-_ENGINE_GRACE_SECONDS = 2.0
-_ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
+_ENDED = Presence(ended=True)
 
 
-class Crossing:
-    """The crossing of one group.
+class Crossing(Carrier):
+    """The crossing of one run.
 
     Args:
         team: the workers.
@@ -51,23 +42,20 @@ class Crossing:
         group: the local replicas.
     """
 
+    group: SpannedGroup
+
     def __init__(self, team: Team, lane: Lane, group: SpannedGroup) -> None:
-        self._team = team
-        self.lane = lane
+        super().__init__(team, lane, group, team.span)
         self.key = lane.key
-        self.group = group
-        self._queue: deque[Rendezvous | None] = deque()
-        self._bell = Bell(team.call_soon_threadsafe)
-        self._values = Bell(team.call_soon_threadsafe, for_values=True)
         self._asked = False
         self._finishing = False
         self._busy = False
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
+        self._verdict: Verdict | None = None
         self._engine_error: BaseException | None = None
         self.told = False
         self.clean = False
-        self.needs = 0
         self.judged = anyio.Event()
         self._stopped = anyio.Event()
         layout = team.span.layout
@@ -78,8 +66,7 @@ class Crossing:
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
-        self._queue.append(meeting)
-        self._bell.ring()
+        super().cross(meeting)
         self._settle()
 
     def complain(self, overdue: Rendezvous | None) -> None:
@@ -123,7 +110,7 @@ class Crossing:
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict."""
-        self.needs = verdict.posted
+        self._verdict = verdict
         self._end(verdict.error())
 
     def lose(self, error: CollectiveError) -> None:
@@ -177,8 +164,7 @@ class Crossing:
 
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""
-        self._bell = Bell(self._team.call_soon_threadsafe)
-        self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
+        self._make_bells()
 
     async def carry_over(self, free: int) -> int:
         """Carry over what has begun; return the lanes that all workers have free, as the last of it has told.
@@ -206,12 +192,14 @@ class Crossing:
 
     async def catch_up(self) -> None:
         """Bring the lane to where all workers have it."""
-        try:
-            await complete(self.lane.catch_up(self.needs), self._values)
-        except InterruptedStep:
-            return
+        await self.finish_step()
+        if self._verdict is not None:
+            try:
+                await complete(self.lane.catch_up(self._verdict.posted), self._values)
+            except InterruptedStep:
+                return
 
-    # The way of a meeting.
+    # The way of a run.
 
     async def drive(self) -> None:
         """Carry meetings over until the run is finished, or everything is over."""
@@ -221,6 +209,7 @@ class Crossing:
                 await self._carry_all()
             except InterruptedStep as step:
                 self._engine_error = step.__cause__
+                await self._leave_nobody_waiting()
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
                 self._engine_error = error
                 self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
@@ -234,93 +223,23 @@ class Crossing:
         """Carry nothing over any more."""
         self._bell.interrupt()
 
-    async def _carry_all(self) -> None:
-        while True:
-            while not self._queue:
-                if self._bell.interrupts:
-                    return
-                await self._bell.wait()
-            meeting = self._queue.popleft()
-            if meeting is not None:
-                await self.carry(meeting)
-            else:
-                await self._agree(_FINISHED, lambda _: Plan([], lambda _: None), "native")
-                self.clean = True
-                self._team.leave(self)
-                return
+    async def _leave_nobody_waiting(self) -> None:
+        """Go on with the step that was left in the midst, where all workers have begun it."""
+        if self._step is None or self._loss is not None or not self.told:
+            return
+        await self.judged.wait()
+        if self._verdict is not None and self._verdict.posted_by_all >= self.lane.posted:
+            await self.finish_step()
 
-    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> int:
-        """Carry one meeting over; return the lanes that all workers have free.
+    def _disagree(self) -> None:
+        self.tell()
 
-        Raises:
-            InterruptedStep: there is trouble, or the run is over.
-        """
-        group, kind = self.group, meeting.signature[KIND]
-        if meeting.complete:
-            raise InterruptedStep
-        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
-            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
-            raise InterruptedStep
-        meeting.put_in_native_order()
-        values, span = meeting.values, self._team.span
+    async def _end_well(self) -> None:
+        steps = self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
+        await self._carry_out_end(await self._agree(steps, self._carry_out_end))
+        self.clean = True
+        self._team.leave(self)
 
-        def plan_of(accumulate: Accumulate) -> Plan:
-            if kind.across is None:
-                return Plan([], lambda _: None)
-            plan: Plan = kind.across(meeting.signature, values, accumulate, span)
-            return plan
-
-        own, large = meeting.options.accumulate, policy.blocks(sum(map(_nbytes, values)))
-        call = (meeting.signature, meeting.code, meeting.offset)
-        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
-        try:
-            plan = await _call(large, plan_of, own)
-            agreed = await self._agree(name, lambda wanted: plan if wanted == own else plan_of(wanted), own, free)
-            common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
-            if kind.across is None:
-                if not meeting.complete:
-                    group.engine.start_merge(group, meeting)
-                return common
-            result = await self._carry_out(agreed, large=large)
-            if not meeting.complete:
-                meeting.take_from_afar(result)
-        except InterruptedStep:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
-            await self._fail(meeting, error)
-            return 0
-        group.finish_merge(meeting, meeting.result, None)
-        return common
-
-    async def _agree(self, name: bytes, plan_of: PlanOf, accumulate: Accumulate, free: int = ALL_FREE) -> Agreed:
-        try:
-            return await complete(self.lane.agree(name, plan_of, accumulate=accumulate, free=free), self._bell)
-        except FrozenLane:
-            raise InterruptedStep from None
-        except Disagreement:
-            self.tell()
-            raise InterruptedStep from None
-
-    async def _carry_out(self, agreed: Agreed, *, large: bool) -> Any:
-        with CancelScope(shield=True):
-            results = await complete(self.lane.carry_out(agreed), self._values)
-            return await _call(large, agreed.plan.finish, results)
-
-    async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
-        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, MemoryError)):
-            with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
-                await self.judged.wait()
-        self.group.finish_merge(meeting, None, error)
-
-
-async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function makes of values; where they are large, in a worker thread."""
-    return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
-
-
-def _nbytes(value: Any) -> int:
-    """Return the size of what a replica brings: a leaf, or a list of leaves."""
-    if isinstance(value, list):
-        return sum(map(_nbytes, value))
-    return int(getattr(value, "nbytes", 0))
+    async def _carry_out_end(self, agreed: Agreed) -> None:
+        if agreed.notice >= Notice.ABSENT:
+            await self._tell(_ENDED)
