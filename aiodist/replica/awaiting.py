@@ -22,12 +22,15 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 from anyio import sleep, wait_readable
 
+from aiodist.collective.work import Work
+from aiodist.replica.reducers import LOOKS
 from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
 
@@ -151,6 +154,18 @@ async def complete(steps: Steps[T], bell: Bell) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+async def made(work: Work) -> Any:
+    """Return what a device makes; a worker thread waits for it, if it is not soon there."""
+    for _ in range(LOOKS if work.ready is not None else 0):
+        if work.ready is not None and work.ready():
+            return work.result()
+        await anyio.lowlevel.checkpoint()
+    for calls in work.phases:
+        for call in calls:
+            await anyio.to_thread.run_sync(call)
+    return work.result()
 
 
 class _Timer:

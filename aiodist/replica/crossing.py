@@ -19,10 +19,11 @@ import anyio.to_thread
 from anyio import CancelScope
 
 from aiodist.collective import sameness
+from aiodist.collective.device_crossing import Ferry
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import Bell, InterruptedStep, complete, until
+from aiodist.replica.awaiting import Bell, InterruptedStep, complete, made, until
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
+_NOTHING = Plan([], lambda _: None)
 _ENGINE_GRACE_SECONDS = 2.0
-_ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
 
 
 class Crossing:
@@ -244,7 +245,7 @@ class Crossing:
             if meeting is not None:
                 await self.carry(meeting)
             else:
-                await self._agree(_FINISHED, lambda _: Plan([], lambda _: None), "native")
+                await self._agree(_FINISHED, lambda _: _NOTHING, "native")
                 self.clean = True
                 self._team.leave(self)
                 return
@@ -258,32 +259,17 @@ class Crossing:
         group, kind = self.group, meeting.signature[KIND]
         if meeting.complete:
             raise InterruptedStep
-        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
-            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
-            raise InterruptedStep
         meeting.put_in_native_order()
-        values, span = meeting.values, self._team.span
-
-        def plan_of(accumulate: Accumulate) -> Plan:
-            if kind.across is None:
-                return Plan([], lambda _: None)
-            plan: Plan = kind.across(meeting.signature, values, accumulate, span)
-            return plan
-
-        own, large = meeting.options.accumulate, policy.blocks(sum(map(_nbytes, values)))
-        call = (meeting.signature, meeting.code, meeting.offset)
-        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
+        large = policy.blocks(sum(map(_nbytes, meeting.values)))
+        ferry = Ferry(meeting, group, self._team.span) if _is_on_devices(meeting) else None
         try:
-            plan = await _call(large, plan_of, own)
-            agreed = await self._agree(name, lambda wanted: plan if wanted == own else plan_of(wanted), own, free)
+            agreed = await self._agree_on(meeting, ferry, free, large=large)
             common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
             if kind.across is None:
                 if not meeting.complete:
                     group.engine.start_merge(group, meeting)
                 return common
-            result = await self._carry_out(agreed, large=large)
-            if not meeting.complete:
-                meeting.take_from_afar(result)
+            await self._take(meeting, ferry, await self._carry_out(agreed, large=large), large=large)
         except InterruptedStep:
             raise
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
@@ -291,6 +277,45 @@ class Crossing:
             return 0
         group.finish_merge(meeting, meeting.result, None)
         return common
+
+    async def _agree_on(self, meeting: Rendezvous, ferry: Ferry | None, free: int, *, large: bool) -> Agreed:
+        """Agree with all workers on a meeting, and on how it accumulates."""
+        call, own = meeting.call, meeting.options.accumulate
+        plan = await self._plan(meeting, ferry, own, large=large)
+        wanted = [own]
+
+        def plan_of(accumulate: Accumulate) -> Plan:
+            if accumulate == own:
+                return plan
+            wanted.append(accumulate)
+            return _NOTHING  # for now: making it takes time
+
+        name = self._team.digests.of(call, sameness.fingerprint(self.group.order_check, call))
+        agreed = await self._agree(name, plan_of, own, free)
+        if wanted[-1] == own:
+            return agreed
+        return agreed._replace(plan=await self._plan(meeting, ferry, wanted[-1], large=large))
+
+    async def _plan(self, meeting: Rendezvous, ferry: Ferry | None, accumulate: Accumulate, *, large: bool) -> Plan:
+        """Return what is to be exchanged; values on devices are brought down for it."""
+        across = meeting.signature[KIND].across
+        if across is None:
+            return _NOTHING
+        values = meeting.values if ferry is None else await made(ferry.landing(accumulate))
+        plan: Plan = await _call(large, across, meeting.signature, values, accumulate, self._team.span)
+        return plan
+
+    async def _take(self, meeting: Rendezvous, ferry: Ferry | None, result: Any, *, large: bool) -> None:
+        """Keep a result where the local replicas want it, if they still do."""
+        if ferry is None:
+            if not meeting.complete:
+                meeting.take_from_afar(result)
+            return
+        with CancelScope(shield=True):
+            found = await made(ferry.launching(await _call(large, ferry.staged, result)))
+        if not meeting.complete:
+            meeting.by_replica = True
+            meeting.take(found)
 
     async def _agree(self, name: bytes, plan_of: PlanOf, accumulate: Accumulate, free: int = ALL_FREE) -> Agreed:
         try:
@@ -308,7 +333,7 @@ class Crossing:
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, MemoryError)):
+        if not isinstance(error, (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)):
             with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
                 await self.judged.wait()
         self.group.finish_merge(meeting, None, error)
@@ -317,6 +342,11 @@ class Crossing:
 async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
     """Return what a function makes of values; where they are large, in a worker thread."""
     return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
+
+
+def _is_on_devices(meeting: Rendezvous) -> bool:
+    types = meeting.signature[TYPES]
+    return types is not None and has_device_arrays(types)
 
 
 def _nbytes(value: Any) -> int:

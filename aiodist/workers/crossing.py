@@ -55,6 +55,18 @@ Crossing = Callable[[Signature, Sequence[Any], Accumulate, Span], Plan]
 # Reductions.
 
 
+class Partial(NamedTuple):
+    """What the local replicas brought of one leaf, folded already: it stands for all of them, in the first's place.
+
+    Attributes:
+        array: the fold, in the accumulator's dtype.
+        dtype: of what they brought.
+    """
+
+    array: Array
+    dtype: np.dtype[Any]
+
+
 class _Column(NamedTuple):
     """One leaf of a reduction: parts by local replica, in the accumulator's dtype; and the way from total to result."""
 
@@ -127,9 +139,12 @@ def _folded(op: ReduceOp, parts: Sequence[Array]) -> Array:
 
 
 def _dense(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate, span: Span) -> _Column:
-    arrays = [np.asarray(value) for value in column]
-    rule = rule_for(op, arrays[0].dtype, accumulate)
-    parts = [array.astype(rule.accumulator, copy=False) for array in arrays]
+    if isinstance(column[0], Partial):
+        rule, parts = rule_for(op, column[0].dtype, accumulate), [column[0].array]
+    else:
+        arrays = [np.asarray(value) for value in column]
+        rule = rule_for(op, arrays[0].dtype, accumulate)
+        parts = [array.astype(rule.accumulator, copy=False) for array in arrays]
     scalar = leaf_type == LeafType.NUMPY_SCALAR
 
     def finish(total: Array) -> Any:
