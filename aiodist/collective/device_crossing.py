@@ -65,7 +65,7 @@ class Landing(DeviceWork):
         values: what they brought.
         options: of which the accumulator counts.
         devices: their devices, by position.
-        span: the workers.
+        taken: the places among those values of what is needed; None: one fold of all.
     """
 
     def __init__(
@@ -74,15 +74,10 @@ class Landing(DeviceWork):
         values: Sequence[Any],
         options: CommunicationOptions,
         devices: Mapping[int, str],
-        span: Span,
+        taken: Sequence[int] | None,
     ) -> None:
-        self._folds = signature[OP] is not None and len(values) > 1 and not span.ordered
-        self._taken: Sequence[int] = range(len(values))
-        if self._folds:
-            self._taken = [0]
-        elif signature[KIND].detail is Reason.SOURCE:
-            worker, place = span.layout.worker_of(signature[DETAIL])
-            self._taken = [place] if worker == span.layout.rank else []
+        self._folds = taken is None
+        self._taken: Sequence[int] = [0] if taken is None else taken
         self._numbers: dict[tuple[int, int], int] = {}
         super().__init__(signature, values, options, devices)
 
@@ -183,7 +178,7 @@ class Ferry:
     """The way of one meeting's values down to the host, and of its results up again.
 
     Args:
-        meeting: with device arrays among the values of the local replicas, which all have arrived.
+        meeting: with device arrays among the values of the local replicas, which all have arrived or joined.
         group: the local replicas.
         span: the workers.
     """
@@ -191,15 +186,32 @@ class Ferry:
     def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
         self._meeting = meeting
         self._span = span
-        self._values = meeting.values
-        self._devices = {member.position: member.device for member in group.members}
+        absent = meeting.absent or ()
+        self._devices = {m.position: m.device for m in group.members if m.position not in absent}
+        self._values = [meeting.values[position] for position in self._devices]
         types = meeting.signature[TYPES]
         self._marks: Sequence[Any] = [types] if meeting.signature[STRUCTURE] is None else types
 
     def landing(self, accumulate: Accumulate) -> Work:
-        """Return the work that gives the values as on the host, folded with that accumulator where they are."""
+        """Return the work that gives the values as on the host, folded with that accumulator where they can be."""
+        signature = self._meeting.signature
         options = dataclasses.replace(self._meeting.options, accumulate=accumulate)
-        return Landing(self._meeting.signature, self._values, options, self._devices, self._span).work()
+        folds = signature[OP] is not None and len(self._values) > 1 and not self._span.ordered
+        return Landing(signature, self._values, options, self._devices, None if folds else self._needed()).work()
+
+    def landing_one_by_one(self) -> Work:
+        """Return the work that gives the values as on the host, of each replica its own."""
+        meeting = self._meeting
+        return Landing(meeting.signature, self._values, meeting.options, self._devices, self._needed()).work()
+
+    def _needed(self) -> Sequence[int]:
+        """Return the places of the replicas whose values are needed elsewhere."""
+        signature, layout = self._meeting.signature, self._span.layout
+        if signature[KIND].detail is not Reason.SOURCE:
+            return range(len(self._values))
+        worker, position = layout.worker_of(signature[DETAIL])
+        there = list(self._devices)
+        return [there.index(position)] if worker == layout.rank and position in there else []
 
     def staged(self, result: Any) -> Any:
         """Return a result with its device leaves in memory that devices copy from; in any thread."""

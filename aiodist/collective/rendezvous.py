@@ -11,9 +11,9 @@ import numpy as np
 from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.presence import check_present
 from aiodist.collective.reduction import in_native_order
 from aiodist.collective.signature import (
-    DETAIL,
     KIND,
     SHAPES,
     STRUCTURE,
@@ -22,7 +22,6 @@ from aiodist.collective.signature import (
     has_device_arrays,
     has_foreign,
 )
-from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
@@ -178,16 +177,8 @@ class Rendezvous:
         Raises:
             ValueError: it takes a value of one that has.
         """
-        kind, source = self.signature[KIND], self.signature[DETAIL]
-        needed = not kind.shared or (kind.detail is Reason.SOURCE and source in absent)
-        if needed:
-            which = "a value of every replica" if not kind.shared else f"replica {source}'s value"
-            has = "has" if len(absent) == 1 else "have"
-            raise ValueError(
-                f"{kind.name} needs {which}, and {ids(absent)} {has} joined; make it before the first joins, or after "
-                "the last has"
-            )
-        if kind.detail is Reason.SOURCE:
+        check_present(self.signature, absent)
+        if self.signature[KIND].detail is Reason.SOURCE:
             return self.values
         return [value for position, value in enumerate(self.values) if position not in absent]
 

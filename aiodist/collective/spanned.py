@@ -26,6 +26,7 @@ class SpannedGroup(SyncGroup):
         self.bridge = bridge
         self.offset = offset
         self.world_size = world_size
+        self.places = range(offset, offset + self.size)
         for member in self.members:
             member.replica_id = offset + member.position
 

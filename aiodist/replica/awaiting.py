@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -154,6 +154,35 @@ async def complete(steps: Steps[T], bell: Bell) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+class Progress(Generic[T]):
+    """Steps that may be left in the midst of a request, and gone on with from there.
+
+    Args:
+        steps: those that `complete` takes.
+    """
+
+    def __init__(self, steps: Steps[T]) -> None:
+        self._steps = steps
+        self._request: Request | None = None
+
+    async def complete(self, bell: Bell) -> T:
+        """Carry out what is left of the steps; return what they return.
+
+        Raises:
+            InterruptedStep: the bell has interrupted one, with which the next call goes on.
+            Exception: what they raise.
+        """
+        try:
+            while True:
+                if self._request is None:
+                    self._request = next(self._steps)
+                await until(self._request, bell)
+                self._request = None
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
 
 async def made(work: Work) -> Any:

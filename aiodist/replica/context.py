@@ -17,7 +17,7 @@ from aiodist.collective.member import Member
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import PATH, Signature
 from aiodist.replica import arguments, refusal
-from aiodist.replica.branching import member_of_new_group, require_one_worker
+from aiodist.replica.branching import member_of_new_group
 from aiodist.replica.current import Block, current
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.merge import MergeCall, function_key
@@ -99,7 +99,7 @@ class ReplicaContext(Block):
     @property
     def replica_id_in_sync_group(self) -> int:
         """This replica's id, from 0; in a group that `new_group` made, its position there."""
-        return self._member.group.offset + self._member.position
+        return self._member.group.places[self._member.position]
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -303,12 +303,8 @@ class ReplicaContext(Block):
 
         Returns:
             A handle; its await gives the id of the replica that joined last, as this context counts.
-
-        Raises:
-            ValueError: the strategy has replicas on several workers.
         """
         refusal.check_current(self, "join")
-        require_one_worker(self, "join")
         frame = _getframe(1)
         handle: CollectiveHandle[int] = joining.join(self._member.group, self._member, frame.f_code, frame.f_lasti)
         return handle

@@ -1,50 +1,40 @@
-"""Crossings: how meetings of local replicas go on to meet those of other workers, one after the other, in a lane.
+"""Crossings: how runs of local replicas meet those of other workers, and what is called outside of replicas does.
 
-    local meeting complete ── record ──┬─ agreed: exchange values, complete the meeting
-                                       └─ not: tell the coordinator, stop, raise the verdict when it comes
-
-A crossing serves one sync group: its group calls it (`Bridge`), and the control plane does, through the worker's
-`Team`. It stops at the first disagreement, at a verdict, and when a worker is lost. What was agreed on is always
-carried out, whoever is cancelled meanwhile: the others count on it.
+A crossing serves one run: its group calls it (`Bridge`), and the control plane does, through the worker's `Team`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 from anyio import CancelScope
 
-from aiodist.collective import sameness
-from aiodist.collective.device_crossing import Ferry
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import Bell, InterruptedStep, complete, made, until
+from aiodist.replica.awaiting import InterruptedStep, complete, until
+from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
+from aiodist.workers.absence import Presence
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane, PlanOf
-from aiodist.workers.record import ALL_FREE
+from aiodist.workers.lane import Agreed, Lane
+from aiodist.workers.record import Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.tribunal import Verdict
-from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
-_NOTHING = Plan([], lambda _: None)
-_ENGINE_GRACE_SECONDS = 2.0
+_ENDED = Presence(ended=True)
 
 
-class Crossing:
-    """The crossing of one group.
+class Crossing(Carrier):
+    """The crossing of one run.
 
     Args:
         team: the workers.
@@ -52,23 +42,20 @@ class Crossing:
         group: the local replicas.
     """
 
+    group: SpannedGroup
+
     def __init__(self, team: Team, lane: Lane, group: SpannedGroup) -> None:
-        self._team = team
-        self.lane = lane
+        super().__init__(team, lane, group, team.span)
         self.key = lane.key
-        self.group = group
-        self._queue: deque[Rendezvous | None] = deque()
-        self._bell = Bell(team.call_soon_threadsafe)
-        self._values = Bell(team.call_soon_threadsafe, for_values=True)
         self._asked = False
         self._finishing = False
         self._busy = False
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
+        self._verdict: Verdict | None = None
         self._engine_error: BaseException | None = None
         self.told = False
         self.clean = False
-        self.needs = 0
         self.judged = anyio.Event()
         self._stopped = anyio.Event()
         layout = team.span.layout
@@ -79,8 +66,7 @@ class Crossing:
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
-        self._queue.append(meeting)
-        self._bell.ring()
+        super().cross(meeting)
         self._settle()
 
     def complain(self, overdue: Rendezvous | None) -> None:
@@ -124,7 +110,7 @@ class Crossing:
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict."""
-        self.needs = verdict.posted
+        self._verdict = verdict
         self._end(verdict.error())
 
     def lose(self, error: CollectiveError) -> None:
@@ -178,8 +164,7 @@ class Crossing:
 
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""
-        self._bell = Bell(self._team.call_soon_threadsafe)
-        self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
+        self._make_bells()
 
     async def carry_over(self, free: int) -> int:
         """Carry over what has begun; return the lanes that all workers have free, as the last of it has told.
@@ -207,12 +192,14 @@ class Crossing:
 
     async def catch_up(self) -> None:
         """Bring the lane to where all workers have it."""
-        try:
-            await complete(self.lane.catch_up(self.needs), self._values)
-        except InterruptedStep:
-            return
+        await self.finish_step()
+        if self._verdict is not None:
+            try:
+                await complete(self.lane.catch_up(self._verdict.posted), self._values)
+            except InterruptedStep:
+                return
 
-    # The way of a meeting.
+    # The way of a run.
 
     async def drive(self) -> None:
         """Carry meetings over until the run is finished, or everything is over."""
@@ -222,6 +209,7 @@ class Crossing:
                 await self._carry_all()
             except InterruptedStep as step:
                 self._engine_error = step.__cause__
+                await self._leave_nobody_waiting()
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
                 self._engine_error = error
                 self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
@@ -235,122 +223,23 @@ class Crossing:
         """Carry nothing over any more."""
         self._bell.interrupt()
 
-    async def _carry_all(self) -> None:
-        while True:
-            while not self._queue:
-                if self._bell.interrupts:
-                    return
-                await self._bell.wait()
-            meeting = self._queue.popleft()
-            if meeting is not None:
-                await self.carry(meeting)
-            else:
-                await self._agree(_FINISHED, lambda _: _NOTHING, "native")
-                self.clean = True
-                self._team.leave(self)
-                return
-
-    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> int:
-        """Carry one meeting over; return the lanes that all workers have free.
-
-        Raises:
-            InterruptedStep: there is trouble, or the run is over.
-        """
-        group, kind = self.group, meeting.signature[KIND]
-        if meeting.complete:
-            raise InterruptedStep
-        meeting.put_in_native_order()
-        large = policy.blocks(sum(map(_nbytes, meeting.values)))
-        ferry = Ferry(meeting, group, self._team.span) if _is_on_devices(meeting) else None
-        try:
-            agreed = await self._agree_on(meeting, ferry, free, large=large)
-            common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
-            if kind.across is None:
-                if not meeting.complete:
-                    group.engine.start_merge(group, meeting)
-                return common
-            await self._take(meeting, ferry, await self._carry_out(agreed, large=large), large=large)
-        except InterruptedStep:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
-            await self._fail(meeting, error)
-            return 0
-        group.finish_merge(meeting, meeting.result, None)
-        return common
-
-    async def _agree_on(self, meeting: Rendezvous, ferry: Ferry | None, free: int, *, large: bool) -> Agreed:
-        """Agree with all workers on a meeting, and on how it accumulates."""
-        call, own = meeting.call, meeting.options.accumulate
-        plan = await self._plan(meeting, ferry, own, large=large)
-        wanted = [own]
-
-        def plan_of(accumulate: Accumulate) -> Plan:
-            if accumulate == own:
-                return plan
-            wanted.append(accumulate)
-            return _NOTHING  # for now: making it takes time
-
-        name = self._team.digests.of(call, sameness.fingerprint(self.group.order_check, call))
-        agreed = await self._agree(name, plan_of, own, free)
-        if wanted[-1] == own:
-            return agreed
-        return agreed._replace(plan=await self._plan(meeting, ferry, wanted[-1], large=large))
-
-    async def _plan(self, meeting: Rendezvous, ferry: Ferry | None, accumulate: Accumulate, *, large: bool) -> Plan:
-        """Return what is to be exchanged; values on devices are brought down for it."""
-        across = meeting.signature[KIND].across
-        if across is None:
-            return _NOTHING
-        values = meeting.values if ferry is None else await made(ferry.landing(accumulate))
-        plan: Plan = await _call(large, across, meeting.signature, values, accumulate, self._team.span)
-        return plan
-
-    async def _take(self, meeting: Rendezvous, ferry: Ferry | None, result: Any, *, large: bool) -> None:
-        """Keep a result where the local replicas want it, if they still do."""
-        if ferry is None:
-            if not meeting.complete:
-                meeting.take_from_afar(result)
+    async def _leave_nobody_waiting(self) -> None:
+        """Go on with the step that was left in the midst, where all workers have begun it."""
+        if self._step is None or self._loss is not None or not self.told:
             return
-        with CancelScope(shield=True):
-            found = await made(ferry.launching(await _call(large, ferry.staged, result)))
-        if not meeting.complete:
-            meeting.by_replica = True
-            meeting.take(found)
+        await self.judged.wait()
+        if self._verdict is not None and self._verdict.posted_by_all >= self.lane.posted:
+            await self.finish_step()
 
-    async def _agree(self, name: bytes, plan_of: PlanOf, accumulate: Accumulate, free: int = ALL_FREE) -> Agreed:
-        try:
-            return await complete(self.lane.agree(name, plan_of, accumulate=accumulate, free=free), self._bell)
-        except FrozenLane:
-            raise InterruptedStep from None
-        except Disagreement:
-            self.tell()
-            raise InterruptedStep from None
+    def _disagree(self) -> None:
+        self.tell()
 
-    async def _carry_out(self, agreed: Agreed, *, large: bool) -> Any:
-        with CancelScope(shield=True):
-            results = await complete(self.lane.carry_out(agreed), self._values)
-            return await _call(large, agreed.plan.finish, results)
+    async def _end_well(self) -> None:
+        steps = self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
+        await self._carry_out_end(await self._agree(steps, self._carry_out_end))
+        self.clean = True
+        self._team.leave(self)
 
-    async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
-        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)):
-            with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
-                await self.judged.wait()
-        self.group.finish_merge(meeting, None, error)
-
-
-async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function makes of values; where they are large, in a worker thread."""
-    return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
-
-
-def _is_on_devices(meeting: Rendezvous) -> bool:
-    types = meeting.signature[TYPES]
-    return types is not None and has_device_arrays(types)
-
-
-def _nbytes(value: Any) -> int:
-    """Return the size of what a replica brings: a leaf, or a list of leaves."""
-    if isinstance(value, list):
-        return sum(map(_nbytes, value))
-    return int(getattr(value, "nbytes", 0))
+    async def _carry_out_end(self, agreed: Agreed) -> None:
+        if agreed.notice >= Notice.ABSENT:
+            await self._tell(_ENDED)

@@ -20,20 +20,19 @@ from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
-from aiodist.vocabulary.errors import CollectiveError, WorkerLostError
+from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.reports import Location
 from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Lane
-from aiodist.workers.layout import Layout
+from aiodist.workers.lost import cut_link, lost_worker
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Verdict, judge
@@ -147,8 +146,15 @@ class Team:
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
+        self._lose_by(lost_worker(self.span.layout, rank, why))
+
+    def cut(self, one: int, other: int) -> None:
+        """Hear that two workers do not reach each other."""
+        self._lose_by(cut_link(self.span.layout, one, other))
+
+    def _lose_by(self, error: CollectiveError) -> None:
         if self.lost is None:
-            self.lost = lost_worker(self.span.layout, rank, why)
+            self.lost = error
             self.call_soon_threadsafe(self._lose)
 
     def state_of(self, key: LaneKey, note: str) -> WorkerState | None:
@@ -369,15 +375,3 @@ class Team:
 
 def _call_now(fn: Callable[..., object], *args: Any) -> None:
     fn(*args)
-
-
-def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:
-    """Return the error for a worker that is gone."""
-    first = layout.offset_of(rank)
-    gone = range(first, first + layout.counts[rank])
-    replicas = tuple(
-        ReplicaReport(i, name, ReplicaState.FAILED if i in gone else ReplicaState.RUNNING)
-        for i, name in enumerate(layout.names)
-    )
-    text = f"worker {rank} of {layout.workers} {why}; it had {ids(gone)}"
-    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, tuple(gone), text))

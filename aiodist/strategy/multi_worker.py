@@ -135,6 +135,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             return super()._standing_group()
         group = self._extended.new_group()
         group.offset, group.world_size = self._span
+        group.places = range(group.offset, group.offset + group.size)
         group.thread = NO_RUN
         return group
 

@@ -17,27 +17,28 @@ from pathlib import Path
 from typing import Final, Self
 
 from aiodist.tools import worker_agent
+from aiodist.tools.switchboard import Switchboard
 
 LAST_WORDS_SECONDS: Final = 3.5
 ENDING_SECONDS: Final = 4.0
 _POLL_SECONDS: Final = 0.05
 _LOST_AGENT_SECONDS: Final = 1.0
-_FAREWELL_SECONDS: Final = 2.0
+_FAREWELL_SECONDS: Final = 1.0
 
 
-def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, *, elsewhere: bool = False) -> int:
+def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: Switchboard | None = None) -> int:
     """Wait for the end of a job, or bring it about; return the exit code of the first worker that has failed, or 0.
 
     Args:
         starters: the processes that this one has started for it: a launcher, or agents.
         notes: the folder with the agents' notes.
-        elsewhere: some workers live on other machines, where only the launcher reaches them.
+        elsewhere: connections to the agents on other machines; None where there are none.
 
     Raises:
         KeyboardInterrupt: the user has asked for the end; it has come.
     """
     with _Asked() as asked:
-        job = _Job(starters, notes, asked, elsewhere=elsewhere)
+        job = _Job(starters, notes, asked, elsewhere)
         try:
             while job.runs() and not job.is_over():
                 with suppress(subprocess.TimeoutExpired):
@@ -76,7 +77,11 @@ class _Job:
     """The processes of a job as the launcher sees them."""
 
     def __init__(
-        self, starters: Sequence[subprocess.Popen[bytes]], notes: Path, asked: _Asked, *, elsewhere: bool
+        self,
+        starters: Sequence[subprocess.Popen[bytes]],
+        notes: Path,
+        asked: _Asked,
+        elsewhere: Switchboard | None,
     ) -> None:
         self.running = list(starters)
         self._notes = notes
@@ -94,6 +99,8 @@ class _Job:
     def is_over(self) -> bool:
         """Return whether the time has come to kill what still runs; look at what has happened since."""
         now = time.monotonic()
+        if self._elsewhere is not None:
+            self._elsewhere.serve()
         if len(self._asked.numbers) > self._passed_on:
             self._pass_on(now)
         if self._over_at is None and (self.first_failure() or self._has_lost_an_agent(now)):
@@ -106,9 +113,8 @@ class _Job:
         for agent, _ in self._started():
             with suppress(ProcessLookupError):
                 os.kill(agent, self._asked.numbers[0])
-        if self._elsewhere:
-            for process in self.running:
-                process.terminate()
+        if self._elsewhere is not None:
+            self._elsewhere.send(self._asked.numbers[0])
 
     def first_failure(self) -> int:
         """Return the exit code of the first worker that has failed; 0 where none has."""
@@ -130,13 +136,23 @@ class _Job:
         self._agent_lost_at = (self._agent_lost_at or now) if waiting else None
         return self._agent_lost_at is not None and now - self._agent_lost_at > _LOST_AGENT_SECONDS
 
+    def _end_elsewhere(self, switchboard: Switchboard) -> None:
+        """Let the agents on other machines end, and the launcher with them; if it does not, have it end them."""
+        switchboard.close()
+        self._wait_for_starters()
+        for process in self.running:
+            process.terminate()
+        self._wait_for_starters()
+
+    def _wait_for_starters(self) -> None:
+        until = time.monotonic() + _FAREWELL_SECONDS
+        while self.runs() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+
     def end(self) -> None:
         """Kill what is left: the launcher and its own, the workers and theirs."""
-        if self._elsewhere and self.runs():
-            for process in self.running:
-                process.terminate()  # a launcher that is killed outright leaves the other machines to find out
-            with suppress(subprocess.TimeoutExpired):
-                self.running[0].wait(_FAREWELL_SECONDS)
+        if self._elsewhere is not None:
+            self._end_elsewhere(self._elsewhere)
         for process in self.running:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

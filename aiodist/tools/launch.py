@@ -25,6 +25,7 @@ from aiodist.tools import starter, worker_agent
 from aiodist.tools.argument_types import names, positive
 from aiodist.tools.following import follow
 from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
+from aiodist.tools.switchboard import Switchboard
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
 from aiodist.workers.gloo import INSTALL as NEEDS_TORCH
@@ -98,7 +99,9 @@ def launch(
     """
     start = _starter(workers, hosts, launcher) if engine is Engine.GLOO else _mpiexec(workers, hosts, launcher)
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as notes:
-        command = [*start, sys.executable, worker_agent.__file__, notes, str(workers), *program]
+        elsewhere = Switchboard(Path(notes)) if hosts else None
+        where = elsewhere.address if elsewhere else "here"
+        command = [*start, sys.executable, worker_agent.__file__, notes, str(workers), where, *program]
         meeting = str(Path(notes) / "rendezvous")  # of gloo's; MPI has ways of its own
         settings = environment.with_workers(workers=str(workers), engine=engine.value, rendezvous=meeting)
         worker_agent.adopt_orphans()
@@ -108,7 +111,7 @@ def launch(
             start_new_session=True,
             preexec_fn=worker_agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
         ) as process:
-            return follow([process], Path(notes), elsewhere=bool(hosts))
+            return follow([process], Path(notes), elsewhere)
 
 
 def _mpiexec(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:

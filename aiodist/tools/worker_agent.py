@@ -1,12 +1,16 @@
 """The agent of one worker under `aiodist run`: starts it, notes how it ended, and lets the others end, too.
 
-    python worker_agent.py NOTES WORKERS COMMAND...
+    python worker_agent.py NOTES WORKERS WHERE COMMAND...
 
 It is a script, and starts without the package: nothing here imports anything but the standard library.
 
 The worker has a session of its own, so that it can be killed with everything that it has started, and where the system
 can do that (Linux) it dies with its agent. A failed worker's agent stays for some seconds: a launcher ends the whole
 job when the first of its processes fails, and the other workers have a report to print.
+
+WHERE is ``here``; or where the launcher of a job that spans machines answers. Such an agent tells it how its worker has
+ended, and gets the signals from it; and it answers workers on other machines, who cannot see whether this one's is
+stopped or only busy: a connection that says the right token gets the worker's state in one letter.
 
 SIGINT and SIGTERM are passed on, and the worker is killed where it has not ended some seconds later. SIGHUP, and the
 end of the agent's parent, kill it at once.
@@ -16,7 +20,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -33,7 +39,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
-def main(notes: Path, workers: int, command: list[str]) -> int:
+def main(notes: Path, workers: int, where: str, command: list[str]) -> int:
     """Run a worker; return its exit code, as shells have it."""
     parent = os.getppid()
     asked: list[int] = []
@@ -41,30 +47,38 @@ def main(notes: Path, workers: int, command: list[str]) -> int:
         signal.signal(number, lambda number, _: asked.append(number))
     die_with_parent(signal.SIGHUP)
     adopt_orphans()
+    lines = None if where == "here" else _Lines(where, asked)
+    os.putenv("AIODIST_AGENT", lines.address if lines else "")
     worker = subprocess.Popen(  # noqa: S603  (the command that the user gave)
         command,
         start_new_session=True,
         close_fds=False,  # a launcher may speak to it through descriptors that it has inherited
         preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads)
     )
-    _note(notes, f"started.{worker.pid}", f"{os.getpid()} {worker.pid}")
-    code = _follow(worker, parent, asked)
+    here = _note(notes, f"started.{worker.pid}", f"{os.getpid()} {worker.pid}")
+    code = _follow(worker, parent, asked, lines)
+    if lines is None:
+        _note(notes, f"ended.{worker.pid}", str(code))
+    else:
+        lines.tell(f"{worker.pid}" if here else f"{lines.name}-{worker.pid}", code)
     kill_descendants()
-    _note(notes, f"ended.{worker.pid}", str(code))
     if code and not asked:
         _wait_for_last_words(notes, workers)
     return code
 
 
-def _note(notes: Path, name: str, text: str) -> None:
-    """Leave a note in one piece; on another machine than the launcher's there is no such folder."""
-    with suppress(OSError):
+def _note(notes: Path, name: str, text: str) -> bool:
+    """Leave a note in one piece; return whether there is a folder for it, as there is on the launcher's machine."""
+    try:
         draft = notes / f"draft.{name}"
         draft.write_text(text)
         draft.rename(notes / name)
+    except OSError:
+        return False
+    return True
 
 
-def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int]) -> int:
+def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int], lines: _Lines | None) -> int:
     """Wait for a worker's end, or bring it about when that is asked for; return its exit code."""
     passed_on, kill_at = 0, float("inf")
     while worker.poll() is None:
@@ -74,9 +88,84 @@ def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int]) -> i
             passed_on += 1
             kill_at = min(kill_at, time.monotonic() + ENDING_SECONDS)
             _pass_on(worker, number)
+        if lines is not None:
+            lines.serve(worker.pid)
         with suppress(subprocess.TimeoutExpired):
             worker.wait(_TURN_SECONDS)
     return worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
+
+
+class _Lines:
+    """Connections of an agent to other machines: to the launcher, and from who asks for the worker's state.
+
+    Args:
+        where: the launcher's address, "host,host:port:token".
+        asked: gets the signals that the launcher passes on; SIGHUP where it is gone.
+
+    Attributes:
+        name: tells its worker from those of other machines.
+        address: where this agent answers, and to which token: "port:token".
+    """
+
+    def __init__(self, where: str, asked: list[int]) -> None:
+        self._asked = asked
+        self._socket = socket.create_server(("", 0), backlog=1024)
+        self._socket.setblocking(False)
+        self._token = secrets.token_hex(16)
+        self.address = f"{self._socket.getsockname()[1]}:{self._token}"
+        self.name = secrets.token_hex(4)
+        hosts, port, token = where.split(":")
+        self._launcher = _connection(hosts.split(","), int(port))
+        if self._launcher is not None:
+            self._launcher.sendall(f"{token}\n".encode())
+            self._launcher.setblocking(False)
+
+    def serve(self, worker: int) -> None:
+        """Hear the launcher, and answer all who have asked; nobody is waited for for long."""
+        if self._launcher is not None:
+            with suppress(BlockingIOError):
+                self._hear(self._launcher)
+        with suppress(OSError):
+            while True:
+                connection, _ = self._socket.accept()
+                with connection, suppress(OSError):
+                    connection.settimeout(_TURN_SECONDS)
+                    said = connection.recv(len(self._token), socket.MSG_WAITALL)
+                    if secrets.compare_digest(said, self._token.encode()):
+                        connection.sendall(state_of(worker).encode() or b"Z")
+
+    def _hear(self, launcher: socket.socket) -> None:
+        try:
+            numbers = launcher.recv(64)
+        except BlockingIOError:
+            raise
+        except OSError:
+            numbers = b""
+        self._asked += numbers or [signal.SIGHUP]
+
+    def tell(self, worker: str, code: int) -> None:
+        """Tell the launcher how the worker has ended."""
+        if self._launcher is not None:
+            with suppress(OSError):
+                self._launcher.sendall(f"{worker} {code}\n".encode())
+
+
+def _connection(hosts: list[str], port: int) -> socket.socket | None:
+    """Return a connection to the first host that answers, which ends some seconds after the other end is cut off."""
+    for host in hosts:
+        with suppress(OSError):
+            found = socket.create_connection((host, port), timeout=2.0)
+            keep_alive(found)
+            return found
+    return None
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Let a connection end some seconds after the other end is cut off, also where nothing is said on it."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 2), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _pass_on(worker: subprocess.Popen[bytes], number: int) -> None:
@@ -154,4 +243,4 @@ def _descendants() -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4:]))

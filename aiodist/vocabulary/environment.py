@@ -6,6 +6,7 @@
 ``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
 ``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
 ``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
+``AIODIST_AGENT``: where the agent that ``aiodist run`` has started beside this worker answers, "port:token".
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """
@@ -79,6 +80,11 @@ def rendezvous() -> str:
 def control_address() -> str | None:
     """Return the name or number by which the others reach the first worker; None to find it out."""
     return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
+
+
+def agent() -> str | None:
+    """Return where the agent beside this worker answers; None where there is none, or it is not asked."""
+    return os.environ.get("AIODIST_AGENT") or None
 
 
 def with_workers(**settings: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from aiodist.vocabulary import environment
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Communicator, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout
@@ -30,17 +31,19 @@ class Hello:
         host: its machine's name.
         pid: its process.
         address: where its control plane listens, if it does.
+        agent: where the agent beside it answers, "port:token"; None where there is none.
     """
 
     devices: tuple[str, ...]
     host: str
     pid: int
     address: Any
+    agent: str | None = None
 
     @classmethod
     def of_this_process(cls, devices: tuple[str, ...], address: Any) -> Hello:
         """Return this process's."""
-        return cls(devices, platform.node(), os.getpid(), address)
+        return cls(devices, platform.node(), os.getpid(), address, environment.agent())
 
 
 class Roster:
@@ -56,7 +59,7 @@ class Roster:
     def __init__(self, hellos: Iterable[Hello]) -> None:
         known: dict[Any, Any] = {}
         self.hellos = [
-            Hello(known.setdefault(h.devices, h.devices), known.setdefault(h.host, h.host), h.pid, h.address)
+            Hello(known.setdefault(h.devices, h.devices), known.setdefault(h.host, h.host), h.pid, h.address, h.agent)
             for h in hellos
         ]
 

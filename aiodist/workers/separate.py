@@ -47,9 +47,9 @@ class SeparateProcess:
             time.sleep(0.0005)
 
     def listening(self) -> Address | None:
-        """Return where this worker's control plane listens: the first worker's does."""
-        if self.rank == 0 and self.size > 1:
-            self._listening = Listening()
+        """Return where this worker's control plane listens."""
+        if self.size > 1:
+            self._listening = Listening(first=self.rank == 0)
             return self._listening.address
         return None
 

@@ -31,6 +31,7 @@ class ReplicaPart:
     abandoned: int | None
     abandoned_at: int
     stack: tuple[Location, ...]
+    joined_at: int | None = None
     returned: Any = None
     ended_at: Site | None = None
     waits_for: str | None = None
@@ -140,6 +141,7 @@ def _replica(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
         abandoned=member.abandoned,
         abandoned_at=member.abandoned_at,
         stack=() if member.end is not None else member.stack(),
+        joined_at=member.joined_at,
         returned=None if ending is None else _plain(ending.value),
         ended_at=None if ending is None or ending.code is None else site_of(ending.code, ending.offset),
         waits_for=waits.get(member.replica_id),
@@ -199,6 +201,7 @@ def _waits_by_id(states: Mapping[int, WorkerState], offsets: Mapping[int, int]) 
 
 def _become(member: Member, part: ReplicaPart) -> None:
     member.sequence, member.end = part.sequence, part.end
+    member.joined_at = part.joined_at
     member.abandoned, member.abandoned_at = part.abandoned, part.abandoned_at
     member.stack = lambda: part.stack
     if part.end is ReplicaState.EXITED:

@@ -84,15 +84,15 @@ class Jobs:
     def __init__(self) -> None:
         self._jobs: list[Job] = []
 
-    def start(self, arguments: Sequence[str], *, python: str = sys.executable, **variables: str) -> Job:
-        """Start `aiodist run` with these arguments."""
-        mark = uuid.uuid4().hex
+    def start(self, arguments: Sequence[str], *, before: Sequence[str] = (), **variables: str) -> Job:
+        """Start `aiodist run` with these arguments; `before` stands before the command."""
+        mark = variables.setdefault("AIODIST_MARK", uuid.uuid4().hex)
         process = subprocess.Popen(
-            [python, "-m", "aiodist", "run", *arguments],
+            [*before, sys.executable, "-m", "aiodist", "run", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=environment(AIODIST_MARK=mark, **variables),
+            env=environment(**variables),
         )
         self._jobs.append(Job(process, mark))
         return self._jobs[-1]

@@ -141,6 +141,26 @@ async def test_all_gather_of_unequal_sizes(plant: Plant) -> None:
     await check(planted(plant), (3, 1), lambda ctx, value: ctx.all_gather(value, 0), values)
 
 
+async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
+    machine = planted(plant)
+    job = DeviceJob(machine, 2, 1, 1)
+
+    seen: dict[int, list[Any]] = {me: [] for me in range(4)}
+
+    async def program(ctx: ReplicaContext) -> None:
+        me = ctx.replica_id_in_sync_group
+        for step in range(me + 1):
+            value = machine.put(np.full(200, me + step, SINGLE), job.ordinal_of(me))
+            total = await ctx.all_reduce("SUM", {"v": value})
+            whole = await ctx.all_gather(value, 0)
+            seen[me].append((set(total["v"].numpy()), set(whole.numpy())))
+        await ctx.join()
+
+    await job.values(program)
+    steps = [({6}, {0, 1, 2, 3}), ({9}, {2, 3, 4}), ({9}, {4, 5}), ({6}, {6})]
+    assert seen == {me: steps[: me + 1] for me in range(4)}
+
+
 async def test_local_values_are_reduced_first_and_cross_once(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 3, 1)

@@ -298,12 +298,10 @@ async def test_culprit_among_many_workers() -> None:
     assert outcomes[0].report.suspects == (61,)
 
 
-async def test_groups_and_joins_are_refused_with_a_reason() -> None:
+async def test_groups_are_refused_with_a_reason() -> None:
     async def program(ctx: ReplicaContext) -> None:
         with pytest.raises(ValueError, match="new_group is for strategies whose replicas live in one process"):
             ctx.new_group([0])
-        with pytest.raises(ValueError, match="join is for strategies"):
-            await ctx.join()
 
     assert await Job(1, 1).values(program) == [None, None]
 
