@@ -5,7 +5,7 @@ What all replicas of a device get is moved there once, for the first of them, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,12 @@ class Broadcast(_Exchange):
         signature: Signature,
         values: Sequence[Any],
         options: CommunicationOptions,
-        devices: Mapping[int, str],
+        positions: Sequence[int],
+        names: Iterable[str],
         outs: Mapping[int, OutBuffers] | None = None,
         targets: tuple[int, ...] | None = None,
     ) -> None:
-        super().__init__(signature, [values[i] for i in devices], options, devices, outs, targets)
+        super().__init__(signature, [values[i] for i in positions], options, positions, names, outs, targets)
 
     @property
     def source(self) -> int:

@@ -22,7 +22,7 @@ from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
 from aiodist.workers.lane import Agreed, Lane
-from aiodist.workers.record import Notice
+from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.tribunal import Verdict
 
@@ -151,14 +151,21 @@ class Crossing(Carrier):
             self.told = True
             self._bell.interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
-            self._team.report(self.key, self.state(overdue=overdue, failures=found, note=note))
+            layout = self._team.span.layout  # of many workers, each of which knows the same, a few tell all
+            brief = layout.workers > ALL_RECEIVE_ALL and layout.rank % ALL_RECEIVE_ALL != 0
+            self._team.report(self.key, self.state(brief=brief, overdue=overdue, failures=found, note=note))
 
     def state(
-        self, *, overdue: tuple[int, float] | None = None, failures: list[Failure] | None = None, note: str = ""
+        self,
+        *,
+        brief: bool = False,
+        overdue: tuple[int, float] | None = None,
+        failures: list[Failure] | None = None,
+        note: str = "",
     ) -> WorkerState:
         """Return what this worker has to tell, in any thread."""
-        rank = self._team.span.layout.rank
-        return tell(self.group, rank, self.lane.freeze(), overdue=overdue, failures=failures or (), note=note)
+        rank, posted = self._team.span.layout.rank, self.lane.freeze()
+        return tell(self.group, rank, posted, brief=brief, overdue=overdue, failures=failures or (), note=note)
 
     # Lane 0, which the callers' tasks drive.
 

@@ -80,7 +80,7 @@ def prepare_reduce(op: ReduceOp, value: Any, axis: Any, local: int) -> Prepared:
 def _reduced_leaf(op: ReduceOp, axis: Any, local: int, leaf: Any) -> _Leaf | None:
     if leaf is None or not _takes_part(op, leaf, local):
         return None
-    components = across._components(op, leaf, local)
+    components = across.components(op, leaf, local)
     shapes, dtypes, marks, arrays = across._described(components)
     dtypes = [across._native(dtype) for dtype in dtypes]
     if LeafType.INDEXED_SLICES in marks:
@@ -88,7 +88,7 @@ def _reduced_leaf(op: ReduceOp, axis: Any, local: int, leaf: Any) -> _Leaf | Non
     elif axis is not None:
         return _along(op, [np.asarray(array) for array in arrays], axis, marks[0])
     for what, column in (("shape", shapes), ("dtype", dtypes), ("type", marks)):
-        across._check_same(what, column)
+        across.check_same(what, column)
     if marks[0] == LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtypes[0])
     elif marks[0] != LeafType.INDEXED_SLICES:
@@ -102,7 +102,7 @@ def _takes_part(op: ReduceOp, leaf: Any, local: int) -> bool:
         return op in (ReduceOp.SUM, ReduceOp.PRODUCT)
     if isinstance(leaf, DistributedValues) or local == 1:
         return True
-    across._components(op, leaf, local)  # which refuses a SUM
+    across.components(op, leaf, local)  # which refuses a SUM
     return False
 
 

@@ -17,8 +17,10 @@ from aiodist.collective import sparse
 from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafMark, LeafType, Signature, leaf_fields
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.workers.communicator import Array
+from aiodist.workers.integers import IntegerReduction
 from aiodist.workers.layout import Layout
 from aiodist.workers.ordered import OrderedReduction
+from aiodist.workers.record import ALL_RECEIVE_ALL
 from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Reduction, Transfer
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rounding import rounded
@@ -93,17 +95,28 @@ def reduce_columns(
     Returns:
         A plan that gives a list with the reduced leaves.
     """
+    many = span.layout.workers > ALL_RECEIVE_ALL and not span.ordered
     dense = {i: _dense(op, c, types[i], accumulate, span) for i, c in enumerate(columns) if _is_dense(types[i])}
-    others = {i: _plain(c) for i, c in enumerate(columns) if i not in dense}
+    integers: dict[int, Sequence[int]] = {}
+    if many:  # to gather numbers from thousands of workers takes longer than anything else in a step
+        numbers = {i: c for i, c in enumerate(columns) if types[i] == LeafType.PYTHON_NUMBER}
+        integers = {i: c for i, c in numbers.items() if type(c[0]) is int and op is not ReduceOp.PRODUCT}
+        dense |= {i: _number(op, c, span) for i, c in numbers.items() if type(c[0]) is not int}
+    others = {i: _plain(c) for i, c in enumerate(columns) if i not in dense and i not in integers}
     transfers: list[Transfer] = []
     if dense:
         transfers.append(_reduction(op, list(dense.values()), span))
+    if integers:
+        transfers.append(IntegerReduction(_fold(op), list(integers.values())))
     if others:
         transfers.append(Gathering(others))
 
     def finish(results: Sequence[Any]) -> list[Any]:
         found = dict(zip(dense, results[0], strict=True)) if dense else {}
         leaves = {index: column.finish(found[index]) for index, column in dense.items()}
+        if integers:
+            totals = zip(integers, results[1 if dense else 0], strict=True)
+            leaves |= {i: total / span.layout.replicas if op is ReduceOp.MEAN else total for i, total in totals}
         for index in others:
             values = span.layout.in_order([worker[index] for worker in results[-1]])
             leaves[index] = _reduced_things(op, values, types[index], accumulate)
@@ -128,10 +141,14 @@ def _reduced_things(op: ReduceOp, values: Sequence[Any], leaf_type: LeafMark, ac
 
 
 def _reduction(op: ReduceOp, columns: Sequence[_Column], span: Span) -> Reduction:
-    fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
+    fold = _fold(op)
     if span.ordered:
         return OrderedReduction(fold, span.layout, [column.parts for column in columns])
     return Reduction(fold, [_folded(fold, column.parts) for column in columns])
+
+
+def _fold(op: ReduceOp) -> ReduceOp:
+    return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
 def _folded(op: ReduceOp, parts: Sequence[Array]) -> Array:
@@ -152,6 +169,13 @@ def _dense(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate:
         return result[()] if scalar else frozen(result)
 
     return _Column(parts, finish)
+
+
+def _number(op: ReduceOp, column: Sequence[Any], span: Span) -> _Column:
+    """Return Python's numbers of one type, other than integers, as arrays."""
+    kernels.check_number(op, type(column[0]))
+    array = _dense(op, column, None, "native", span)
+    return _Column(array.parts, lambda total: array.finish(total).item())
 
 
 def finished(rule: Rule, total: Array, count: int) -> Array:

@@ -251,9 +251,10 @@ class Broadcast:
 
     def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[Any]:
         """Broadcast the bytes, after their number where that is not known."""
+        size = np.array([len(self.data) if lengths is None else lengths[self.root]], np.int64)
         if lengths is None:
-            lengths = yield from _sizes(communicator, len(self.data))
-        buffer = self.data if communicator.rank == self.root else np.empty(lengths[self.root], np.uint8)
+            yield communicator.ibcast(size.view(np.uint8), self.root)
+        buffer = self.data if communicator.rank == self.root else np.empty(int(size[0]), np.uint8)
         for at in range(0, len(buffer), SEGMENT):
             yield communicator.ibcast(buffer[at : at + SEGMENT], self.root)
         return decode(buffer)
