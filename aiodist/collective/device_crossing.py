@@ -64,7 +64,8 @@ class Landing(DeviceWork):
         signature: what they asked for.
         values: what they brought.
         options: of which the accumulator counts.
-        devices: their devices, by position.
+        positions: their own, in the group.
+        names: their devices.
         taken: the places among those values of what is needed; None: one fold of all.
     """
 
@@ -73,13 +74,14 @@ class Landing(DeviceWork):
         signature: Signature,
         values: Sequence[Any],
         options: CommunicationOptions,
-        devices: Mapping[int, str],
+        positions: Sequence[int],
+        names: Sequence[str],
         taken: Sequence[int] | None,
     ) -> None:
         self._folds = taken is None
         self._taken: Sequence[int] = [0] if taken is None else taken
         self._numbers: dict[tuple[int, int], int] = {}
-        super().__init__(signature, values, options, devices)
+        super().__init__(signature, values, options, positions, names)
 
     def layout(self) -> Any:
         """Return what the plan depends on: the shapes, where they may differ, and what is brought down."""
@@ -133,7 +135,8 @@ class Launching(DeviceWork):
         result: as kinds of collectives give it: for all, or for each.
         brought: what they had brought, by which each result's device is known.
         options: not counted.
-        devices: their devices, by position.
+        positions: their own, in the group.
+        names: their devices.
         outs: by position, the buffers that they want the result in.
     """
 
@@ -143,7 +146,8 @@ class Launching(DeviceWork):
         result: Any,
         brought: Sequence[Any],
         options: CommunicationOptions,
-        devices: Mapping[int, str],
+        positions: Sequence[int],
+        names: Sequence[str],
         outs: Mapping[int, OutBuffers] | None,
     ) -> None:
         self._shared = signature[KIND].shared
@@ -151,7 +155,7 @@ class Launching(DeviceWork):
         rows = list(result) if not self._shared else [result] * len(brought)
         columns = [tuple(brought)] if single else list(zip(*brought, strict=True))
         self._ordinals = [tuple([getattr(leaf, "ordinal", HOST) for leaf in column]) for column in columns]
-        super().__init__(signature, rows, options, devices, outs)
+        super().__init__(signature, rows, options, positions, names, outs)
 
     def ordinals(self, place: int) -> Sequence[int]:
         """Return the GPUs that a leaf came from."""
@@ -186,23 +190,26 @@ class Ferry:
     def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
         self._meeting = meeting
         self._span = span
-        absent = meeting.absent or ()
-        self._devices = {m.position: m.device for m in group.members if m.position not in absent}
-        self._values = [meeting.values[position] for position in self._devices]
+        there = [member for member in group.members if member.position not in (meeting.absent or ())]
+        self._positions = [member.position for member in there]
+        self._names = [member.device for member in there]
+        self._values = [meeting.values[position] for position in self._positions]
         types = meeting.signature[TYPES]
         self._marks: Sequence[Any] = [types] if meeting.signature[STRUCTURE] is None else types
 
     def landing(self, accumulate: Accumulate) -> Work:
         """Return the work that gives the values as on the host, folded with that accumulator where they can be."""
-        signature = self._meeting.signature
-        options = dataclasses.replace(self._meeting.options, accumulate=accumulate)
-        folds = signature[OP] is not None and len(self._values) > 1 and not self._span.ordered
-        return Landing(signature, self._values, options, self._devices, None if folds else self._needed()).work()
+        folds = self._meeting.signature[OP] is not None and len(self._values) > 1 and not self._span.ordered
+        return self._landing(accumulate, None if folds else self._needed())
 
     def landing_one_by_one(self) -> Work:
         """Return the work that gives the values as on the host, of each replica its own."""
-        meeting = self._meeting
-        return Landing(meeting.signature, self._values, meeting.options, self._devices, self._needed()).work()
+        return self._landing("native", self._needed())
+
+    def _landing(self, accumulate: Accumulate, taken: Sequence[int] | None) -> Work:
+        options = dataclasses.replace(self._meeting.options, accumulate=accumulate)
+        signature = self._meeting.signature
+        return Landing(signature, self._values, options, self._positions, self._names, taken).work()
 
     def _needed(self) -> Sequence[int]:
         """Return the places of the replicas whose values are needed elsewhere."""
@@ -210,8 +217,8 @@ class Ferry:
         if signature[KIND].detail is not Reason.SOURCE:
             return range(len(self._values))
         worker, position = layout.worker_of(signature[DETAIL])
-        there = list(self._devices)
-        return [there.index(position)] if worker == layout.rank and position in there else []
+        needed = worker == layout.rank and position in self._positions
+        return [self._positions.index(position)] if needed else []
 
     def staged(self, result: Any) -> Any:
         """Return a result with its device leaves in memory that devices copy from; in any thread."""
@@ -229,9 +236,10 @@ class Ferry:
 
     def launching(self, staged: Any) -> Work:
         """Return the work that gives each replica's result, by position."""
-        meeting = self._meeting
-        launching = Launching(meeting.signature, staged, self._values, meeting.options, self._devices, meeting.outs)
-        return launching.work()
+        meeting, values = self._meeting, self._values
+        return Launching(
+            meeting.signature, staged, values, meeting.options, self._positions, self._names, meeting.outs
+        ).work()
 
 
 def _stage(leaf: np.ndarray[Any, Any]) -> DeviceArray:

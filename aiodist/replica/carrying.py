@@ -6,58 +6,42 @@
 It stops at the first disagreement, at a verdict, and when a worker is lost. **What was agreed on is always carried
 out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
 gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
+
+A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for some ten
+microseconds whether it is done, which it mostly is where the other workers are as far; only what takes longer is left
+to the driving task, for that a task is woken costs more than a small step does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 from anyio import CancelScope
 
 from aiodist.collective import joining, sameness
-from aiodist.collective.device_crossing import Ferry
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, has_device_arrays
-from aiodist.replica.awaiting import Bell, InterruptedStep, Progress, complete, made
+from aiodist.collective.signature import KIND
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, until
+from aiodist.replica.cargo import Cargo, nbytes_of
+from aiodist.replica.hands import Hands
+from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import Presence, result_of, tell
 from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
+from aiodist.workers.lane import Disagreement, FrozenLane, Lane
 from aiodist.workers.record import ALL_FREE, Notice
-from aiodist.workers.transfers import Steps
+from aiodist.workers.transfers import Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.replica.team import Team
 
+_AT_ONCE_SECONDS = 20e-6
 _ENGINE_GRACE_SECONDS = 2.0
-_NOTHING = Plan([], lambda _: None)
-
-Rest = Callable[[Agreed], Awaitable[Any]]
-
-
-class _Cargo:
-    """What is carried over for a meeting, whatever becomes of the meeting itself.
-
-    Args:
-        meeting: at which all local replicas mean the same.
-        group: the local replicas.
-        span: what kinds need to know of the workers.
-    """
-
-    def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
-        types = meeting.signature[TYPES]
-        self.signature = meeting.signature
-        self.values = meeting.values
-        self.accumulate = meeting.options.accumulate
-        self.absent = meeting.absent
-        self.ferry = Ferry(meeting, group, span) if types is not None and has_device_arrays(types) else None
-        self.large = policy.blocks(sum(map(_nbytes, meeting.values)))
 
 
 class Carrier:
@@ -82,8 +66,10 @@ class Carrier:
         self._span = span
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
-        self._step: Progress[Agreed] | None = None
-        self._rest: Rest | None = None
+        self._hands = Hands()
+        self._step: UnderWay | None = None
+        self._at_hand = False  # the driving task waits for a meeting
+        self._moving = False  # all have agreed, and bring values
 
     def _make_bells(self) -> None:
         self._bell = Bell(self._team.call_soon_threadsafe)
@@ -97,115 +83,52 @@ class Carrier:
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
-        self._queue.append(meeting)
+        if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
+            step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
+            if step.go(perf_counter() + _AT_ONCE_SECONDS):
+                return
+            self._step = step
+        else:
+            self._queue.append(meeting)
         self._bell.ring()
 
     def _disagree(self) -> None:
         """Tell the coordinator that the workers have brought different digests."""
         raise NotImplementedError
 
-    async def _end_well(self) -> None:
+    def _end_well(self) -> Steps[int]:
         """Meet the other workers when there is nothing more to carry over."""
         raise NotImplementedError
 
+    # Driving.
+
     async def _carry_all(self) -> None:
         while True:
-            while not self._queue:
+            self._at_hand = True
+            while not self._queue and self._step is None:
                 if self._bell.interrupts:
                     return
                 await self._bell.wait()
-            meeting = self._queue.popleft()
-            if meeting is None:
-                await self._end_well()
+            self._at_hand = False
+            step = self._step or self._begin(self._queue.popleft())
+            await self._complete(step)
+            if step.meeting is None:
                 return
-            await self.carry(meeting)
 
-    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> int:
-        """Carry one meeting over; return the lanes that all workers have free.
+    def _begin(self, meeting: Rendezvous | None, free: int = ALL_FREE) -> UnderWay:
+        return UnderWay(meeting, self._end_well() if meeting is None else self._carry(meeting, free))
+
+    async def _complete(self, step: UnderWay) -> int:
+        """Bring a step to its end; return the lanes that all workers have free.
 
         Raises:
-            InterruptedStep: there is trouble, or the run is over.
+            InterruptedStep: there is trouble, or the run is over; the step can be gone on with.
         """
-        group, kind = self.group, meeting.signature[KIND]
-        if meeting.complete:
-            raise InterruptedStep
-        if meeting.number == JOIN:
-            await self._stand_by(meeting)
-            return free
-        meeting.put_in_native_order()
-        cargo = _Cargo(meeting, group, self._span)
+        self._step = step
         try:
-            agreed, result = await self._exchange(meeting, cargo, free)
-            common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
-            if kind.across is None:
-                if not meeting.complete:
-                    group.engine.start_merge(group, meeting)
-                return common
-            await self._take(meeting, cargo, result)
+            common = await self._go_on(step)
         except InterruptedStep:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
-            await self._fail(meeting, error)
-            return 0
-        group.finish_merge(meeting, meeting.result, None)
-        return common
-
-    async def _exchange(self, meeting: Rendezvous, cargo: _Cargo, free: int) -> tuple[Agreed, Any]:
-        """Agree on a meeting, and make its result of what all workers bring."""
-        own, call = cargo.accumulate, meeting.call
-        plan = await self._plan(cargo, own)
-        wanted = [own]
-
-        def plan_of(accumulate: Accumulate) -> Plan:
-            if accumulate == own:
-                return plan
-            wanted.append(accumulate)
-            return _NOTHING  # for now: to make it takes time
-
-        name = self._team.digests.of(call, sameness.fingerprint(self.group.order_check, call))
-        notice = Notice.NONE if cargo.absent is None else Notice.ABSENT
-        steps = self.lane.agree(name, plan_of, accumulate=own, free=free, notice=notice)
-
-        async def rest(agreed: Agreed) -> Any:
-            if agreed.notice >= Notice.ABSENT:
-                return await self._carry_out_without(cargo)
-            if wanted[-1] != own:
-                agreed = agreed._replace(plan=await self._plan(cargo, wanted[-1]))
-            return await self._carry_out(cargo, agreed)
-
-        agreed = await self._agree(steps, rest)
-        return agreed, await rest(agreed)
-
-    async def _plan(self, cargo: _Cargo, accumulate: Accumulate) -> Plan:
-        """Return what is to be exchanged where nobody is absent; what lies on devices is brought down for it."""
-        across = cargo.signature[KIND].across
-        if across is None or cargo.absent is not None:
-            return _NOTHING
-        values = cargo.values
-        if cargo.ferry is not None:
-            with CancelScope(shield=True):
-                values = await made(cargo.ferry.landing(accumulate))
-        plan: Plan = await _call(cargo.large, across, cargo.signature, values, accumulate, self._span)
-        return plan
-
-    async def _take(self, meeting: Rendezvous, cargo: _Cargo, result: Any) -> None:
-        """Keep a result where the local replicas want it, if they still do."""
-        if meeting.complete:
-            return
-        if cargo.ferry is None:
-            meeting.take_from_afar(result)
-            return
-        with CancelScope(shield=True):
-            found = await made(cargo.ferry.launching(await _call(cargo.large, cargo.ferry.staged, result)))
-        if not meeting.complete:
-            meeting.by_replica = True
-            meeting.take(found)
-
-    async def _agree(self, steps: Steps[Agreed], rest: Rest) -> Agreed:
-        """Exchange records; ``rest`` is what follows where all have agreed."""
-        self._step, self._rest = Progress(steps), rest
-        try:
-            agreed = await self._step.complete(self._bell)
         except FrozenLane:
             self._step = None
             raise InterruptedStep from None
@@ -213,25 +136,112 @@ class Carrier:
             self._step = None
             self._disagree()
             raise InterruptedStep from None
+        except Exception as error:
+            self._step = None
+            if step.meeting is None:
+                raise
+            await self._fail(step.meeting, error)
+            return 0
         self._step = None
-        return agreed
+        return common
+
+    async def _go_on(self, step: UnderWay) -> int:
+        """Go on with a step; what is agreed on is carried out whoever is cancelled."""
+        common: int | None = None
+        while common is None:
+            if self._moving:
+                with CancelScope(shield=True):
+                    common = await self._wait_for(step, self._values)
+            else:
+                common = await self._wait_for(step, self._bell)
+        return common
+
+    async def _wait_for(self, step: UnderWay, bell: Bell) -> int | None:
+        """Go on with a step while it is in the same phase; return its result if it ends in it.
+
+        The loop's other tasks run often enough also where nothing need be waited for.
+        """
+        moving, turn = self._moving, perf_counter()
+        while self._moving is moving:
+            try:
+                request = step.next()
+            except StopIteration as end:
+                return int(end.value)
+            if self._moving is moving:
+                waited = await until(request, bell)
+                step.request = None
+                if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
+                    await next_turn()
+                    waited = True
+                turn = perf_counter() if waited else turn
+        return None
 
     async def finish_step(self) -> None:
         """Go on with a step that was left in the midst, which every worker has begun."""
         step, self._step = self._step, None
-        if step is None or self._rest is None:
+        if step is None:
             return
         try:
-            await self._rest(await step.complete(self._values))
+            while await self._wait_for(step, self._values) is None:
+                pass
         except (InterruptedStep, FrozenLane, Disagreement):
             return
         except Exception:  # noqa: BLE001  (who waited for it has been told of something else)
             return
 
-    async def _carry_out(self, cargo: _Cargo, agreed: Agreed) -> Any:
-        with CancelScope(shield=True):
-            results = await complete(self.lane.carry_out(agreed), self._values)
-            return await _call(cargo.large, agreed.plan.finish, results)
+    # Steps.
+
+    def _carry(self, meeting: Rendezvous, free: int) -> Steps[int]:
+        """Carry one meeting over; return the lanes that all workers have free.
+
+        Raises:
+            Disagreement: the workers do not mean the same.
+            FrozenLane: this worker has told of the lane already.
+            InterruptedStep: there is trouble, or the run is over.
+            Exception: what went wrong with the values.
+        """
+        group, kind = self.group, meeting.signature[KIND]
+        self._moving = False
+        if meeting.complete:
+            raise InterruptedStep
+        if meeting.number == JOIN:
+            yield from self._stand_by(meeting)
+            return free
+        meeting.put_in_native_order()
+        cargo = Cargo(meeting, group, self._span)
+        own, wanted = cargo.accumulate, cargo.accumulate
+
+        def plan_of(accumulate: Accumulate) -> Plan:
+            nonlocal wanted
+            wanted = accumulate
+            return plan if accumulate == own else cargo.plan(accumulate)
+
+        call = meeting.call
+        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
+        yield from cargo.land(own, self._hands)
+        plan = cargo.plan(own)
+        yield from plan.prepared(self._hands)
+        notice = Notice.NONE if cargo.absent is None else Notice.ABSENT
+        agreed = yield from self.lane.agree(name, plan_of, accumulate=own, free=free, notice=notice)
+        common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
+        self._moving = True
+        if agreed.notice >= Notice.ABSENT:
+            result = yield from self._carry_out_without(cargo)
+        else:
+            if wanted != own and cargo.ferry is not None:
+                yield from cargo.land(wanted, self._hands)
+                agreed = agreed._replace(plan=cargo.plan(wanted))
+            results = yield from self.lane.carry_out(agreed, self._hands)
+            result = yield from agreed.plan.finished(results, self._hands)
+        if kind.across is None:
+            if not meeting.complete:
+                group.engine.start_merge(group, meeting)
+            return common
+        result = yield from cargo.launch(result, self._hands)
+        if not meeting.complete:
+            cargo.hand_over(meeting, result)
+            group.finish_merge(meeting, meeting.result, None)
+        return common
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
@@ -242,28 +252,25 @@ class Carrier:
 
     # Where replicas have joined.
 
-    async def _carry_out_without(self, cargo: _Cargo) -> Any:
+    def _carry_out_without(self, cargo: Cargo) -> Steps[Any]:
         """Make a result without the replicas, here or elsewhere, that have joined."""
-        kind, absent = cargo.signature[KIND], cargo.absent or ()
-        there = [member.position for member in self.group.members if member.position not in absent]
-        values: dict[int, Any] = dict.fromkeys(there)
-        if kind.shared and kind.across is not None and cargo.ferry is not None:
-            with CancelScope(shield=True):
-                values = dict(zip(there, await made(cargo.ferry.landing_one_by_one()), strict=True))
-        elif kind.shared and kind.across is not None:
-            values = {position: cargo.values[position] for position in there}
-        own = {self.group.places[position]: value for position, value in values.items()}
-        told = await self._tell(Presence(cargo.accumulate, own))
-        return await _call(policy.blocks(_nbytes_of(told)), result_of, cargo.signature, told, self._span)
+        signature, places = cargo.signature, self.group.places
+        values = yield from cargo.one_by_one(self._hands)
+        own = {places[position]: value for position, value in values.items()}
+        told = yield from self._tell(Presence(cargo.accumulate, own))
+        if policy.blocks(_nbytes_of(told)):
+            return (yield from by_hand(self._hands, result_of, signature, told, self._span))
+        return result_of(signature, told, self._span)
 
-    async def _stand_by(self, meeting: Rendezvous) -> None:
+    def _stand_by(self, meeting: Rendezvous) -> Steps[None]:
         """Take part in the others' steps with nothing, until all replicas everywhere have joined."""
         group = self.group
         last = group.places[meeting.values[0]]
         own = Presence(group.options.accumulate, joined=(joining.number_of_join(group), last))
         while True:
-            await self._agree(self.lane.stand_by(), lambda _: self._tell(own))
-            latest = [presence.joined for presence in await self._tell(own)]
+            self._moving = False
+            yield from self.lane.stand_by()
+            latest = [presence.joined for presence in (yield from self._tell(own))]
             if None not in latest:
                 break
         number, replica_id = max(filter(None, latest))
@@ -272,31 +279,18 @@ class Carrier:
             meeting.take(replica_id)
             group.finish_merge(meeting, replica_id, None)
 
-    async def _tell(self, own: Presence) -> list[Presence]:
+    def _tell(self, own: Presence) -> Steps[list[Presence]]:
         """Return what all workers bring.
 
         Raises:
-            InterruptedStep: the replicas of one have ended, where others have joined.
+            Disagreement: the replicas of one have ended, where others have joined.
         """
-        with CancelScope(shield=True):
-            told = await complete(tell(self.lane, own), self._values)
-            if not any(presence.ended for presence in told):
-                return told
-        self._disagree()
-        raise InterruptedStep
-
-
-async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function makes of values; where they are large, in a worker thread."""
-    return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
+        self._moving = True
+        told = yield from tell(self.lane, own, self._hands)
+        if any(presence.ended for presence in told):
+            raise Disagreement
+        return told
 
 
 def _nbytes_of(told: list[Presence]) -> int:
-    return sum(_nbytes(value) for presence in told for value in presence.values.values())
-
-
-def _nbytes(value: Any) -> int:
-    """Return the size of what a replica brings: a leaf, or a list of leaves."""
-    if isinstance(value, list):
-        return sum(map(_nbytes, value))
-    return int(getattr(value, "nbytes", 0))
+    return sum(nbytes_of(value) for presence in told for value in presence.values.values())

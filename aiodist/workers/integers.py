@@ -13,8 +13,11 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.workers.communicator import Array, Communicator
-from aiodist.workers.transfers import Gathering, Reduction, Steps
+from aiodist.workers.leaves import Leaf
+from aiodist.workers.reduction import Folding, Reduction
+from aiodist.workers.transfers import Gathering, Hands, Steps
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.rules import rule_for
 
 _LIMB_BITS: Final = 31
 _LIMBS: Final = 4
@@ -31,6 +34,7 @@ class IntegerReduction:
     """
 
     room = 0
+    is_light = True
     data = np.empty(0, np.uint8)
 
     def __init__(self, op: ReduceOp, columns: Sequence[Sequence[int]]) -> None:
@@ -45,7 +49,7 @@ class IntegerReduction:
         """Never called: see `fits`."""
         raise NotImplementedError
 
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[list[int]]:  # noqa: ARG002
+    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None, hands: Hands) -> Steps[list[int]]:  # noqa: ARG002
         """Reduce; return the integers."""
         too_large = any(number.bit_length() > _MOST_BITS[self._op] for number in self._own)
         width = _LIMBS if self._op is ReduceOp.SUM else 1
@@ -54,9 +58,11 @@ class IntegerReduction:
             flat[-1] = _TOO_LARGE[self._op]
         else:
             flat[:-1] = np.ravel([self._limbs(number) for number in self._own])
-        (total,) = yield from Reduction(self._op, [flat]).carry_out(communicator, None)
+        leaf = Leaf(rule_for(self._op, flat.dtype), [flat], scalar=False)
+        reduction = Reduction(self._op, [leaf], communicator.size, Folding(communicator.rank, [1] * communicator.size))
+        (total,) = yield from reduction.carry_out(communicator, None, hands)
         if total[-1]:
-            everyone: list[Any] = yield from Gathering(self._own).carry_out(communicator, None)
+            everyone: list[Any] = yield from Gathering(self._own).carry_out(communicator, None, hands)
             return [int(kernels.reduce_numbers(self._op, column).real) for column in zip(*everyone, strict=True)]
         return [_whole(limbs) for limbs in total[:-1].reshape(-1, width)]
 

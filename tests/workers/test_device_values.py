@@ -141,6 +141,22 @@ async def test_all_gather_of_unequal_sizes(plant: Plant) -> None:
     await check(planted(plant), (3, 1), lambda ctx, value: ctx.all_gather(value, 0), values)
 
 
+async def test_result_in_buffers_of_ones_own(plant: Plant) -> None:
+    machine = planted(plant)
+    job = DeviceJob(machine, 2, 1)
+
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        ordinal = job.ordinal_of(me)
+        mine = machine.put(np.full(200, me + 1, SINGLE), ordinal)
+        out = mine if me == 1 else machine.put(np.zeros(200, SINGLE), ordinal)
+        assert await ctx.all_reduce("SUM", mine, out=out) is out
+        return out
+
+    for result in await job.values(program):
+        assert set(result.numpy()) == {6}
+
+
 async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 2, 1, 1)
