@@ -57,11 +57,11 @@ def own_numbers() -> list[str]:
     found += _numbers_of_interfaces()
     with contextlib.suppress(OSError):
         found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    return list(dict.fromkeys(str(number) for number in found))
+    return [number for number in dict.fromkeys(map(str, found)) if not number.startswith("127.")]
 
 
 def _numbers_of_interfaces() -> list[str]:
-    """Return the numbers of all network interfaces but the loopback, where the system tells them by name (Linux)."""
+    """Return the numbers of all network interfaces, where the system tells them by name (Linux)."""
     if sys.platform != "linux":
         return []
     from fcntl import ioctl
@@ -72,7 +72,7 @@ def _numbers_of_interfaces() -> list[str]:
             with contextlib.suppress(OSError):  # an interface without a number
                 told = ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(told[20:24]))
-    return [number for number in found if not number.startswith("127.")]
+    return found
 
 
 def first_connection(hosts: Sequence[str], port: int) -> socket.socket:
