@@ -10,15 +10,22 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
+from numpy import asarray, ndarray
 
 from aiodist_kernels import pieces, policy
 from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
 from aiodist_kernels.layout import empty_like
+from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain
 from aiodist_kernels.pieces import Pieces
 from aiodist_kernels.plans import Plan, find_plan, plans
 from aiodist_kernels.quiet import quiet
 from aiodist_kernels.reduce_op import ReduceOp
 from aiodist_kernels.rules import Accumulate, DType, rule_for
+
+_native: Final = plans["native"]
+_run: Final = quiet.copy().run
+"""Runs without warnings what is over soon: one thread at a time. (To copy the context each time is half as dear as all
+that is done here beside the ufunc.)"""
 
 _results: Final[dict[tuple[ReduceOp, DType], DType]] = {}
 
@@ -67,14 +74,23 @@ def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate 
     """
     first = buffers[0]
     try:
-        plan = plans[op, first.dtype, accumulate]
+        plan = (_native if accumulate == "native" else plans[accumulate])[op][first.dtype]
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
-    count = len(buffers)
-    if first.nbytes > plan.direct_to[count == 2] or (count != 2 and (count < 2 or not first.shape)):
-        return _reduce(plan, buffers, None)
-    total: Array = quiet.copy().run(functools.reduce, plan.rule.ufunc, buffers)
-    return total if type(total) is np.ndarray else np.asarray(total)
+    nbytes = first.nbytes
+    if nbytes < plan.plain_below:
+        try:
+            count = len(buffers)
+            if count == 2:  # a ufunc needs no help
+                total: Array = _run(plan.ufunc, first, buffers[1])
+                return total if type(total) is ndarray else asarray(total)
+            if count > 2 and ELEMENT_BYTES < nbytes <= STEPPED_TO:
+                return _run(functools.reduce, plan.ufunc, buffers)
+            if count > 2 and (nbytes < plan.compiled_from or not plan.kernel(count, nbytes)):
+                return _run(fold_plain, plan.rule, buffers, nbytes)
+        except RuntimeError:  # another thread is in that context
+            pass
+    return _reduce(plan, buffers, None)
 
 
 def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:
@@ -146,7 +162,7 @@ def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumula
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:
     try:
         shape, dtype = buffers[0].shape, buffers[0].dtype
-        plan = plans[op, dtype, accumulate]
+        plan = plans[accumulate][op][dtype]
     except (LookupError, AttributeError, TypeError):
         check_arrays(buffers)
         shape, dtype = buffers[0].shape, buffers[0].dtype
