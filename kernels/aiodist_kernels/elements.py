@@ -40,12 +40,13 @@ def fold_elements(rule: Rule, elements: Sequence[Element]) -> Any:
         One of NumPy's scalars, of the rule's result dtype.
     """
     accumulator, ufunc = rule.accumulator, rule.ufunc
-    if rule.finish is not Finish.NOTHING or accumulator != rule.result:
+    step = _OPERATORS.get(rule.op)
+    if rule.finish is not Finish.NOTHING or accumulator is not rule.result:
         return _finished(rule, elements)
-    if len(elements) <= FEW and rule.op in _OPERATORS and type(elements[0]) is not np.ndarray:
-        return functools.reduce(_OPERATORS[rule.op], elements)
-    if not accumulates(ufunc, accumulator):
+    if step is None and not accumulates(ufunc, accumulator):
         return functools.reduce(ufunc, elements)
+    if step is not None and len(elements) <= FEW and type(elements[0]) is not np.ndarray:
+        return functools.reduce(step, elements)
     return ufunc.accumulate(np.fromiter(elements, accumulator, len(elements)), 0, accumulator)[-1]
 
 

@@ -26,6 +26,9 @@ class Plan:
         compiled_from: bytes of one buffer below which no kernel that is ready pays.
         kernels: those that are ready, by `compiled_tier.form`, each after the bytes of one buffer from
             which it pays.
+        small: the kernel for small values, when it is ready.
+        small_to: bytes of one buffer up to which it serves; -1 while there is none.
+        copied_to: up to which its result begins as a copy of the first buffer; -1 where that has another dtype.
     """
 
     rule: Rule
@@ -34,6 +37,9 @@ class Plan:
     plain_below: int
     compiled_from: int
     kernels: dict[int, tuple[int, compiled_tier.Kernel]]
+    small: Any = None
+    small_to: int = -1
+    copied_to: int = -1
 
     def kernel(self, count: int, nbytes: int) -> Any:
         """Return the kernel that should reduce `count` buffers of `nbytes` each, or None: NumPy."""
@@ -45,6 +51,12 @@ class Plan:
         least = policy.compiled_from(self.rule, count)
         self.kernels[compiled_tier.form(count)] = least, kernel
         self.compiled_from = min(self.compiled_from, least)
+
+    def add_small(self, kernel: Any) -> None:
+        """Let the kernel for small values serve from now on, also while other threads reduce."""
+        self.small = kernel
+        self.copied_to = policy.COPIED_TO if self.rule.result == self.rule.dtype else -1
+        self.small_to = policy.SMALL_TO
 
 
 _NO_KERNEL: Final = (policy.NEVER, None)
@@ -97,7 +109,7 @@ def _known(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> Plan | None:
 
 
 def warm(specs: Iterable[KernelSpec]) -> None:
-    """Compile kernels, in this thread: 0.2 seconds each, and as much again for the first.
+    """Compile kernels, in this thread: 0.2 seconds each, as much for an op and dtype, and 0.5 for the first.
 
     Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits.
 
@@ -114,6 +126,9 @@ def warm(specs: Iterable[KernelSpec]) -> None:
         kernel = compiled_tier.compile_for(plan.rule, spec.count)
         if kernel is not None:
             plan.add_kernel(spec.count, kernel)
+        small = compiled_tier.compile_small_for(plan.rule)
+        if small is not None:
+            plan.add_small(small)
 
 
 def is_ready(spec: KernelSpec) -> bool:

@@ -20,6 +20,13 @@ PLAIN_BELOW: Final = MIB
 """Bytes below which a fold in the buffers' own dtype is its ufunc alone, called from buffer to buffer, unless a kernel
 is quicker. (Larger results lie in the pool.)"""
 
+SMALL_TO: Final = 256 * KIB - 1
+"""Bytes up to which the kernel serves that reads a list of arrays itself, with the interpreter's lock held: below, it
+is the call that counts, which costs it a tenth of a microsecond for any number of buffers."""
+
+COPIED_TO: Final = 4 * KIB
+"""Bytes up to which to copy an array is a quicker way to memory for another one like it than to ask for that."""
+
 NATIVE_FROM: Final = {2: 32 * MIB, 3: 512 * KIB, 4: 128 * KIB, 5: 64 * KIB, 17: 512 * KIB}
 """Folds in the buffers' own dtype, by the number of buffers (an entry holds up to the next). NumPy
 adds two buffers at the limit of the machine, until stores should go past the caches; from three on it
