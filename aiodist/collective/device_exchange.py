@@ -5,64 +5,67 @@ What all replicas of a device get is moved there once, for the first of them, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiodist.collective import exchange
+from aiodist.collective.device_course import Known
 from aiodist.collective.device_reduction import AllReduce
 from aiodist.collective.device_work import DeviceWork
 from aiodist.collective.handing_out import each
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import DETAIL, OP, Signature
-from aiodist.gpu.moves import Move, View, whole
-from aiodist.gpu.plan import Place
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType
+from aiodist.gpu.moves import Move, View
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.options import CommunicationOptions
 
 
 class _Exchange(DeviceWork):
     def share(
-        self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray], shape: tuple[int, ...]
+        self, place: int, mark: DeviceType, arrays: Sequence[Known], shape: tuple[int, ...]
     ) -> tuple[list[View], list[Move]]:
-        """Make a result for every replica, all with the same values; return the first on each device, and the rest.
+        """Plan a result for every replica, all with the same values; return the first on each device, and the rest.
 
         The rest are copies of the first, to be made behind it.
         """
         firsts: dict[int, View] = {}
         copies = []
-        for view in self.make(place, mark, arrays, shape):
-            first = firsts.setdefault(view.place.device, view)
+        for made in self.results(place, mark, shape, arrays[0].dtype):
+            view = made.view()
+            first = firsts.setdefault(made.ordinal, view)
             if first is not view:
                 copies.append(Move(view, first))
         return list(firsts.values()), copies
-
-    def make(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray], shape: tuple[int, ...]) -> list[View]:
-        """Make a result for every replica."""
-        made, seen = self.fresh(mark, shape, arrays[0].dtype, [array.ordinal for array in arrays])
-        self.results(place, made)
-        return list(map(_view, seen))
 
 
 class Broadcast(_Exchange):
     """A broadcast."""
 
     def __init__(
-        self, signature: Signature, values: Sequence[Any], options: CommunicationOptions, devices: Mapping[int, str]
+        self,
+        signature: Signature,
+        values: Sequence[Any],
+        options: CommunicationOptions,
+        positions: Sequence[int],
+        names: Iterable[str],
+        outs: Mapping[int, OutBuffers] | None = None,
+        targets: tuple[int, ...] | None = None,
     ) -> None:
-        super().__init__(signature, [values[i] for i in devices], options, devices)
+        super().__init__(signature, [values[i] for i in positions], options, positions, names, outs, targets)
 
     @property
     def source(self) -> int:
         """The source's place among the replicas that take part."""
         return self.positions.index(self.signature[DETAIL])
 
-    def plan(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray]) -> None:
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
         """Copy the source's leaf to everybody."""
         source = arrays[self.source]
         firsts, copies = self.share(place, mark, arrays, source.shape)
-        self.move([Move(first, _view(source)) for first in firsts] + copies)
+        self.move([Move(first, source.view()) for first in firsts] + copies)
 
     def on_host(self, place: int) -> list[Any]:
         """Copy the source's leaf."""
@@ -73,14 +76,18 @@ class Broadcast(_Exchange):
 class AllGather(_Exchange):
     """An all_gather."""
 
-    def plan(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray]) -> None:
+    def layout(self) -> Any:
+        """Return the shapes, which differ along the axis."""
+        return tuple([array.shape for array in self.arrays])
+
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
         """Put the leaves together along their axis."""
         axis = self.detail(place)
         ends = np.cumsum([array.shape[axis] for array in arrays]).tolist()
         shape = (*arrays[0].shape[:axis], ends[-1], *arrays[0].shape[axis + 1 :])
         firsts, copies = self.share(place, mark, arrays, shape)
         parts = list(zip(arrays, [0, *ends[:-1]], ends, strict=True))
-        self.move([Move(first.part(axis, low, high), _view(array)) for first in firsts for array, low, high in parts])
+        self.move([Move(first.part(axis, low, high), array.view()) for first in firsts for array, low, high in parts])
         self.move(copies)
 
     def on_host(self, place: int) -> list[Any]:
@@ -92,19 +99,19 @@ class AllGather(_Exchange):
 class AllToAll(_Exchange):
     """An all_to_all."""
 
-    def plan(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray]) -> None:
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
         """Put together what each replica gets of every leaf."""
         split_axis, concat_axis = self.detail(place)
         count, shape = len(arrays), list(arrays[0].shape)
         shape[split_axis] //= count
         length, step = shape[concat_axis], shape[split_axis]
         shape[concat_axis] *= count
-        for i, target in enumerate(self.make(place, mark, arrays, tuple(shape))):
+        for i, target in enumerate(self.results(place, mark, tuple(shape), arrays[0].dtype)):
             self.move(
                 [
                     Move(
-                        target.part(concat_axis, j * length, (j + 1) * length),
-                        _view(array).part(split_axis, i * step, (i + 1) * step),
+                        target.view().part(concat_axis, j * length, (j + 1) * length),
+                        array.view().part(split_axis, i * step, (i + 1) * step),
                     )
                     for j, array in enumerate(arrays)
                 ]
@@ -119,26 +126,20 @@ class AllToAll(_Exchange):
 class ReduceScatter(AllReduce):
     """A reduce_scatter: it reduces into memory of its own on each device, and moves each replica's part from there."""
 
-    def plan(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray]) -> None:
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
         """Reduce a leaf into one array a device, and take the replicas' parts from there."""
         axis, shape, dtype = self.detail(place), arrays[0].shape, self.result_dtype(arrays)
         ordinals = [array.ordinal for array in arrays]
         homes = list(dict.fromkeys(ordinals))
-        _, totals = self.fresh(mark, shape, dtype, homes)
-        total_of = dict(zip(homes, totals, strict=True))
+        total_of = dict(zip(homes, self.fresh(mark, shape, dtype, homes), strict=True))
         self.reduce_into(arrays, [total_of[ordinal] for ordinal in ordinals])
         step = shape[axis] // len(arrays)
-        made, seen = self.fresh(mark, (*shape[:axis], step, *shape[axis + 1 :]), dtype, ordinals)
-        self.results(place, made)
-        for i, part in enumerate(seen):
-            self.move([Move(_view(part), _view(total_of[part.ordinal]).part(axis, i * step, (i + 1) * step))])
+        parts = self.results(place, mark, (*shape[:axis], step, *shape[axis + 1 :]), dtype)
+        for i, part in enumerate(parts):
+            self.move([Move(part.view(), total_of[part.ordinal].view().part(axis, i * step, (i + 1) * step))])
 
     def on_host(self, place: int) -> list[Any]:
         """Reduce a leaf, and cut it."""
         column, mark = self.columns[place], self.marks[place]
         total = reduce_leaf(self.signature[OP], column, mark, self.options.accumulate)
         return [each(mark, part, 1)[0] for part in np.split(total, len(column), axis=self.detail(place))]
-
-
-def _view(array: DeviceArray) -> View:
-    return whole(Place(array.ordinal, array.address), array.shape, array.dtype.itemsize)

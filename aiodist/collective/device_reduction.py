@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import aiodist_kernels as kernels
+from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
 from aiodist.collective.handing_out import each
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import OP
-from aiodist.gpu.plan import Job, Place
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
+from aiodist.gpu.plan import Job
+from aiodist.vocabulary.device_arrays import DeviceType, DType
 from aiodist_kernels.rules import rule_for
 
 _rule_for = cache(rule_for)
@@ -21,23 +23,20 @@ _rule_for = cache(rule_for)
 class AllReduce(DeviceWork):
     """An all_reduce."""
 
-    def plan(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray]) -> None:
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
         """Reduce a leaf into an array for each replica."""
-        ordinals = [array.ordinal for array in arrays]
-        made, seen = self.fresh(mark, arrays[0].shape, self.result_dtype(arrays), ordinals)
-        self.results(place, made)
-        self.reduce_into(arrays, seen)
+        self.reduce_into(arrays, self.results(place, mark, arrays[0].shape, self.result_dtype(arrays)))
 
-    def result_dtype(self, arrays: Sequence[DeviceArray]) -> DType:
+    def result_dtype(self, arrays: Sequence[Known]) -> DType:
         """Return the dtype of a leaf's reduction."""
         return kernels.result_dtype(self.signature[OP], arrays[0].dtype)
 
-    def reduce_into(self, arrays: Sequence[DeviceArray], outs: Sequence[DeviceArray]) -> None:
+    def reduce_into(self, arrays: Sequence[Known], outs: Sequence[Known]) -> None:
         """Reduce a leaf."""
         job = Job(
-            tuple([Place(array.ordinal, array.address) for array in arrays]),
-            tuple([Place(array.ordinal, array.address) for array in outs]),
-            arrays[0].size,
+            tuple([array.place for array in arrays]),
+            tuple([out.place for out in outs]),
+            math.prod(arrays[0].shape),
             arrays[0].dtype.itemsize,
             outs[0].dtype.itemsize,
         )

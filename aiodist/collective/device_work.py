@@ -4,26 +4,38 @@ The event loop's thread only enqueues, some microseconds for the whole nest; onl
 first does a worker thread do both. Then the loop looks a few times whether the work is done, as small values nearly
 always are, and a worker thread sleeps until it is. Results are made in each replica's own framework, on its device;
 leaves that are no device arrays are worked on by the host meanwhile.
+
+What a collective comes to depends on shapes, dtypes and devices, and on nothing else: that is worked out once, as a
+`Course`, and kept. What is left to do each time is to gather addresses, to make results, and to enqueue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from aiodist.collective.signature import DETAIL, STRUCTURE, TYPES, LeafMark, Signature
+import numpy as np
+
+from aiodist.collective.device_course import Course, Known, Make
+from aiodist.collective.device_out import Outs
+from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES, LeafMark, Signature
 from aiodist.collective.work import Work
 from aiodist.gpu import process
-from aiodist.gpu.execute import Batch, Completion, Executor
+from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move
-from aiodist.gpu.plan import Job
-from aiodist.vocabulary import gpus
+from aiodist.gpu.plan import Job, Place
+from aiodist.gpu.scheme import Batch, number_of, symbol
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
+from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = "tuple[Any, ...]"
 """What the replicas brought of one leaf, in replica order."""
+
+COURSES = 256
+"""How many courses are kept."""
 
 
 class DeviceWork:
@@ -35,96 +47,197 @@ class DeviceWork:
         signature: what the replicas asked for, with device arrays among the leaves.
         values: what those brought that take part.
         options: how the result is to be made.
-        devices: their devices, by their positions in the group.
+        positions: the replicas' own, in the group.
+        names: the devices on whose streams values may have been made.
+        outs: by position, the buffers that they want the result in.
+        targets: the GPUs that get a result each; None: each replica's for itself, leaf by leaf.
 
     Raises:
         ImportError: what compiles or launches kernels is not installed.
     """
 
     def __init__(
-        self, signature: Signature, values: Sequence[Any], options: CommunicationOptions, devices: Mapping[int, str]
+        self,
+        signature: Signature,
+        values: Sequence[Any],
+        options: CommunicationOptions,
+        positions: Sequence[int],
+        names: Iterable[str],
+        outs: Mapping[int, OutBuffers] | None = None,
+        targets: tuple[int, ...] | None = None,
     ) -> None:
         self.signature = signature
         self.options = options
+        self.targets = targets
         self.single = signature[STRUCTURE] is None
         self.columns: list[Column] = [tuple(values)] if self.single else list(zip(*values, strict=True))
         self.marks: Sequence[LeafMark] = [signature[TYPES]] if self.single else signature[TYPES]
-        self.positions = list(devices)
+        self.positions = positions
+        self._names = names
         self._executor: Executor = process.executor()
-        self._own = {name: gpus.logical.ordinal(name) for name in devices.values() if name.startswith("GPU:")}
-        self._foreign: set[tuple[int, int]] = set()
-        self._results: dict[int, list[Any]] = {}
-        self._keeps: list[Any] = list(self.columns)
-        self._jobs: dict[tuple[Rule, tuple[int, ...]], list[Job]] = {}
-        self._moves: list[Move] = []
-        for place, (mark, arrays) in enumerate(zip(self.marks, self.columns, strict=True)):
-            if isinstance(mark, DeviceType):
-                self._foreign |= {(array.ordinal, array.stream) for array in arrays}
-                self.plan(place, mark, arrays)
+        self._places = [place for place, mark in enumerate(self.marks) if isinstance(mark, DeviceType)]
+        self.arrays: list[DeviceArray] = [array for place in self._places for array in self.columns[place]]
+        self.outs = None if outs is None else Outs(outs, self.positions, self._places, self.columns)
+        self._course = self._known_course()
+        self._made: list[Any] = []
 
-    def plan(self, place: int, mark: DeviceType, arrays: Sequence[DeviceArray]) -> None:
-        """Make the results of a leaf on devices, and plan how they get their values."""
+    # What a kind of collective says of itself.
+
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
+        """Plan the results of a leaf on devices, and how they get their values."""
         raise NotImplementedError
 
     def on_host(self, place: int) -> list[Any]:
         """Return each replica's result of a leaf that is on no device."""
         raise NotImplementedError
 
+    # What it has for that.
+
     def detail(self, place: int) -> Any:
         """Return the axis or axes of a leaf."""
         return self.signature[DETAIL] if self.single else self.signature[DETAIL][place]
 
-    def fresh(
-        self, mark: DeviceType, shape: tuple[int, ...], dtype: DType, ordinals: Sequence[int]
-    ) -> tuple[list[Any], list[DeviceArray]]:
-        """Make arrays of a framework's, which live until the work is done; return them, and as they are seen."""
-        made = [mark.empty(shape, dtype, ordinal) for ordinal in ordinals]
-        seen = [mark.view(array) for array in made]
-        self._keeps.append(made)
-        self._foreign |= {(array.ordinal, array.stream) for array in seen}
-        return made, seen
+    def fresh(self, mark: DeviceType, shape: tuple[int, ...], dtype: DType, ordinals: Sequence[int]) -> list[Known]:
+        """Plan arrays of a framework's, which live until the work is done."""
+        made = []
+        for ordinal in ordinals:
+            made.append(Known(Place(ordinal, symbol(self._first + len(self._makes))), shape, dtype))
+            self._makes.append(Make(mark, shape, dtype, ordinal))
+        return made
 
-    def results(self, place: int, made: list[Any]) -> None:
-        """Keep the results of a leaf, in replica order."""
-        self._results[place] = made
+    def results(self, place: int, mark: DeviceType, shape: tuple[int, ...], dtype: DType) -> list[Known]:
+        """Plan the results of a leaf, in replica order; one that is wanted in a buffer gets there behind all else."""
+        ordinals = self.targets or [array.ordinal for array in self.columns[place]]
+        if self.outs is None:
+            found = self.fresh(mark, shape, dtype, ordinals)
+            self._results[place] = [self._number(known) for known in found]
+            return found
+        found, numbers = [], []
+        for position, ordinal in zip(self.positions, ordinals, strict=True):
+            buffer = self.outs.known(position, place, len(self.arrays))
+            if buffer is not None and self.outs.straight and buffer.strides is None:
+                found.append(buffer)
+            else:
+                found += self.fresh(mark, shape, dtype, [ordinal])
+            numbers.append(self._number(found[-1]) if buffer is None else None)
+            if buffer is not None and found[-1] is not buffer:
+                self._last.append(Move(buffer.view(), found[-1].view()))
+        self._results[place] = numbers
+        return found
 
     def reduce(self, rule: Rule, job: Job) -> None:
         """Add a reduction. Those that one rule makes, and that lie alike, are made together."""
-        self._jobs.setdefault((rule, tuple(place.device for place in job.inputs)), []).append(job)
+        alike = rule, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
+        self._jobs.setdefault(alike, []).append(job)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Add moves, which come after all reductions."""
         self._moves += moves
 
+    # The course.
+
+    def layout(self) -> Any:
+        """Return what of the arrays a plan depends on, beside their shapes in the signature."""
+        return None
+
+    def _known_course(self) -> Course:
+        asked, courses = self.signature, self._executor.courses
+        key = (
+            type(self), asked[OP], self.options.accumulate, asked[DETAIL], self.single, asked[SHAPES], asked[DTYPES],
+            asked[TYPES], tuple(self.positions), self.targets, tuple([array.ordinal for array in self.arrays]),
+            None if self.outs is None else self.outs.layout(), self.layout(),
+        )  # fmt: skip
+        found: Course | None = courses.get(key)
+        if found is None:
+            found = courses[key] = self._new_course()
+            if len(courses) > COURSES:
+                del courses[next(iter(courses))]
+        return found
+
+    def _new_course(self) -> Course:
+        self._first = len(self.arrays) + (0 if self.outs is None else len(self.outs.buffers))
+        self._makes: list[Make] = []
+        self._results: dict[int, Sequence[int | None]] = {}
+        self._jobs: dict[Any, list[Job]] = {}
+        self._moves: list[Move] = []
+        self._last: list[Move] = []
+        number = 0
+        for place in self._places:
+            arrays = []
+            for array in self.columns[place]:
+                arrays.append(Known(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype))
+                number += 1
+            mark = self.marks[place]
+            assert isinstance(mark, DeviceType)
+            self.plan(place, mark, arrays)
+        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
+        with process.enqueuing:
+            scheme = self._executor.scheme(batches, [*self._moves, *self._last], self._first + len(self._makes))
+        one_of_each = {(make.mark, make.ordinal): make for make in self._makes}
+        return Course(self._makes, list(one_of_each.values()), self._results, scheme)
+
+    def _number(self, known: Known) -> int:
+        return number_of(known.place.address) - self._first
+
+    # Carrying it out.
+
     def work(self) -> Work:
         """Return what is left to do."""
-        needed = self._executor.kernels(self._batches())
-        driver = self._executor.driver
-        if all(driver.is_loaded(device, form) for device, form in needed):
+        if self._course.scheme.is_loaded():
             completion = self._enqueue()
             return Work([[completion.wait]], self._collect, completion.is_done)
         return Work([[self._load_and_enqueue]], self._collect)
 
-    def _batches(self) -> list[Batch]:
-        return [Batch(rule, jobs) for (rule, _), jobs in self._jobs.items()]
-
     def _load_and_enqueue(self) -> None:
-        driver = self._executor.driver
-        with process.enqueuing, driver.using():
-            for device, form in self._executor.kernels(self._batches()):
-                driver.load(device, form)
-        self._enqueue().wait()
+        with process.enqueuing, self._executor.driver.using():
+            self._executor.load(self._course.scheme)
+            completion = self._enqueue()
+        completion.wait()
 
     def _enqueue(self) -> Completion:
+        begins = [array.address for array in self.arrays]
+        foreign = {(array.ordinal, array.stream) for array in self.arrays}
+        if self.outs is not None:
+            begins += self.outs.begins()
+            foreign |= self.outs.streams()
+        course, made = self._course, self._made
+        for mark, shape, dtype, ordinal in course.makes:
+            array, address = mark.make(shape, dtype, ordinal, self._allocate)
+            made.append(array)
+            begins.append(address)
+        foreign |= {(make.ordinal, make.mark.stream(make.ordinal)) for make in course.one_of_each}
+        named = sorted({(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in foreign})
         driver = self._executor.driver
         with process.enqueuing, driver.using():
-            streams = [driver.replica_stream(name, ordinal) for name, ordinal in self._own.items()]
-            streams += [driver.foreign_stream(ordinal, handle) for ordinal, handle in sorted(self._foreign)]
-            return self._executor.run(self._batches(), streams, self._keeps, self._moves)
+            streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]
+            streams += [stream for name in self._names if (stream := driver.used_stream(name)) is not None]
+            return self._executor.run(course.scheme, streams, [self.columns, made, self.outs], tuple(begins))
+
+    def _allocate(self, ordinal: int, nbytes: int) -> Any:
+        driver = self._executor.driver
+        with process.enqueuing, driver.using():
+            return driver.allocate(ordinal, nbytes)
 
     def _collect(self) -> dict[int, Any]:
-        """Return each replica's result; for the event loop's thread, when the devices are done."""
-        self._keeps.clear()
-        by_leaf = [self._results.get(place) or self.on_host(place) for place in range(len(self.columns))]
+        """Return each replica's or target's result; for the event loop's thread, when the devices are done."""
+        by_leaf = []
+        for place in range(len(self.columns)):
+            numbers = self._course.results.get(place)
+            if numbers is None:
+                by_leaf.append(self._into_buffers(place, self.on_host(place)))
+            else:
+                mark = self.marks[place]
+                assert isinstance(mark, DeviceType)
+                by_leaf.append([None if number is None else mark.finish(self._made[number]) for number in numbers])
+        self.columns.clear()
+        takers = self.positions if self.targets is None else range(len(self.targets))
         rows = zip(*by_leaf, strict=True)
-        return {i: row[0] if self.single else list(row) for i, row in zip(self.positions, rows, strict=True)}
+        return {i: row[0] if self.single else list(row) for i, row in zip(takers, rows, strict=True)}
+
+    def _into_buffers(self, place: int, results: list[Any]) -> list[Any]:
+        if self.outs is not None:
+            for position, result in zip(self.positions, results, strict=True):
+                buffer = self.outs.leaf(position, place)
+                if buffer is not None:
+                    np.copyto(buffer, result)
+        return results

@@ -62,6 +62,7 @@ class SyncGroup:
         root: the run's own group, of all its replicas; of that group itself, it is the group.
         branches: in the run's own group, the run's other groups; None as long as there is none.
         making: groups of some of its members that not all of those have made yet.
+        places: by position, the replicas' ids as contexts have them: those of other workers count, too.
         serial: when it was made, among the groups of a run.
     """
 
@@ -71,19 +72,18 @@ class SyncGroup:
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = self.world_size = len(devices)
+        self.places: Sequence[int] = range(self.size)
         self.members = [Member(position, device, self) for position, device in enumerate(devices)]
         self.root = self
         self.branches: Branches | None = None
         self.making: dict[Any, Any] = {}
         self.order_check, self.options = order_check, options
-        self._has_options = options != CommunicationOptions()
-        self.paths = order_check is OrderCheck.CALL_PATH
-        self.thread = 0
+        self._has_options, self.paths = options != CommunicationOptions(), order_check is OrderCheck.CALL_PATH
+        self.thread, self.closed = 0, False
         self.open: dict[int, Rendezvous] = {}
         self.agreed: deque[Record] = deque(maxlen=HISTORY)
         self.trouble: int | None = None
         self.verdict: CollectiveError | None = None
-        self.closed = False
         self._ended_at = _NEVER
         self._unsettled: set[int] | None = None
         self._fewest_unsettled = self.size + 1
@@ -293,7 +293,7 @@ class SyncGroup:
         if self.observer is not None:
             self.observer.ended(member, error)
         self._end(member, state)
-        for part in list(member.parts or ()):
+        for part in tuple(member.parts or ()):
             part.group._end(part, state)
 
     def _end(self, member: Member, state: ReplicaState) -> None:

@@ -114,15 +114,24 @@ def _stand_aside(group: SyncGroup, member: Member, joined_at: int) -> None:
 
 
 def _finish(group: SyncGroup, meeting: Rendezvous, last: Member) -> None:
-    """Complete the join: all replicas go on behind it."""
-    del group.open[JOIN]
-    meeting.number = number_of_join(group)
-    group.open[meeting.number] = meeting
-    for member in group.members:
-        member.joined_at, member.sequence = None, meeting.number + 1
-    group._ended_at = min((m.sequence for m in group.members if m.end is not None), default=JOIN)
+    """Complete the join, or take it to other workers, who go on without the local replicas until all have joined."""
     meeting.values = [last.position]
+    if group.bridge is not None:
+        meeting.agreed = True
+        group.bridge.cross(meeting)
+        return
+    complete(group, meeting, number_of_join(group))
     group._agree(meeting, last.position)
+
+
+def complete(group: SyncGroup, meeting: Rendezvous, number: int) -> None:
+    """Let all replicas go on behind the join, which takes that number."""
+    del group.open[JOIN]
+    meeting.number = number
+    group.open[number] = meeting
+    for member in group.members:
+        member.joined_at, member.sequence = None, number + 1
+    group._ended_at = min((m.sequence for m in group.members if m.end is not None), default=JOIN)
 
 
 def number_of_join(group: SyncGroup) -> int:

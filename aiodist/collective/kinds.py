@@ -5,7 +5,7 @@ A kind's functions see signatures and values only: nothing here knows of replica
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +34,8 @@ class Kind:
             or the `Work` that it takes; None where a function of the user's makes it.
         shared: one result serves all replicas; else there is one for each.
         check: raises TypeError or ValueError when a signature cannot be carried out by that many replicas.
-        on_devices: the same as ``combine``, where arrays on GPUs are among the values, and with the devices of those
-            who take part; None where there are no values.
+        on_devices: the same as ``combine``, where arrays on GPUs are among the values, see `DeviceWork`; None where
+            there are no values.
         across: plans how it crosses to other workers; None where a function of the user's makes the result.
         token: tells kinds of one name apart, where several processes must agree on which is meant.
     """
@@ -45,7 +45,7 @@ class Kind:
     combine: Callable[[Signature, list[Any], CommunicationOptions], Any] | None
     shared: bool = True
     check: Callable[[Signature, int], None] = _accept
-    on_devices: Callable[[Signature, list[Any], CommunicationOptions, Mapping[int, str]], DeviceWork] | None = None
+    on_devices: Callable[..., DeviceWork] | None = None
     across: Crossing | None = None
     token: tuple[int, ...] | None = None
 

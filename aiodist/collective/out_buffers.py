@@ -12,9 +12,9 @@ Array = np.ndarray[Any, Any]
 
 
 class OutBuffers(NamedTuple):
-    """A replica's own buffers for a result: the leaves, and the nest that they stand in."""
+    """A replica's own buffers for a result: the leaves, NumPy arrays or `DeviceBuffer`s, and the nest they stand in."""
 
-    leaves: list[Array]
+    leaves: list[Any]
     nest: Any
 
 

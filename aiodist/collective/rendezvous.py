@@ -11,9 +11,9 @@ import numpy as np
 from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.presence import check_present
 from aiodist.collective.reduction import in_native_order
 from aiodist.collective.signature import (
-    DETAIL,
     KIND,
     SHAPES,
     STRUCTURE,
@@ -22,7 +22,6 @@ from aiodist.collective.signature import (
     has_device_arrays,
     has_foreign,
 )
-from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
@@ -144,8 +143,10 @@ class Rendezvous:
         self.put_in_native_order()
         if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
             self.by_replica = True
-            devices = {i: members[i].device for i in range(self.size) if i not in (self.absent or ())}
-            work: Work = signature[KIND].on_devices(signature, self.values, self.options, devices).work()
+            taking_part = [i for i in range(self.size) if i not in (self.absent or ())]
+            names = [members[i].device for i in taking_part]
+            on_devices = signature[KIND].on_devices
+            work: Work = on_devices(signature, self.values, self.options, taking_part, names, self.outs).work()
             return work
         if self.outs is None:
             result = signature[KIND].combine(signature, self.values, self.options)
@@ -178,16 +179,8 @@ class Rendezvous:
         Raises:
             ValueError: it takes a value of one that has.
         """
-        kind, source = self.signature[KIND], self.signature[DETAIL]
-        needed = not kind.shared or (kind.detail is Reason.SOURCE and source in absent)
-        if needed:
-            which = "a value of every replica" if not kind.shared else f"replica {source}'s value"
-            has = "has" if len(absent) == 1 else "have"
-            raise ValueError(
-                f"{kind.name} needs {which}, and {ids(absent)} {has} joined; make it before the first joins, or after "
-                "the last has"
-            )
-        if kind.detail is Reason.SOURCE:
+        check_present(self.signature, absent)
+        if self.signature[KIND].detail is Reason.SOURCE:
             return self.values
         return [value for position, value in enumerate(self.values) if position not in absent]
 

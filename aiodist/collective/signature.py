@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from aiodist.vocabulary import device_arrays, foreign_arrays
+from aiodist.vocabulary import device_frameworks, foreign_arrays
 from aiodist.vocabulary.arraylike import ArrayLike
 from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.foreign_arrays import ForeignType
@@ -73,7 +73,7 @@ def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
         return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES, leaf
     if isinstance(leaf, ArrayLike):
         return describe_leaf(leaf.read_value())
-    on_device = device_arrays.type_of(leaf)
+    on_device = device_frameworks.type_of(leaf)
     if on_device is not None:
         found = on_device.view(leaf)
         return found.shape, found.dtype, on_device, found

@@ -3,14 +3,18 @@
 Kernels are compiled by Numba and launched by `cuda.core.launch`, at a host cost of a microsecond or two, where Numba's
 own dispatcher takes twenty and more. PTX becomes machine code by nvJitLink, which comes with the compiler: a driver may
 be older than the PTX of a newer one. Everything works in each GPU's primary context, the one that frameworks use.
+
+What is asked for again and again is made once: streams, events, the shapes of launches. Which device is current is
+remembered from `using` to its end, and asked of nobody.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -22,14 +26,33 @@ NEEDS: Final = "collectives of arrays on GPUs need packages that are not install
 _LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
+_FOREIGN = 256
+"""Foreign streams that are remembered; who makes a new one for every step makes them be forgotten, and nothing more."""
+
+
+class DeviceStream:
+    """A stream, and the device that it belongs to.
+
+    Attributes:
+        device: the device's ordinal.
+        stream: cuda.core's.
+        handle: the driver's.
+    """
+
+    __slots__ = ("device", "handle", "stream")
+
+    def __init__(self, device: int, stream: Any) -> None:
+        self.device = device
+        self.stream = stream
+        self.handle = stream.handle
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceStream:
-    """A stream, and the device that it belongs to."""
+class DeviceEvent:
+    """An event, and the device in whose context it was made."""
 
     device: int
-    stream: Any
+    event: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,51 +77,78 @@ class CudaCore:
         except ImportError as error:
             raise ImportError(f"{NEEDS} ({error})") from error
         self._devices: dict[int, Any] = {}
-        self._streams: dict[tuple[str, int], DeviceStream] = {}
+        self._own: dict[int, DeviceStream] = {}
+        self._replicas: dict[str, DeviceStream] = {}
+        self._foreign: dict[tuple[int, int], DeviceStream] = {}
         self._kernels: dict[tuple[int, Form], Any] = {}
         self._reaches: dict[tuple[int, int], bool] = {}
+        self._events: dict[int, list[DeviceEvent]] = {}
+        self._launch: Callable[..., None] = self._core.launch
+        self._shape = cache(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
+        self._multiprocessors = cache(lambda device: self._current(device).properties.multiprocessor_count)
+        self._using = _Using(self)
+        self._now: int | None = None  # the device that was made current; None outside of `using`
 
-    @contextmanager
-    def using(self) -> Iterator[None]:
+    def using(self) -> AbstractContextManager[None]:
         """Leave the thread's current device as it was."""
-        before = self._call("cuCtxGetCurrent")
-        try:
-            yield
-        finally:
-            self._call("cuCtxSetCurrent", before)
+        return self._using
 
     def stream(self, device: int) -> DeviceStream:
         """Return the stream on which this device reduces."""
-        return self.replica_stream("", device)
+        found = self._own.get(device)
+        if found is None:
+            found = self._own[device] = DeviceStream(device, self._current(device).create_stream())
+        return found
 
     def replica_stream(self, name: str, device: int) -> DeviceStream:
         """Return the stream of a logical device."""
-        found = self._streams.get((name, device))
+        found = self._replicas.get(name)
         if found is None:
-            found = self._streams[name, device] = DeviceStream(device, self._current(device).create_stream())
+            found = self._replicas[name] = DeviceStream(device, self._current(device).create_stream())
         return found
+
+    def used_stream(self, name: str) -> DeviceStream | None:
+        """Return the stream of a logical device, if anybody has asked for it."""
+        return self._replicas.get(name)
 
     def foreign_stream(self, device: int, handle: int) -> DeviceStream:
         """Return a stream that somebody else made."""
-        return DeviceStream(device, self._core.Stream.from_handle(handle or _LEGACY_DEFAULT_STREAM))
+        found = self._foreign.get((device, handle))
+        if found is None:
+            if len(self._foreign) >= _FOREIGN:
+                self._foreign.clear()
+            stream = self._core.Stream.from_handle(handle or _LEGACY_DEFAULT_STREAM)
+            found = self._foreign[device, handle] = DeviceStream(device, stream)
+        return found
 
-    def record(self, stream: DeviceStream) -> Any:
+    def record(self, stream: DeviceStream) -> DeviceEvent:
         """Mark what a stream has been given so far."""
-        self._current(stream.device)  # a default stream is that of the current device
-        return stream.stream.record(options=self._core.EventOptions(blocking_sync=True))
+        if self._now != stream.device:
+            self._current(stream.device)  # a default stream is that of the current device
+        spare = self._events.get(stream.device)
+        if spare:
+            event = spare.pop()
+            stream.stream.record(event.event)
+            return event
+        return DeviceEvent(stream.device, stream.stream.record(options=self._core.EventOptions(blocking_sync=True)))
 
-    def wait(self, stream: DeviceStream, event: Any) -> None:
+    def release(self, event: DeviceEvent) -> None:
+        """Take an event back that nobody asks about any more."""
+        self._events.setdefault(event.device, []).append(event)
+
+    def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
         """Let a stream go on only when an event is done."""
-        self._current(stream.device)
-        stream.stream.wait(event)
+        if self._now != stream.device:
+            self._current(stream.device)
+        stream.stream.wait(event.event)
 
-    def is_done(self, event: Any) -> bool:
+    def is_done(self, event: DeviceEvent) -> bool:
         """Return whether an event is done."""
-        return bool(event.is_done)
+        return bool(event.event.is_done)
 
-    def wait_for(self, event: Any) -> None:
+    def wait_for(self, event: DeviceEvent) -> None:
         """Hold up this thread until an event is done; it sleeps."""
-        event.sync()
+        event.event.sync()
 
     def allocate(self, device: int, nbytes: int) -> DeviceMemory:
         """Return memory for work on the device's own stream."""
@@ -144,16 +194,18 @@ class CudaCore:
             raise ImportError(f"{NEEDS} ({error})") from error
         major, minor = self._current(device).compute_capability
         program = compile_form(form, _compiled_for((major, minor)))
-        code = self._core.ObjectCode.from_ptx(program.ptx)
-        linker = self._core.Linker(code, options=self._core.LinkerOptions(arch=f"sm_{major}{minor}"))
-        self._kernels[device, form] = linker.link("cubin").get_kernel(program.name)
+        self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
 
-    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None:
-        """Launch a loaded kernel; Python's integers travel as 64 bits each."""
-        current = self._current(device)
-        grid = blocks(work, current.properties.multiprocessor_count)
-        config = self._core.LaunchConfig(grid=grid, block=THREADS)
-        self._core.launch(self.stream(device).stream, config, self._kernels[device, form], *arguments)
+    def kernel(self, device: int, form: Form) -> Any:
+        """Return a loaded kernel."""
+        return self._kernels[device, form]
+
+    def launch(self, device: int, kernel: Any, work: int, arguments: Sequence[int]) -> None:
+        """Launch a kernel; Python's integers travel as 64 bits each."""
+        if self._now != device:
+            self._current(device)
+        shape = self._shape(blocks(work, self._multiprocessors(device)))
+        self._launch(self.stream(device).stream, shape, kernel, *arguments)
 
     def reaches(self, device: int, other: int) -> bool:
         """Return whether kernels on a device can read the other's memory."""
@@ -181,14 +233,16 @@ class CudaCore:
 
     def _handle(self, device: int) -> Any:
         self._current(device)
-        return self.stream(device).stream.handle
+        return self.stream(device).handle
 
     def _current(self, device: int) -> Any:
         """Make a device the thread's current one, and return it."""
         found = self._devices.get(device)
         if found is None:
             found = self._devices[device] = self._core.Device(device)
-        found.set_current()
+        if self._now != device:
+            found.set_current()
+            self._now = device if self._using.depth else None
         return found
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -196,6 +250,38 @@ class CudaCore:
         if int(error):
             raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
         return results[0] if results else None
+
+
+class _Using(AbstractContextManager[None]):
+    """Leaves the thread's current device as it was; one inside another does nothing."""
+
+    def __init__(self, driver: CudaCore) -> None:
+        self.depth = 0
+        self._driver = driver
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if not self.depth:
+            self._before = self._driver._call("cuCtxGetCurrent")
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if not self.depth:
+            self._driver._now = None
+            self._driver._call("cuCtxSetCurrent", self._before)
+
+
+def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:
+    """Return a program as cuda.core's object code for devices of that compute capability.
+
+    Args:
+        core: the module.
+        ptx: the program's text. cuda.core takes a str for the path of a file, and bytes for the text itself.
+        capability: the devices'.
+    """
+    options = core.LinkerOptions(arch="sm_{}{}".format(*capability))
+    return core.Linker(core.ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin")
 
 
 def _compiled_for(capability: tuple[int, int]) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from aiodist_kernels.cuda.forms import Form
 
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
+Kernel: TypeAlias = Any
 
 
 class Memory(Protocol):
@@ -41,6 +42,10 @@ class Driver(Protocol):
         """Return the stream of the logical device of that name: the same one always."""
         ...
 
+    def used_stream(self, name: str) -> Stream | None:
+        """Return the stream of a logical device, if anybody has asked for it: else there is nothing on it."""
+        ...
+
     def foreign_stream(self, device: int, handle: int) -> Stream:
         """Return a stream that somebody else made, by its handle."""
         ...
@@ -48,6 +53,9 @@ class Driver(Protocol):
     def record(self, stream: Stream) -> Event:
         """Mark what a stream has been given so far."""
         ...
+
+    def release(self, event: Event) -> None:
+        """Take an event back that nobody asks about any more; who waits for it by then still does."""
 
     def wait(self, stream: Stream, event: Event) -> None:
         """Let a stream go on only when an event is done."""
@@ -99,8 +107,12 @@ class Driver(Protocol):
             ImportError: what compiles or launches kernels is not installed.
         """
 
-    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None:
-        """Launch a loaded kernel on the device's own stream, with threads for so much work."""
+    def kernel(self, device: int, form: Form) -> Kernel:
+        """Return a loaded kernel."""
+        ...
+
+    def launch(self, device: int, kernel: Kernel, work: int, arguments: Sequence[int]) -> None:
+        """Launch a kernel on the device's own stream, with threads for so much work."""
 
     def reaches(self, device: int, other: int) -> bool:
         """Return whether kernels on a device can read the other's memory; from then on they do."""

@@ -6,8 +6,9 @@ Several that read each other's memory, small values: every device reads everythi
 
 Several, large values: every device reduces its part of each leaf, then gathers the other parts from the others.
 
-Several, of which some cannot read each other's memory: all is copied to the first replica's device, which reduces, and
-the results are copied back; the driver takes such copies through the host.
+Several, of which some cannot read each other's memory, or results that go to other devices than the values come from:
+the first result's device reduces, what it cannot read is copied to it before, and the other results are copied from it;
+the driver takes such copies through the host where it must.
 
 Every element is folded in replica order on one device, so all ways give the same bits. A plan is data; it depends on
 nothing but its arguments.
@@ -39,7 +40,7 @@ class Job(NamedTuple):
 
     Attributes:
         inputs: in replica order.
-        outputs: in replica order; fresh memory on the replica's device.
+        outputs: each the whole result. Memory that overlaps no input, but for one on the same device in the same place.
         elements: in each.
         input_size: bytes of an element.
         output_size: bytes of a result's element.
@@ -86,15 +87,16 @@ def make(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step
     inputs or results must wait for all devices' streams.
 
     Args:
-        jobs: the leaves; each has as many inputs and outputs as there are replicas, each replica's on one device.
+        jobs: the leaves; the i-th inputs of all lie on one device, and so do the i-th outputs.
         reaches: whether kernels on a device can read another's memory.
         allocate: returns the address of scratch memory on a device, for so many bytes.
     """
     devices = tuple(dict.fromkeys(place.device for place in jobs[0].inputs))
+    elsewhere = {place.device for place in jobs[0].outputs} != set(devices)
+    if elsewhere or not all(reaches(one, other) for one in devices for other in devices if one != other):
+        return _at_home(jobs[0].outputs[0].device, jobs, reaches, allocate)
     if len(devices) == 1:
         return [*_reduce_all(devices[0], jobs), *_local_copies(devices[0], jobs)]
-    if not all(reaches(one, other) for one in devices for other in devices if one != other):
-        return _staged(devices[0], jobs, allocate)
     if sum(job.elements * job.input_size for job in jobs) < SHARD_FROM:
         return [step for device in devices for step in (*_reduce_all(device, jobs), *_local_copies(device, jobs))]
     return _sharded(devices, jobs)
@@ -144,19 +146,19 @@ def _sharded(devices: tuple[int, ...], jobs: Sequence[Job]) -> list[Step]:
     return steps
 
 
-def _staged(home: int, jobs: Sequence[Job], allocate: Allocate) -> list[Step]:
+def _at_home(home: int, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
     fetches: list[Step] = []
     at_home: list[Job] = []
     for job in jobs:
         inputs = []
         for place in job.inputs:
             here = place
-            if place.device != home and job.elements:
+            if job.elements and not reaches(home, place.device):
                 nbytes = job.elements * job.input_size
                 here = Place(home, allocate(home, nbytes))
                 fetches.append(Copy(home, here, place, nbytes))
             inputs.append(here)
-        at_home.append(Job(tuple(inputs), job.outputs, job.elements, job.input_size, job.output_size))
+        at_home.append(job._replace(inputs=tuple(inputs)))
     returns: list[Step] = [
         Copy(home, other, own, job.elements * job.output_size)
         for job in jobs

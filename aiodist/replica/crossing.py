@@ -1,49 +1,41 @@
-"""Crossings: how meetings of local replicas go on to meet those of other workers, one after the other, in a lane.
+"""Crossings: how runs of local replicas meet those of other workers, and what is called outside of replicas does.
 
-    local meeting complete ── record ──┬─ agreed: exchange values, complete the meeting
-                                       └─ not: tell the coordinator, stop, raise the verdict when it comes
-
-A crossing serves one sync group: its group calls it (`Bridge`), and the control plane does, through the worker's
-`Team`. It stops at the first disagreement, at a verdict, and when a worker is lost. What was agreed on is always
-carried out, whoever is cancelled meanwhile: the others count on it.
+A crossing serves one run: its group calls it (`Bridge`), and the control plane does, through the worker's `Team`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 from anyio import CancelScope
 
-from aiodist.collective import sameness
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import Bell, InterruptedStep, complete, until
+from aiodist.replica.awaiting import InterruptedStep, complete, until
+from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
+from aiodist.workers.absence import Presence
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane, PlanOf
-from aiodist.workers.record import ALL_FREE, Row
+from aiodist.workers.lane import Lane
+from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
+from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Verdict
-from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
-_ENGINE_GRACE_SECONDS = 2.0
-_ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
+_ENDED = Presence(ended=True)
 
 
-class Crossing:
-    """The crossing of one group.
+class Crossing(Carrier):
+    """The crossing of one run.
 
     Args:
         team: the workers.
@@ -51,22 +43,20 @@ class Crossing:
         group: the local replicas.
     """
 
+    group: SpannedGroup
+
     def __init__(self, team: Team, lane: Lane, group: SpannedGroup) -> None:
-        self._team = team
-        self.lane = lane
+        super().__init__(team, lane, group, team.span)
         self.key = lane.key
-        self.group = group
-        self._queue: deque[Rendezvous | None] = deque()
-        self._bell = Bell(team.call_soon_threadsafe)
-        self._values = Bell(team.call_soon_threadsafe, for_values=True)
         self._asked = False
         self._finishing = False
         self._busy = False
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
+        self._verdict: Verdict | None = None
+        self._engine_error: BaseException | None = None
         self.told = False
         self.clean = False
-        self.needs = 0
         self.judged = anyio.Event()
         self._stopped = anyio.Event()
         layout = team.span.layout
@@ -77,9 +67,9 @@ class Crossing:
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
-        self._queue.append(meeting)
-        self._bell.ring()
-        self._settle()
+        super().cross(meeting)
+        if self._error is not None:
+            self._settle()
 
     def complain(self, overdue: Rendezvous | None) -> None:
         """Have all workers judged, this one being in trouble."""
@@ -122,7 +112,7 @@ class Crossing:
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict."""
-        self.needs = verdict.posted
+        self._verdict = verdict
         self._end(verdict.error())
 
     def lose(self, error: CollectiveError) -> None:
@@ -141,6 +131,7 @@ class Crossing:
     def _end(self, error: CollectiveError) -> None:
         if not self.clean:
             self._bell.interrupt()
+            error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
             self._settle()
         self.judged.set()
@@ -155,44 +146,53 @@ class Crossing:
         *,
         overdue: tuple[int, float] | None = None,
         failures: Mapping[int, BaseException] | None = None,
+        note: str = "",
     ) -> None:
         """Tell the coordinator, once."""
         if not self.told:
             self.told = True
             self._bell.interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
-            self._team.report(self.key, self.state(overdue=overdue, failures=found))
+            layout = self._team.span.layout  # of many workers, each of which knows the same, a few tell all
+            brief = layout.workers > ALL_RECEIVE_ALL and layout.rank % ALL_RECEIVE_ALL != 0
+            self._team.report(self.key, self.state(brief=brief, overdue=overdue, failures=found, note=note))
 
     def state(
-        self, *, overdue: tuple[int, float] | None = None, failures: list[Failure] | None = None, note: str = ""
+        self,
+        *,
+        brief: bool = False,
+        overdue: tuple[int, float] | None = None,
+        failures: list[Failure] | None = None,
+        note: str = "",
     ) -> WorkerState:
         """Return what this worker has to tell, in any thread."""
-        rank = self._team.span.layout.rank
-        return tell(self.group, rank, self.lane.freeze(), overdue=overdue, failures=failures or (), note=note)
+        rank, posted = self._team.span.layout.rank, self.lane.freeze()
+        return tell(self.group, rank, posted, brief=brief, overdue=overdue, failures=failures or (), note=note)
 
     # Lane 0, which the callers' tasks drive.
 
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""
-        self._bell = Bell(self._team.call_soon_threadsafe)
-        self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
+        self._make_bells()
 
-    async def carry_over(self, free: int) -> Sequence[Row]:
-        """Carry over what has begun; return the records of the last.
+    async def carry_over(self, free: int) -> int:
+        """Carry over what has begun; return the lanes that all workers have free, as the last of it has told.
 
         Raises:
             InterruptedStep: there is trouble.
         """
-        rows: Sequence[Row] = ()
+        common = 0
         self._busy = True
         try:
             while self._queue:
-                meeting = self._queue.popleft()
-                assert meeting is not None
-                rows = await self.carry(meeting, free)
+                common = await self._complete(self._begin(self._queue.popleft(), free))
+        except InterruptedStep as step:
+            self._engine_error = step.__cause__
+            raise
         finally:
+            self._hands.close()
             self._end_by_loss()
-        return rows
+        return common
 
     async def await_request(self, request: Request) -> None:
         """Wait until a request is complete, unless a worker is lost."""
@@ -200,12 +200,14 @@ class Crossing:
 
     async def catch_up(self) -> None:
         """Bring the lane to where all workers have it."""
-        try:
-            await complete(self.lane.catch_up(self.needs), self._values)
-        except InterruptedStep:
-            return
+        await self.finish_step()
+        if self._verdict is not None:
+            try:
+                await complete(self.lane.catch_up(self._verdict.posted), self._values)
+            except InterruptedStep:
+                return
 
-    # The way of a meeting.
+    # The way of a run.
 
     async def drive(self) -> None:
         """Carry meetings over until the run is finished, or everything is over."""
@@ -213,11 +215,16 @@ class Crossing:
             self._busy = True
             try:
                 await self._carry_all()
-            except InterruptedStep:
-                pass
+            except InterruptedStep as step:
+                self._engine_error = step.__cause__
+                await self._leave_nobody_waiting()
+            except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
+                self._engine_error = error
+                self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
             finally:
                 self._end_by_loss()
                 self._stopped.set()
+                self._hands.close()
                 self._bell.close()
                 self._values.close()
 
@@ -225,92 +232,22 @@ class Crossing:
         """Carry nothing over any more."""
         self._bell.interrupt()
 
-    async def _carry_all(self) -> None:
-        while True:
-            while not self._queue:
-                if self._bell.interrupts:
-                    return
-                await self._bell.wait()
-            meeting = self._queue.popleft()
-            if meeting is not None:
-                await self.carry(meeting)
-            else:
-                await self._agree(_FINISHED, lambda _: Plan([], lambda _: None), "native")
-                self.clean = True
-                self._team.leave(self)
-                return
+    async def _leave_nobody_waiting(self) -> None:
+        """Go on with the step that was left in the midst, where all workers have begun it."""
+        if self._step is None or self._loss is not None or not self.told:
+            return
+        await self.judged.wait()
+        if self._verdict is not None and self._verdict.posted_by_all >= self.lane.posted:
+            await self.finish_step()
 
-    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> Sequence[Row]:
-        """Carry one meeting over; return the records.
+    def _disagree(self) -> None:
+        self.tell()
 
-        Raises:
-            InterruptedStep: there is trouble, or the run is over.
-        """
-        group, kind = self.group, meeting.signature[KIND]
-        if meeting.complete:
-            raise InterruptedStep
-        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
-            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
-            raise InterruptedStep
-        meeting.put_in_native_order()
-        values, span = meeting.values, self._team.span
-
-        def plan_of(accumulate: Accumulate) -> Plan:
-            if kind.across is None:
-                return Plan([], lambda _: None)
-            plan: Plan = kind.across(meeting.signature, values, accumulate, span)
-            return plan
-
-        own, large = meeting.options.accumulate, policy.blocks(sum(map(_nbytes, values)))
-        call = (meeting.signature, meeting.code, meeting.offset)
-        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
-        try:
-            plan = await _call(large, plan_of, own)
-            agreed = await self._agree(name, lambda wanted: plan if wanted == own else plan_of(wanted), own, free)
-            if kind.across is None:
-                if not meeting.complete:
-                    group.engine.start_merge(group, meeting)
-                return agreed.rows
-            result = await self._carry_out(agreed, large=large)
-            if not meeting.complete:
-                meeting.take_from_afar(result)
-        except InterruptedStep:
-            raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
-            await self._fail(meeting, error)
-            return ()
-        group.finish_merge(meeting, meeting.result, None)
-        return agreed.rows
-
-    async def _agree(self, name: bytes, plan_of: PlanOf, accumulate: Accumulate, free: int = ALL_FREE) -> Agreed:
-        try:
-            return await complete(self.lane.agree(name, plan_of, accumulate=accumulate, free=free), self._bell)
-        except FrozenLane:
-            raise InterruptedStep from None
-        except Disagreement:
-            self.tell()
-            raise InterruptedStep from None
-
-    async def _carry_out(self, agreed: Agreed, *, large: bool) -> Any:
-        with CancelScope(shield=True):
-            results = await complete(self.lane.carry_out(agreed), self._values)
-            return await _call(large, agreed.plan.finish, results)
-
-    async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
-        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, MemoryError)):
-            with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
-                await self.judged.wait()
-        self.group.finish_merge(meeting, None, error)
-
-
-async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function makes of values; where they are large, in a worker thread."""
-    return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
-
-
-def _nbytes(value: Any) -> int:
-    """Return the size of what a replica brings: a leaf, or a list of leaves."""
-    if isinstance(value, list):
-        return sum(map(_nbytes, value))
-    return int(getattr(value, "nbytes", 0))
+    def _end_well(self) -> Steps[int]:
+        self._moving = False
+        agreed = yield from self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
+        if agreed.notice >= Notice.ABSENT:
+            yield from self._tell(_ENDED)
+        self.clean = True
+        self._team.leave(self)
+        return 0

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import reduce
-from operator import and_
 from types import CodeType
 from typing import Any, Final
 
@@ -22,21 +20,20 @@ from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.collective.wording import ids
 from aiodist.collective.work import Work
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
-from aiodist.vocabulary.errors import CollectiveError, WorkerLostError
+from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.reports import Location
 from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Lane
-from aiodist.workers.layout import Layout
-from aiodist.workers.record import ALL_FREE, Row
+from aiodist.workers.lost import cut_link, lost_worker
+from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Verdict, judge
 
@@ -149,8 +146,15 @@ class Team:
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
+        self._lose_by(lost_worker(self.span.layout, rank, why))
+
+    def cut(self, one: int, other: int) -> None:
+        """Hear that two workers do not reach each other."""
+        self._lose_by(cut_link(self.span.layout, one, other))
+
+    def _lose_by(self, error: CollectiveError) -> None:
         if self.lost is None:
-            self.lost = lost_worker(self.span.layout, rank, why)
+            self.lost = error
             self.call_soon_threadsafe(self._lose)
 
     def state_of(self, key: LaneKey, note: str) -> WorkerState | None:
@@ -247,8 +251,7 @@ class Team:
             await self._recover()
             meeting = self.begin(signature, code, offset, None)
             free = ALL_FREE & ~sum(1 << index for index in self._in_use)
-            rows = await self._carry(meeting, options, free)
-            common = reduce(and_, (row.free for row in rows))
+            common = await self._carry(meeting, options, free)
             if not common:
                 raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
             lane = await self._lane((common & -common).bit_length() - 1)
@@ -273,7 +276,12 @@ class Team:
             root = self._root_crossing()
             duplication = root.lane.communicator.idup()
             with CancelScope(shield=True):
-                await root.await_request(duplication)
+                try:
+                    await root.await_request(duplication)
+                except InterruptedStep:
+                    await root.judged.wait()
+                    self._root_crossing()  # which raises that a worker is lost
+                    raise
             self._lanes[index] = Lane(duplication.result(), index)
         return self._lanes[index]
 
@@ -311,21 +319,19 @@ class Team:
         """What the present use of lane 0 is called between workers."""
         return self._root_crossing().key
 
-    async def _carry(
-        self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE
-    ) -> Sequence[Row]:
-        """Carry everything that has begun on lane 0 over; return the records of the last.
+    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE) -> int:
+        """Carry everything that has begun on lane 0 over; return the lanes that all workers have free.
 
         Raises:
             CollectiveError: the workers do not meet.
             Exception: what the last raises on all of them.
         """
         root = self._root_crossing()
-        rows: Sequence[Row] = ()
+        common = 0
         seconds = self._options.merge(options).timeout_seconds
         with move_on_after(seconds) as limit:
             try:
-                rows = await root.carry_over(free)
+                common = await root.carry_over(free)
             except InterruptedStep:
                 pass
             except get_cancelled_exc_class():
@@ -338,7 +344,7 @@ class Team:
             await root.judged.wait()
         if last.error is not None:
             raise last.error
-        return rows
+        return common
 
     def _abandon(self, root: Crossing, last: Rendezvous) -> None:
         """Tell the others that this worker's caller was cancelled out of an operation."""
@@ -369,15 +375,3 @@ class Team:
 
 def _call_now(fn: Callable[..., object], *args: Any) -> None:
     fn(*args)
-
-
-def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:
-    """Return the error for a worker that is gone."""
-    first = layout.offset_of(rank)
-    gone = range(first, first + layout.counts[rank])
-    replicas = tuple(
-        ReplicaReport(i, name, ReplicaState.FAILED if i in gone else ReplicaState.RUNNING)
-        for i, name in enumerate(layout.names)
-    )
-    text = f"worker {rank} of {layout.workers} {why}; it had {ids(gone)}"
-    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, tuple(gone), text))

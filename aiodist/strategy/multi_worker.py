@@ -89,8 +89,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     def _team(self) -> Team:
         """The workers; the first use waits for them."""
         if self._joined is None:
-            hellos = self._joining.hellos()
-            layout = self._joining.layout()
+            hellos, layout = self._joining.hellos, self._joining.layout
             extended = self._extended
             control = self._communicator.control(layout, extended.order_check, hellos)
             options = extended.communication_options
@@ -117,7 +116,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         """The cluster that the strategy spans, and this worker's place in it."""
         if self._cluster is not None:
             return self._cluster
-        hosts = tuple(hello.host for hello in self._joining.hellos())
+        hosts = tuple(hello.host for hello in self._joining.hellos)
         return ClusterSettings({"worker": hosts}, "worker", self._team.span.layout.rank)
 
     def _use_cluster(self, settings: ClusterSettings) -> None:
@@ -136,6 +135,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             return super()._standing_group()
         group = self._extended.new_group()
         group.offset, group.world_size = self._span
+        group.places = range(group.offset, group.offset + group.size)
         group.thread = NO_RUN
         return group
 

@@ -28,6 +28,14 @@ def positives(text: str) -> tuple[int, ...]:
     return numbers
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Read names, separated by commas."""
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise ArgumentTypeError(f"expected names separated by commas, got {text!r}")
+    return found
+
+
 def devices(text: str) -> tuple[str, ...]:
     """Read device names, separated by commas; what they may be is the strategy's to say."""
     names = tuple(part.strip() for part in text.split(","))

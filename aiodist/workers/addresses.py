@@ -1,4 +1,4 @@
-"""Addresses: where the first worker listens for the control connections of the others, and how they reach it."""
+"""Addresses: where a worker listens for the control connections of others, and how they reach it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import platform
 import secrets
 import socket
+import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -14,11 +16,12 @@ from aiodist.vocabulary.environment import control_address
 
 TOKEN_BYTES: Final = 16
 _PATIENCE_SECONDS: Final = 2.0
+_SIOCGIFADDR: Final = 0x8915
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the first worker listens.
+    """Where a worker listens.
 
     Attributes:
         hosts: names and numbers by which its machine may be reached.
@@ -32,24 +35,44 @@ class Address:
 
 
 class Listening:
-    """The first worker's listening socket."""
+    """A worker's listening socket.
 
-    def __init__(self) -> None:
-        self.socket = socket.create_server(("", 0))
-        chosen = control_address()
-        hosts = (chosen,) if chosen else (*_own_numbers(), platform.node())
+    Args:
+        first: the worker is the first, to which all others connect; what the user has said of its address holds.
+    """
+
+    def __init__(self, *, first: bool = True) -> None:
+        self.socket = socket.create_server(("", 0), backlog=4096)
+        chosen = control_address() if first else None
+        hosts = (chosen,) if chosen else (*own_numbers(), platform.node())
         self.address = Address(hosts, self.socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
 
 
-def _own_numbers() -> list[str]:
-    """Return this machine's IP numbers, as far as they can be found out without asking anybody."""
+def own_numbers() -> list[str]:
+    """Return this machine's IP numbers, as far as they can be found out without asking anybody; the likeliest first."""
     found = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket sends nothing
         found.append(probe.getsockname()[0])
+    found += _numbers_of_interfaces()
     with contextlib.suppress(OSError):
         found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
     return list(dict.fromkeys(str(number) for number in found))
+
+
+def _numbers_of_interfaces() -> list[str]:
+    """Return the numbers of all network interfaces but the loopback, where the system tells them by name (Linux)."""
+    if sys.platform != "linux":
+        return []
+    from fcntl import ioctl
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without a number
+                told = ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found.append(socket.inet_ntoa(told[20:24]))
+    return [number for number in found if not number.startswith("127.")]
 
 
 def first_connection(hosts: Sequence[str], port: int) -> socket.socket:
@@ -65,7 +88,7 @@ def first_connection(hosts: Sequence[str], port: int) -> socket.socket:
         except OSError as error:
             errors.append(f"{host}: {error}")
     raise ConnectionError(
-        f"the first worker cannot be reached at port {port} ({'; '.join(errors)}); where it listens on another "
+        f"a worker cannot be reached at port {port} ({'; '.join(errors)}); where it listens on another "
         "network, set AIODIST_CONTROL_ADDRESS there"
     )
 

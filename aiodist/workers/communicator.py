@@ -8,7 +8,7 @@ is begun here has been agreed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from aiodist.workers.tribunal import Control
 
 Array: TypeAlias = np.ndarray[Any, Any]
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+V = TypeVar("V")
 
 
 class Request(Protocol):
@@ -85,8 +88,8 @@ class Communicator(Protocol):
         """Return whether `iallreduce` takes that op and dtype, with the meaning that aiodist gives them."""
         ...
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in place."""
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers. ``send`` may be ``receive`` itself, and else is left as it is."""
         ...
 
     def iallgather(self, send: Array, receive: Array) -> Request:
@@ -111,6 +114,20 @@ class Communicator(Protocol):
         """Make another communicator of the same workers, whose operations are apart from this one's."""
         ...
 
+    def isplit(self, workers: Sequence[int], number: int) -> Duplication:
+        """Make a communicator of some of the workers, which these alone call, on the job's first communicator.
+
+        It is called in the event loop and must not block; where an engine can only block, `Making` does it in a thread.
+        Whoever calls it knows that all members do, with the same arguments, and in the same order as all others that
+        they have in common. Other operations go on meanwhile. When a member dies before it is complete, it may stay
+        incomplete for ever, and must not keep the process from ending.
+
+        Args:
+            workers: their ranks, ascending, two or more; a worker's place here is its rank in the new communicator.
+            number: a new one for each communicator that is made in this way, from 1: good as a tag, or in a name.
+        """
+        ...
+
     def wait(self, request: Request) -> None:
         """Block until a request is complete; for the first meeting alone, before there is anything else to do."""
 
@@ -120,4 +137,21 @@ class Communicator(Protocol):
 
     def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> Control:
         """Return this worker's control plane, now that the workers know each other."""
+        ...
+
+
+class Sharing(Request, Protocol[T_co]):
+    """Something that is made of what all workers have brought."""
+
+    def result(self) -> T_co:
+        """Return it, the same object to each; the request is complete."""
+        ...
+
+
+@runtime_checkable
+class SharingCommunicator(Communicator, Protocol):
+    """A communicator of workers that share memory: what each of them is to know need not be copied for each."""
+
+    def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
+        """Make one object for all workers of what each brings, by rank."""
         ...

@@ -23,4 +23,8 @@ def default_communicator() -> Communicator:
         from aiodist.workers.mpi import MpiCommunicator
 
         return MpiCommunicator.of_world(expected)
-    raise ValueError(f"the engine must be 'mpi', got {engine!r} in AIODIST_ENGINE")
+    if engine == "gloo":
+        from aiodist.workers.gloo import GlooCommunicator
+
+        return GlooCommunicator.of_job(environment.worker_rank(), expected, environment.rendezvous())
+    raise ValueError(f"the engine must be 'mpi' or 'gloo', got {engine!r} in AIODIST_ENGINE")

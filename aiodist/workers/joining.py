@@ -1,20 +1,25 @@
-"""Joining: the first meeting of a strategy's workers: each tells of its replicas and where it can be reached."""
+"""Joining: the first meeting of a strategy's workers: each tells of its replicas and where it can be reached.
+
+What each tells has a size of its own, so the sizes are exchanged first. On an engine whose workers share memory
+nothing is copied, and what all have told is one object for all.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
-import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from aiodist.vocabulary import environment
 from aiodist.workers.coding import decode, encode
-from aiodist.workers.communicator import Communicator
+from aiodist.workers.communicator import Communicator, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout
-
-_SIZE: Final = 16384
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +31,42 @@ class Hello:
         host: its machine's name.
         pid: its process.
         address: where its control plane listens, if it does.
+        agent: where the agent beside it answers, "port:token"; None where there is none.
     """
 
     devices: tuple[str, ...]
     host: str
     pid: int
     address: Any
+    agent: str | None = None
 
     @classmethod
     def of_this_process(cls, devices: tuple[str, ...], address: Any) -> Hello:
         """Return this process's."""
-        return cls(devices, platform.node(), os.getpid(), address)
+        return cls(devices, platform.node(), os.getpid(), address, environment.agent())
+
+
+class Roster:
+    """What all workers have told.
+
+    Args:
+        hellos: by rank. Of equal parts one is kept.
+
+    Attributes:
+        hellos: by rank.
+    """
+
+    def __init__(self, hellos: Iterable[Hello]) -> None:
+        known: dict[Any, Any] = {}
+        self.hellos = [
+            Hello(known.setdefault(h.devices, h.devices), known.setdefault(h.host, h.host), h.pid, h.address, h.agent)
+            for h in hellos
+        ]
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout as the first worker sees it."""
+        return Layout(0, [hello.devices for hello in self.hellos])
 
 
 class Joining:
@@ -45,28 +75,42 @@ class Joining:
     Args:
         communicator: the strategy's own.
         hello: what this worker tells.
-
-    Raises:
-        ValueError: that is too much.
     """
 
     def __init__(self, communicator: Communicator, hello: Hello) -> None:
         self._communicator = communicator
-        told = encode(zlib.compress(encode(hello).tobytes()))
-        if len(told) > _SIZE:
-            raise ValueError(f"a worker has at most some thousand devices, got {len(hello.devices)}")
-        own = np.zeros(_SIZE, np.uint8)
-        own[: len(told)] = told
-        self._own = own
-        self._all = np.zeros(_SIZE * communicator.size, np.uint8)
-        self._request = communicator.iallgather(own, self._all)
+        self._roster: Roster | None = None
+        self._shared: Sharing[Roster] | None = None
+        if isinstance(communicator, SharingCommunicator):
+            self._shared = communicator.ishare(hello, Roster)
+        else:
+            self._told = encode(hello)
+            self._sizes = np.empty(communicator.size, np.int64)
+            own = np.array([len(self._told)], np.int64)
+            self._begun = communicator.iallgather(own.view(np.uint8), self._sizes.view(np.uint8))
 
-    def hellos(self) -> list[Hello]:
-        """Wait for all workers, and return what they tell, by rank."""
-        self._communicator.wait(self._request)
-        parts = self._all.reshape(-1, _SIZE)
-        return [decode(np.frombuffer(zlib.decompress(decode(part)), np.uint8)) for part in parts]
+    @property
+    def hellos(self) -> Sequence[Hello]:
+        """What all workers tell, by rank; the first use waits for them."""
+        return self._all().hellos
 
+    @property
     def layout(self) -> Layout:
-        """Wait for all workers, and return their layout."""
-        return Layout(self._communicator.rank, [hello.devices for hello in self.hellos()])
+        """The workers' layout; the first use waits for them."""
+        return self._all().layout.seen_from(self._communicator.rank)
+
+    def _all(self) -> Roster:
+        if self._roster is None:
+            self._roster = self._gathered() if self._shared is None else self._handed_round(self._shared)
+        return self._roster
+
+    def _handed_round(self, shared: Sharing[Roster]) -> Roster:
+        self._communicator.wait(shared)
+        return shared.result()
+
+    def _gathered(self) -> Roster:
+        self._communicator.wait(self._begun)
+        whole = np.empty(int(self._sizes.sum()), np.uint8)
+        self._communicator.wait(self._communicator.iallgatherv(self._told, whole, self._sizes.tolist()))
+        bounds = np.cumsum([0, *self._sizes.tolist()])
+        return Roster(decode(whole[a:b].copy()) for a, b in pairwise(bounds))

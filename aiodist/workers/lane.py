@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from aiodist.workers.calls import chained
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Opening, Row
-from aiodist.workers.transfers import Broadcast, Steps, Transfer
+from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Notice, Opening, Row
+from aiodist.workers.transfers import Hands, Steps, Transfer
 from aiodist_kernels import Accumulate
 
 _BESIDE_ANOTHER = 256
@@ -36,10 +36,14 @@ class Agreed(NamedTuple):
     Attributes:
         plan: what is to be exchanged now.
         rows: all workers' records; empty where not every worker receives them.
+        opening: the record's exchange, for what else it tells until the next one begins.
+        notice: the highest that a worker has given. Where replicas are absent, the plan is not to be carried out.
     """
 
     plan: Plan
     rows: Sequence[Row]
+    opening: Opening
+    notice: Notice = Notice.NONE
 
 
 class Lane:
@@ -55,9 +59,8 @@ class Lane:
         self.index = index
         self.epoch = 0
         self.posted = 0
-        self._opening = Opening(communicator, complete=index == 0)
+        self._opening = Opening(communicator)
         self._chain = bytes(16)
-        self._in_flight: Request | None = None
         self._frozen = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
@@ -79,8 +82,14 @@ class Lane:
             return self.posted
 
     def agree(
-        self, digest: bytes, plan_of: PlanOf, *, accumulate: Accumulate = "native", free: int = ALL_FREE,
-    ) -> Steps[Agreed]:  # fmt: skip
+        self,
+        digest: bytes,
+        plan_of: PlanOf,
+        *,
+        accumulate: Accumulate = "native",
+        free: int = ALL_FREE,
+        notice: Notice = Notice.NONE,
+    ) -> Steps[Agreed]:
         """Exchange records; return the plan to carry out.
 
         Args:
@@ -88,6 +97,7 @@ class Lane:
             plan_of: plans with an accumulator.
             accumulate: the one that this worker's first replica wants; worker 0's counts.
             free: as in the record.
+            notice: likewise.
 
         Raises:
             Disagreement: the workers do not mean the same.
@@ -97,30 +107,44 @@ class Lane:
         wide = Flag.FLOAT64 if accumulate == "float64" else Flag.NONE
         self._chain = chained(self._chain, digest)
         length, payload = _payload(plan.transfers) if self._opening.complete else (0, b"")
+        yield self._post(self._chain, length=length, free=free, flags=wide, notice=notice, payload=payload)
+        self._check()
+        rows = self._opening.rows()
+        if self._opening.same_flags():
+            return Agreed(plan, rows, self._opening)
+        highest = self._opening.notice()
+        if highest >= Notice.ABSENT:
+            return Agreed(plan, [], self._opening, highest)
+        first = self._opening.first_flags()
+        if (first ^ wide) & Flag.FLOAT64:
+            plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
+        unfit = [Row(-1, row.free, row.flags, row.payload) for row in rows]  # their payloads are of several plans
+        return Agreed(plan, unfit, self._opening, highest)
+
+    def stand_by(self) -> Steps[Agreed]:
+        """Take part in whatever step the others make next, for a worker whose replicas have all joined.
+
+        Raises:
+            Disagreement: the others do not mean the same.
+            FrozenLane: this worker has told of the lane already.
+        """
+        yield self._post(self._chain, notice=Notice.JOINED)
+        self._check()
+        self._chain = self._opening.digest() or self._chain
+        return Agreed(Plan([], lambda _: None), [], self._opening, Notice.JOINED)
+
+    def _post(self, digest: bytes, **what: Any) -> Request:
         with self._lock:
             if self._frozen:
                 raise FrozenLane
             self.posted += 1
-        request = self._in_flight = self._opening.post(
-            self._chain, length=length, free=free, flags=wide, payload=payload
-        )
-        yield request
-        self._in_flight = None
+        return self._opening.post(digest, **what)
+
+    def _check(self) -> None:
         if not self._opening.agreed():
             raise Disagreement
-        rows = self._opening.rows() if self._opening.complete else []
-        if self._opening.same_flags():
-            return Agreed(plan, rows)
-        first = rows[0].flags if rows else (yield from self._first_flags(wide))
-        if (first ^ wide) & Flag.FLOAT64:
-            plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
-        return Agreed(plan, [Row(-1, row.free, row.flags, row.payload) for row in rows])  # payloads of several plans
 
-    def _first_flags(self, own: Flag) -> Steps[Flag]:
-        transfer = Broadcast(int(own), 0, self.communicator.rank)
-        return Flag((yield from transfer.carry_out(self.communicator, None)))
-
-    def carry_out(self, agreed: Agreed) -> Steps[list[Any]]:
+    def carry_out(self, agreed: Agreed, hands: Hands) -> Steps[list[Any]]:
         """Exchange what was agreed on; return the results of the plan's transfers."""
         results = []
         at = 0
@@ -133,17 +157,14 @@ class Lane:
                 at += transfer.room or 0
             else:
                 known = lengths if transfer.room is None else None
-                results.append((yield from transfer.carry_out(self.communicator, known)))
+                results.append((yield from transfer.carry_out(self.communicator, known, hands)))
         return results
 
     def catch_up(self, posted: int) -> Steps[None]:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""
-        if self._in_flight is not None:
-            yield self._in_flight
-            self._in_flight = None
         while self.posted < posted:
             self.posted += 1
-            yield self._opening.post(bytes(16))
+            yield self._opening.post(bytes(16), notice=Notice.OVER)
 
 
 def _limit(transfer: Transfer, transfers: Sequence[Transfer]) -> int:

@@ -12,15 +12,8 @@ from aiodist.workers.communicator import Array, Request
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
+from aiodist.workers.transfers import Done
 from aiodist_kernels import ReduceOp
-
-
-class Done:
-    """A request that is complete."""
-
-    def test(self) -> bool:
-        """Return that it is."""
-        return True
 
 
 class LocalCommunicator:
@@ -35,8 +28,10 @@ class LocalCommunicator:
         """Return that it takes anything."""
         return True
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:  # noqa: ARG002
-        """Leave the buffer as it is."""
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:  # noqa: ARG002
+        """Copy."""
+        if receive is not send:
+            receive[:] = send
         return Done()
 
     def iallgather(self, send: Array, receive: Array) -> Request:
@@ -64,6 +59,10 @@ class LocalCommunicator:
 
     def idup(self) -> LocalDuplication:
         """Return another one."""
+        return LocalDuplication()
+
+    def isplit(self, workers: Sequence[int], number: int) -> LocalDuplication:  # noqa: ARG002
+        """Return another one: there is one worker to choose from."""
         return LocalDuplication()
 
     def wait(self, request: Request) -> None:

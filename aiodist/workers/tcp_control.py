@@ -1,13 +1,13 @@
 """The control plane of separate processes: a thread a worker, with TCP connections of its own to the first worker.
 
 It works while the engine hangs and while the event loop is blocked. Every worker says every quarter of a second that
-it lives. **Dead** is whose connection has ended without a farewell. **Stopped** is a process of this machine that the
-system says is stopped, or one elsewhere that is silent for a minute though its system answers. **Cut off** is whose
-system does not acknowledge what is sent to it (`TCP_USER_TIMEOUT`): so a program that holds the interpreter lock for
-seconds is not taken for lost, since its system answers for it.
+it lives. **Dead** is whose connection has ended without a farewell. **Stopped** is a silent process of which its
+machine, or the agent beside it, says that it is (`Health`). **Cut off** is whose system does not acknowledge what is
+sent to it: so a program that holds the interpreter lock for seconds is not taken for lost, since its system answers
+for it.
 
 Connections form a star: the first worker hears everyone and judges for all. A link that is cut between two others is
-not seen here; collectives over it wait for their timeout.
+seen by those two, who keep a connection for that (`Links`), and tell.
 """
 
 from __future__ import annotations
@@ -19,45 +19,32 @@ import pickle
 import platform
 import selectors
 import socket
-import struct
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any, Final
 
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.addresses import TOKEN_BYTES, Address, Listening, first_connection, receive_exactly
+from aiodist.workers.health import Health
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
+from aiodist.workers.links import Links
+from aiodist.workers.peer import LENGTH, Peer
+from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
 
 BEAT_SECONDS: Final = 0.25
-CUT_OFF_SECONDS: Final = 2.0
-SUSPICIOUS_SECONDS: Final = 1.0
-SILENT_SECONDS: Final = 60.0
+LINK_BEAT_SECONDS: Final = 1.0
+CUT_GRACE_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 60.0
-_LENGTH: Final = struct.Struct("<I")
-
-
-@dataclass(slots=True)
-class _Peer:
-    """A worker at the other end of a connection."""
-
-    rank: int
-    connection: socket.socket
-    heard: float
-    received: bytearray = field(default_factory=bytearray)
-    to_send: bytearray = field(default_factory=bytearray)
-    farewell: str | None = None
 
 
 class TcpControl:
@@ -67,7 +54,7 @@ class TcpControl:
         layout: the workers' replicas.
         order_check: what call sites are compared by.
         hellos: what the workers have told of themselves.
-        listening: the first worker's socket; None on the others.
+        listening: this worker's socket; one that has none keeps no links to others but the first.
         unfinished: gets an entry when the engine must not be brought to an orderly end.
     """
 
@@ -83,10 +70,11 @@ class TcpControl:
         self._size = layout.workers
         self._hellos = hellos
         self._unfinished = unfinished
-        self._main = threading.main_thread().ident or 0
         self._listener: Listener | None = None
-        self._peers: dict[int, _Peer] = {}
+        self._pulse = Pulse()
+        self._peers: dict[int, Peer] = {}
         self._gone: dict[int, str] = {}
+        self._cut: list[tuple[int, int]] = []
         self._requests: deque[tuple[Any, ...]] = deque()
         self._timers: list[tuple[float, tuple[Any, ...]]] = []
         self._leaving = False
@@ -96,6 +84,17 @@ class TcpControl:
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._links = Links(
+            self._rank,
+            hellos,
+            None if listening is None or self._rank == 0 else listening.socket,
+            self._selector,
+            lambda rank, connection: self._request("link", rank, connection),
+            lambda rank: self._handle("cut_off", self._rank, rank),
+        )
+        numbers = {rank: peer.connection.getpeername()[0] for rank, peer in self._peers.items()}
+        self._health = Health(hellos, numbers, lambda rank, state: self._request("health", rank, state))
         self._thread = threading.Thread(target=self._serve, name="aiodist control", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -128,7 +127,8 @@ class TcpControl:
     def _connect(self, listening: Listening | None) -> None:
         if self._size == 1:
             return
-        if listening is not None:
+        if self._rank == 0:
+            assert listening is not None
             while len(self._peers) < self._size - 1:
                 self._accept(listening)
             listening.socket.close()
@@ -137,7 +137,7 @@ class TcpControl:
         same_machine = self._hellos[0].host == platform.node()
         hosts = ("127.0.0.1", *address.hosts) if same_machine else address.hosts
         connection = first_connection(hosts, address.port)
-        connection.sendall(address.token + _LENGTH.pack(self._rank))
+        connection.sendall(address.token + LENGTH.pack(self._rank))
         self._add(0, connection)
 
     def _accept(self, listening: Listening) -> None:
@@ -152,49 +152,50 @@ class TcpControl:
             ) from None
         connection.settimeout(_CONNECT_SECONDS)
         with contextlib.suppress(OSError):
-            said = receive_exactly(connection, TOKEN_BYTES + _LENGTH.size)
+            said = receive_exactly(connection, TOKEN_BYTES + LENGTH.size)
             if hmac.compare_digest(said[:TOKEN_BYTES], listening.address.token):
-                self._add(_LENGTH.unpack(said[TOKEN_BYTES:])[0], connection)
+                self._add(LENGTH.unpack(said[TOKEN_BYTES:])[0], connection)
                 return
         connection.close()
 
     def _add(self, rank: int, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(CUT_OFF_SECONDS * 1000))
-        self._peers[rank] = _Peer(rank, connection, time.monotonic())
+        self._peers[rank] = Peer(rank, connection)
 
     # The thread.
 
     def _serve(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wake_reader, selectors.EVENT_READ)
-            for peer in self._peers.values():
-                selector.register(peer.connection, selectors.EVENT_READ, peer)
-            next_beat = time.monotonic()
-            while not self._may_leave():
-                now = time.monotonic()
-                if now >= next_beat:
-                    next_beat = now + BEAT_SECONDS
-                    self._beat(now)
-                self._ring_timers(now)
-                due = min([next_beat, *(at for at, _ in self._timers)])
-                for key, _ in selector.select(max(0.0, due - time.monotonic())):
-                    if key.data is None:
-                        with contextlib.suppress(BlockingIOError):
-                            self._wake_reader.recv(4096)
-                    else:
-                        self._receive(key.data)
-                while self._requests:
-                    self._handle(*self._requests.popleft())
-                for peer in list(self._peers.values()):
-                    self._flush(peer)
-                for peer in [p for p in self._peers.values() if p.rank in self._gone]:
-                    selector.unregister(peer.connection)
-                    peer.connection.close()
-                    del self._peers[peer.rank]
+        selector = self._selector
+        selector.register(self._wake_reader, selectors.EVENT_READ, self._awake)
+        for peer in self._peers.values():
+            selector.register(peer.connection, selectors.EVENT_READ, partial(self._receive, peer))
+        next_beat = next_link_beat = time.monotonic()
+        while not self._may_leave():
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                self._beat(now)
+            if now >= next_link_beat:
+                next_link_beat = now + LINK_BEAT_SECONDS
+                self._links.beat()
+            self._ring_timers(now)
+            due = min([next_beat, *(at for at, _ in self._timers)])
+            for key, _ in selector.select(max(0.0, due - time.monotonic())):
+                key.data()
+            while self._requests:
+                self._handle(*self._requests.popleft())
+            for peer in list(self._peers.values()):
+                self._flush(peer)
+            for peer in [p for p in self._peers.values() if p.rank in self._gone]:
+                selector.unregister(peer.connection)
+                peer.connection.close()
+                del self._peers[peer.rank]
+        self._links.close()
+        selector.close()
         self._left.set()
+
+    def _awake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_reader.recv(4096)
 
     def _may_leave(self) -> bool:
         return self._leaving and (
@@ -202,24 +203,12 @@ class TcpControl:
         )
 
     def _beat(self, now: float) -> None:
+        self._pulse.beat(self._listener, now)
         for peer in list(self._peers.values()):
-            self._send(peer, "beat")
-            silent = now - peer.heard
-            if silent > SUSPICIOUS_SECONDS and self._is_stopped(peer.rank):
-                self._lose(peer.rank, "is stopped: the system has halted its process")
-            elif silent > SILENT_SECONDS:
-                self._lose(peer.rank, f"has been silent for {silent:.0f} s, though its system answers: it is stopped")
-
-    def _is_stopped(self, rank: int) -> bool:
-        """Whether a process of this machine is stopped, as by SIGSTOP or a debugger."""
-        hello = self._hellos[rank]
-        if hello.host != platform.node():
-            return False
-        try:
-            status = Path(f"/proc/{hello.pid}/stat").read_text()
-        except OSError:
-            return False
-        return status.rpartition(")")[2].split()[0] in {"T", "t"}
+            peer.send("beat")
+            why = self._health.trouble(peer.rank, now - peer.heard)
+            if why is not None:
+                self._lose(peer.rank, why)
 
     def _ring_timers(self, now: float) -> None:
         due = [request for at, request in self._timers if at <= now]
@@ -239,18 +228,28 @@ class TcpControl:
         self._listener = listener
         for rank, why in self._gone.items():
             listener.lose(rank, why)
+        for one, other in self._cut:
+            listener.cut(one, other)
+
+    def _on_link(self, rank: int, connection: socket.socket) -> None:
+        self._links.add(rank, connection)
+
+    def _on_health(self, rank: int, state: str) -> None:
+        why = self._health.told(rank, state)
+        if why is not None:
+            self._lose(rank, why)
 
     def _on_report(self, key: LaneKey, state: bytes) -> None:
         if self._coordinator is not None:
             self._hear(0, key, state)
         elif 0 in self._peers:
-            self._send(self._peers[0], "state", key, state)
+            self._peers[0].send("state", key, state)
 
     def _on_leave(self, why: str, wait: bool) -> None:
         self._leaving = True
         self._leave_by = time.monotonic() + (LEAVE_SECONDS if wait else 0.0)
         for peer in self._peers.values():
-            self._send(peer, "farewell", why)
+            peer.send("farewell", why)
             self._flush(peer)
 
     def _hear(self, rank: int, key: LaneKey, state: bytes) -> None:
@@ -268,14 +267,14 @@ class TcpControl:
         if rank == 0:
             self._on_ask(key)
         elif rank in self._peers:
-            self._send(self._peers[rank], "ask", key)
+            self._peers[rank].send("ask", key)
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
         self._unfinished.append(key)
         if rank == 0:
             self._on_verdict(key, pickle.dumps(verdict))
         elif rank in self._peers:
-            self._send(self._peers[rank], "verdict", key, pickle.dumps(verdict))
+            self._peers[rank].send("verdict", key, pickle.dumps(verdict))
 
     def _on_ask(self, key: LaneKey) -> None:
         if self._listener is not None:
@@ -285,15 +284,9 @@ class TcpControl:
     def _on_answer(self, key: LaneKey) -> None:
         """Tell of a lane in the place of an event loop that has not done so."""
         state_of = getattr(self._listener, "state_of", None)
-        state = None if state_of is None else state_of(key, self._where_the_main_thread_is())
+        state = None if state_of is None else state_of(key, self._pulse.silence())
         if state is not None:
             self._on_report(key, pickle.dumps(state))
-
-    def _where_the_main_thread_is(self) -> str:
-        frame = sys._current_frames().get(self._main)
-        where = traceback.extract_stack(frame)[-1] if frame is not None else None
-        place = f" The main thread is at {where.filename}:{where.lineno} in {where.name}." if where else ""
-        return f"its event loop has not answered for {ANSWER_SECONDS} s: something blocks it.{place}"
 
     def _on_verdict(self, key: LaneKey, verdict: bytes) -> None:
         self._unfinished.append(key)
@@ -310,49 +303,45 @@ class TcpControl:
         if self._rank == 0:
             for peer in self._peers.values():
                 if peer.rank != rank:
-                    self._send(peer, "lost", rank, why)
+                    peer.send("lost", rank, why)
 
     def _on_lost(self, rank: int, why: str) -> None:
         self._lose(rank, why)
 
+    def _on_cut_off(self, one: int, other: int) -> None:
+        """Hear that a link is cut; where one of the two is lost to the first worker as well, that says more."""
+        if self._rank == 0:
+            self._later(CUT_GRACE_SECONDS, "cut", min(one, other), max(one, other))
+        elif 0 in self._peers:
+            self._peers[0].send("cut_off", one, other)
+
+    def _on_cut(self, one: int, other: int) -> None:
+        if (one, other) in self._cut or one in self._gone or other in self._gone:
+            return
+        self._cut.append((one, other))
+        self._unfinished.append((one, other))
+        if self._listener is not None:
+            self._listener.cut(one, other)
+        if self._rank == 0:
+            for peer in self._peers.values():
+                peer.send("cut", one, other)
+
     # Bytes.
 
-    def _send(self, peer: _Peer, name: str, *arguments: Any) -> None:
-        message = pickle.dumps((name, *arguments))
-        peer.to_send += _LENGTH.pack(len(message)) + message
-
-    def _flush(self, peer: _Peer) -> None:
+    def _flush(self, peer: Peer) -> None:
         try:
-            while peer.to_send:
-                sent = peer.connection.send(peer.to_send)
-                del peer.to_send[:sent]
-        except BlockingIOError:
-            return
+            peer.flush()
         except OSError as error:
-            self._connection_lost(peer, error)
+            self._lose(peer.rank, peer.why_lost(error))
 
-    def _receive(self, peer: _Peer) -> None:
+    def _receive(self, peer: Peer) -> None:
         try:
-            data = peer.connection.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            self._connection_lost(peer, error)
-            return
-        if not data:
-            self._connection_lost(peer, None)
-            return
-        peer.heard = time.monotonic()
-        peer.received += data
-        while len(peer.received) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(peer.received)
-            if len(peer.received) < _LENGTH.size + length:
-                return
-            message = pickle.loads(bytes(peer.received[_LENGTH.size : _LENGTH.size + length]))  # noqa: S301
-            del peer.received[: _LENGTH.size + length]
-            self._take(peer, *message)
+            for name, *arguments in peer.messages():
+                self._take(peer, name, *arguments)
+        except (OSError, EOFError) as error:
+            self._lose(peer.rank, peer.why_lost(error))
 
-    def _take(self, peer: _Peer, name: str, *arguments: Any) -> None:
+    def _take(self, peer: Peer, name: str, *arguments: Any) -> None:
         if name == "state":
             self._hear(peer.rank, *arguments)
         elif name == "farewell":
@@ -360,16 +349,6 @@ class TcpControl:
             self._later(FAREWELL_SECONDS, "lost", peer.rank, arguments[0])
         elif name != "beat":
             self._handle(name, *arguments)
-
-    def _connection_lost(self, peer: _Peer, error: OSError | None) -> None:
-        if peer.farewell is not None:
-            self._lose(peer.rank, peer.farewell)
-        elif isinstance(error, TimeoutError):
-            self._lose(peer.rank, f"is cut off: its machine has not answered for {CUT_OFF_SECONDS:.0f} s")
-        elif error is None or isinstance(error, ConnectionError):
-            self._lose(peer.rank, "has died: its connection was closed without a farewell")
-        else:
-            self._lose(peer.rank, f"is cut off: {error}")
 
 
 def _brief(error: BaseException) -> str:

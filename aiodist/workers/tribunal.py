@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from aiodist.collective import verdict
 from aiodist.collective.group import SyncGroup
@@ -35,12 +35,14 @@ class Verdict:
         report: its report.
         failures: what replicas raised on their own.
         posted: the most records that a worker has brought.
+        posted_by_all: the fewest.
     """
 
     kind: type[CollectiveError]
     report: CollectiveReport
     failures: tuple[Failure, ...]
     posted: int
+    posted_by_all: int
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -61,6 +63,12 @@ class Listener(Protocol):
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
+
+    def cut(self, one: int, other: int) -> None:
+        """Hear that two workers do not reach each other."""
+
+    def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call a function in the worker's event loop; now, where none runs."""
 
 
 class Control(Protocol):
@@ -143,7 +151,8 @@ def judge(states: Mapping[int, WorkerState], layout: Layout, order_check: OrderC
     failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
     error = verdict.judge(group, first_overdue(group, states)) if group.open else _nobody_waits(group)
     report = _with_notes(error.report, states)
-    return Verdict(type(error), report, failures, max(state.posted for state in states.values()))
+    posted = [states[rank].posted if rank in states else 0 for rank in range(layout.workers)]
+    return Verdict(type(error), report, failures, max(posted), min(posted))
 
 
 def _nobody_waits(group: SyncGroup) -> CollectiveError:

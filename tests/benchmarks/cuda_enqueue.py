@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from aiodist import ReduceOp
-from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
+from aiodist.gpu.scheme import Batch, symbol
 from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.rules import rule_for
 
@@ -46,11 +47,16 @@ class IdleDriver:
     def replica_stream(self, name: str, device: int) -> int:
         return device
 
+    def used_stream(self, name: str) -> None:
+        return None
+
     def foreign_stream(self, device: int, handle: int) -> int:
         return handle
 
     def record(self, stream: int) -> None:
         return None
+
+    def release(self, event: None) -> None: ...
 
     def wait(self, stream: int, event: None) -> None: ...
 
@@ -78,21 +84,27 @@ class IdleDriver:
 
     def load(self, device: int, form: Form) -> None: ...
 
-    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None: ...
+    def kernel(self, device: int, form: Form) -> Form:
+        return form
+
+    def launch(self, device: int, kernel: Form, work: int, arguments: Sequence[int]) -> None: ...
 
     def reaches(self, device: int, other: int) -> bool:
         return True
 
 
-def batch(leaves: int, shift: int) -> Batch:
-    """Return reductions whose results lie ``shift`` bytes further than they might."""
-    dtype = np.dtype(np.float32)
+def batch(leaves: int) -> Batch:
+    """Return reductions: each leaf's four arrays, and their four results, have numbers in a row."""
+    jobs = []
+    for leaf in range(leaves):
+        places = [Place(0, symbol(2 * REPLICAS * leaf + k)) for k in range(2 * REPLICAS)]
+        jobs.append(Job(tuple(places[:REPLICAS]), tuple(places[REPLICAS:]), 1000 + leaf, 4, 4))
+    return Batch(rule_for(ReduceOp.SUM, np.dtype(np.float32)), jobs)
 
-    def places(base: int, leaf: int) -> tuple[Place, ...]:
-        return tuple([Place(0, base + ((replica * leaves + leaf) << 20)) for replica in range(REPLICAS)])
 
-    jobs = [Job(places(1 << 40, leaf), places((1 << 44) + shift, leaf), 1000 + leaf, 4, 4) for leaf in range(leaves)]
-    return Batch(rule_for(ReduceOp.SUM, dtype), jobs)
+def begins(leaves: int, shift: int) -> tuple[int, ...]:
+    """Return where arrays begin that lie ``shift`` bytes further than they might."""
+    return tuple([(1 << 40) + shift + (k << 20) for k in range(2 * REPLICAS * leaves)])
 
 
 def microseconds(call: Callable[[], Any], times: int) -> float:
@@ -112,8 +124,9 @@ def main() -> None:
     for leaves, times in ((1, 500), (160, 20)):
         for text, shift in (("where others lay", 0), ("elsewhere", 16)):
             executor = Executor(IdleDriver())
-            turns = itertools.cycle([batch(leaves, shift * k) for k in range(SETS)])
-            took = microseconds(lambda e=executor, t=turns: e.run([next(t)], STREAMS, []), times)  # type: ignore[misc]
+            scheme = executor.scheme([batch(leaves)], arrays=2 * REPLICAS * leaves)
+            turns = itertools.cycle([begins(leaves, shift * k) for k in range(SETS)])
+            took = microseconds(lambda e=executor, s=scheme, t=turns: e.run(s, STREAMS, [], next(t)), times)  # type: ignore[misc]
             print(f"{leaves:4} leaves, {text}: {took:.1f} µs")
 
 

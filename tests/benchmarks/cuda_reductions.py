@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
+from aiodist.gpu.scheme import Batch, symbol
 from aiodist.vocabulary import gpus
 from aiodist_kernels import ReduceOp, reduce
 from tests.benchmarks.cuda_cases import BFLOAT16, GIB, MIB, Case, Row, cases, in_units, write
@@ -72,21 +73,10 @@ class Set:
             [random_values(case, size, seed + 1000 * leaf + n) for n in range(case.count)]
             for leaf, size in enumerate(case.sizes)
         ]
-        self.keeps: list[Any] = []
-        self.outs: list[Memory] = []
-        self.batch = Batch(case.rule, [self._job(lab, buffers) for buffers in self.inputs])
-
-    def _job(self, lab: Lab, buffers: Sequence[np.ndarray]) -> Job:
-        places = []
-        for values in buffers:
-            memory = lab.put(values)
-            self.keeps.append(memory)
-            places.append(Place(0, memory.address))
-        result = self.case.rule.result
-        out = lab.put(np.full(buffers[0].size * result.itemsize, POISON, np.uint8))
-        self.outs.append(out)
-        outputs = (Place(0, out.address),) * len(places)  # one for all: what is timed is the reduction alone
-        return Job(tuple(places), outputs, buffers[0].size, buffers[0].itemsize, result.itemsize)
+        self.memory = [lab.put(values) for buffers in self.inputs for values in buffers]
+        size = case.rule.result.itemsize
+        self.outs = [lab.put(np.full(buffers[0].size * size, POISON, np.uint8)) for buffers in self.inputs]
+        self.begins = tuple([memory.address for memory in (*self.memory, *self.outs)])
 
     def agrees(self, lab: Lab) -> bool:
         """Return whether the results have the bits of the CPU tier."""
@@ -95,6 +85,17 @@ class Set:
             if lab.get(out, wanted.nbytes).tobytes() != wanted.tobytes():
                 return False
         return True
+
+
+def batch(case: Case) -> Batch:
+    """Return the reduction, with the arrays of a `Set` by their numbers; one result, so that it alone is timed."""
+    jobs = []
+    for leaf, size in enumerate(case.sizes):
+        inputs = tuple(Place(0, symbol(leaf * case.count + n)) for n in range(case.count))
+        out = Place(0, symbol(len(case.sizes) * case.count + leaf))
+        elements = size // case.dtype.itemsize
+        jobs.append(Job(inputs, (out,), elements, case.dtype.itemsize, case.rule.result.itemsize))
+    return Batch(case.rule, jobs)
 
 
 def random_values(case: Case, nbytes: int, seed: int) -> np.ndarray:
@@ -131,23 +132,22 @@ def measure(lab: Lab, executor: Executor, case: Case, copy: float, rounds: int) 
 def _reduced(lab: Lab, executor: Executor, case: Case, rounds: int) -> tuple[bool, float, float]:
     total = sum(case.sizes) * (case.count + 1)
     sets = [Set(lab, case, seed) for seed in range(max(1, min(16, BEYOND_CACHE // total + 1)))]
-    for device, form in executor.kernels(each.batch for each in sets):
-        with lab.driver.using():
-            lab.driver.load(device, form)
+    scheme = executor.scheme([batch(case)], arrays=len(sets[0].begins))
+    executor.load(scheme)
     stream = lab.driver.stream(0)
 
     def enqueue(turn: int) -> None:
-        executor.run([sets[turn % len(sets)].batch], [stream], [])
+        executor.run(scheme, [stream], [], sets[turn % len(sets)].begins)
 
     for turn in range(len(sets)):
         enqueue(turn)
     bits = all(each.agrees(lab) for each in sets)
     host = min(lab.measure(enqueue, rounds)[0] for _ in range(3))
     with lab.driver.using():
-        prepared = [executor.prepare([each.batch]) for each in sets]
+        bound = [executor.bind(scheme, each.begins) for each in sets]
 
     def repeat(turn: int) -> None:
-        executor.enqueue(prepared[turn % len(sets)], [], [])
+        executor.enqueue(bound[turn % len(sets)], [], [])
 
     return bits, host, min(lab.measure(repeat, rounds)[1] for _ in range(3))
 

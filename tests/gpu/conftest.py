@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 
 from aiodist.gpu import process
 from aiodist.gpu.execute import Executor
-from aiodist.vocabulary import device_arrays, gpus
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType
+from aiodist.vocabulary import device_frameworks, gpus
+from aiodist.vocabulary.device_arrays import DeviceArray, DeviceBuffer, DeviceType, closed
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
 if TYPE_CHECKING:
@@ -20,17 +21,31 @@ if TYPE_CHECKING:
 class PlantedArray:
     """An array on a planted GPU; its class is its framework's only sign."""
 
-    def __init__(self, memory: FakeMemory, shape: tuple[int, ...], dtype: np.dtype, ordinal: int) -> None:
+    def __init__(
+        self,
+        memory: FakeMemory,
+        shape: tuple[int, ...],
+        dtype: np.dtype,
+        ordinal: int,
+        strides: tuple[int, ...] | None = None,
+        offset: int = 0,
+    ) -> None:
         self.memory = memory
         self.shape = shape
         self.dtype = dtype
         self.ordinal = ordinal
+        self.strides = strides
+        self.offset = offset
+        self.read_only = False
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 2, self.ordinal
 
     def numpy(self) -> np.ndarray:
-        return self.memory.array.copy().view(self.dtype).reshape(self.shape)
+        plain = self.memory.array.copy()[self.offset :]
+        if self.strides is None:
+            return plain[: math.prod(self.shape) * self.dtype.itemsize].view(self.dtype).reshape(self.shape)
+        return np.ndarray(self.shape, self.dtype, plain, strides=self.strides).copy()
 
 
 class Machine:
@@ -47,12 +62,50 @@ class Machine:
     def put(self, values: np.ndarray, ordinal: int) -> PlantedArray:
         return PlantedArray(placed(self.driver, ordinal, values), values.shape, values.dtype, ordinal)
 
-    def see(self, leaf: Any) -> DeviceArray:
-        return DeviceArray(leaf.memory.address, leaf.shape, leaf.dtype, leaf.ordinal, self.stream, leaf)
 
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype, ordinal: int) -> PlantedArray:
-        memory = self.driver.allocate(ordinal, int(np.prod(shape)) * dtype.itemsize)
-        return PlantedArray(memory, shape, dtype, ordinal)
+class Planted(DeviceType):
+    """The framework of the planted arrays."""
+
+    name = "planted"
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        return isinstance(leaf, PlantedArray)
+
+    def view(self, leaf: Any) -> DeviceArray:
+        assert leaf.strides is None
+        address = leaf.memory.address + leaf.offset
+        return DeviceArray(address, leaf.shape, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
+
+    def buffer(self, leaf: Any) -> DeviceBuffer:
+        if leaf.read_only:
+            raise TypeError("out must be writeable, got a read-only array")
+        strides = closed(leaf.shape, leaf.strides, leaf.dtype.itemsize) if leaf.strides else None
+        address = leaf.memory.address + leaf.offset
+        return DeviceBuffer(address, leaf.shape, strides, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
+
+    def make(
+        self, shape: tuple[int, ...], dtype: np.dtype, ordinal: int, allocate: Callable[[int, int], Any]
+    ) -> tuple[PlantedArray, int]:
+        memory = self.machine.driver.allocate(ordinal, math.prod(shape) * dtype.itemsize)
+        return PlantedArray(memory, shape, dtype, ordinal), memory.address
+
+    def stream(self, ordinal: int) -> int:
+        return self.machine.stream
+
+
+def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Machine:
+    """Give this machine GPUs with a driver, made with the given options."""
+    machine = Machine(FakeDriver(**options))
+    found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0)) for k in range(count)), "13.0")
+    patch.setattr(gpus, "logical", gpus.LogicalGpus())
+    patch.setattr(gpus, "find", lambda: found)
+    executor = Executor(machine.driver)
+    patch.setattr(process, "executor", lambda: executor)
+    patch.setitem(device_frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))
+    return machine
 
 
 @pytest.fixture
@@ -60,14 +113,6 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     """Return a function that gives this machine GPUs with a driver, made with the given options."""
 
     def planted(count: int = 2, **options: Any) -> Machine:
-        machine = Machine(FakeDriver(**options))
-        found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0)) for k in range(count)), "13.0")
-        monkeypatch.setattr(gpus, "logical", gpus.LogicalGpus())
-        monkeypatch.setattr(gpus, "find", lambda: found)
-        executor = Executor(machine.driver)
-        monkeypatch.setattr(process, "executor", lambda: executor)
-        kind = DeviceType("planted", machine.see, machine.empty)
-        monkeypatch.setitem(device_arrays.TYPES, PlantedArray.__module__.partition(".")[0], kind)
-        return machine
+        return planted_machine(monkeypatch, count, **options)
 
     return planted

@@ -30,8 +30,18 @@ POISON = 0xA5
 
 
 @dataclass(eq=False)
-class FakeEvent:
+class Mark:
+    """One record of an event."""
+
     done: bool = False
+
+
+@dataclass(eq=False)
+class FakeEvent:
+    """An event; who waits for it waits for the record that was its last by then."""
+
+    mark: Mark
+    released: bool = False
 
 
 @dataclass(eq=False)
@@ -65,6 +75,8 @@ class FakeDriver:
         self.regions: dict[int, tuple[int, int]] = {}
         self.log: list[tuple[Any, ...]] = []
         self.loaded: set[tuple[int, Form]] = set()
+        self.spare: list[FakeEvent] = []
+        self.replicas: dict[str, Any] = {}
         self.entered = 0
         self.host_waits = 0
         self.waited_for = threading.Event()
@@ -85,39 +97,54 @@ class FakeDriver:
         return ("own", device)
 
     def replica_stream(self, name: str, device: int) -> Any:
-        return ("replica", name, device)
+        self.replicas[name] = ("replica", name, device)
+        return self.replicas[name]
+
+    def used_stream(self, name: str) -> Any:
+        return self.replicas.get(name)
 
     def foreign_stream(self, device: int, handle: int) -> Any:
         return ("foreign", device, handle)
 
     def record(self, stream: Any) -> FakeEvent:
         assert self.entered
-        event = FakeEvent()
-        self.log.append(("record", stream, event))
+        mark = Mark()
+        event = self.spare.pop() if self.spare else FakeEvent(mark)
+        event.mark, event.released = mark, False
+        self.log.append(("record", stream, mark))
 
         def reach() -> bool:
-            event.done = True
+            mark.done = True
             return True
 
         self.queues[stream].append(reach)
         return event
 
+    def release(self, event: FakeEvent) -> None:
+        assert not event.released
+        event.released = True
+        self.spare.append(event)
+
     def wait(self, stream: Any, event: FakeEvent) -> None:
         assert self.entered
-        self.log.append(("wait", stream, event))
-        self.queues[stream].append(lambda: event.done)
+        assert not event.released
+        mark = event.mark
+        self.log.append(("wait", stream, mark))
+        self.queues[stream].append(lambda: mark.done)
 
     def is_done(self, event: FakeEvent) -> bool:
+        assert not event.released
         if self.eager:
             self.drain()
-        return event.done
+        return event.mark.done
 
     def wait_for(self, event: FakeEvent) -> None:
+        assert not event.released
         self.host_waits += 1
         self.waited_for.set()
         if self.gate is not None:
             assert self.gate.wait(30)
-        while not event.done:
+        while not event.mark.done:
             self.step()
 
     def allocate(self, device: int, nbytes: int) -> FakeMemory:
@@ -162,7 +189,12 @@ class FakeDriver:
     def load(self, device: int, form: Form) -> None:
         self.loaded.add((device, form))
 
-    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None:
+    def kernel(self, device: int, form: Form) -> Form:
+        assert self.is_loaded(device, form)
+        return form
+
+    def launch(self, device: int, kernel: Form, work: int, arguments: Sequence[int]) -> None:
+        form = kernel
         assert self.is_loaded(device, form)
         assert work > 0
         run = self._tabled if form.tabled else self._direct

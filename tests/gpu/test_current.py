@@ -102,25 +102,3 @@ async def test_without_cuda_core_frameworks_use_streams_of_their_own(
 async def test_replica_on_a_cpu_touches_no_gpu(frameworks: Frameworks) -> None:
     await thread_of(frameworks, "CPU:0")
     assert frameworks.log == ["the function"]
-
-
-def test_cuda_core_has_the_names_that_the_driver_uses() -> None:
-    core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
-    driver = pytest.importorskip("cuda.bindings.driver")
-    for owner, names in {
-        core: ["Device", "Stream", "EventOptions", "ObjectCode", "Linker", "LinkerOptions", "LaunchConfig", "launch"],
-        core.Device: ["set_current", "create_stream", "allocate", "can_access_peer", "compute_capability", "context"],
-        core.Stream: ["from_handle", "record", "wait", "handle"],
-        core.Event: ["is_done", "sync"],
-        core.Linker: ["link"],
-        core.ObjectCode: ["from_ptx", "get_kernel"],
-        driver: ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"],
-        driver.CUDA_MEMCPY2D: [
-            *("dstMemoryType", "dstDevice", "dstPitch", "srcMemoryType", "srcDevice", "srcPitch"),
-            *("WidthInBytes", "Height"),
-        ],
-    }.items():
-        assert [name for name in names if not hasattr(owner, name)] == []
-    core.EventOptions(blocking_sync=True)
-    core.LinkerOptions(arch="sm_90")
-    assert all(hasattr(driver, name) for name in ("cuCtxEnablePeerAccess", "cuMemcpy2DAsync", "CUmemorytype"))

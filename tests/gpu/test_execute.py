@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist.gpu import execute, plan
-from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move, whole
 from aiodist.gpu.plan import Copy, Job, Launch, Meet, Place
+from aiodist.gpu.scheme import Batch, Scheme, symbol
 from aiodist_kernels import ReduceOp, reduce
 from aiodist_kernels.rules import rule_for
 from tests.gpu.fake_driver import POISON, FakeDriver, placed
@@ -52,6 +53,7 @@ class Problem:
             self.results += [(output, wanted) for output in outputs]
             self.brought += [(memory, memory.array.copy()) for memory in inputs]
         self.seen: list[tuple[np.ndarray, np.ndarray]] = []
+        self.scheme: Scheme | None = None
 
     def bring(self, driver: FakeDriver, streams: list[Any]) -> None:
         """Let the replicas' streams write what they bring, which is not there before."""
@@ -69,6 +71,23 @@ class Problem:
 
     def _see(self, output: Any, wanted: np.ndarray) -> None:
         self.seen.append((output.array.copy().view(wanted.dtype), wanted))
+
+    def run(self, executor: Executor, streams: list[Any], keeps: list[Any]) -> Completion:
+        """Enqueue it: the arrays by number, and where they begin."""
+        if self.scheme is None:
+            places = {place: symbol(i) for i, place in enumerate(self.places())}
+            jobs = [
+                job._replace(
+                    inputs=tuple(Place(p.device, places[p]) for p in job.inputs),
+                    outputs=tuple(Place(p.device, places[p]) for p in job.outputs),
+                )
+                for job in self.jobs
+            ]
+            self.scheme = executor.scheme([Batch(self.rule, jobs)], arrays=len(places))
+        return executor.run(self.scheme, streams, keeps, tuple([place.address for place in self.places()]))
+
+    def places(self) -> list[Place]:
+        return [place for job in self.jobs for place in (*job.inputs, *job.outputs)]
 
     def check(self) -> None:
         for output, wanted in self.results:
@@ -101,7 +120,7 @@ def test_bits_in_any_order(
     problem.bring(driver, streams)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "SHARD_FROM", 0 if shards else 1 << 60)
-        completion = Executor(driver).run([Batch(problem.rule, problem.jobs)], streams, list(problem.keeps))
+        completion = problem.run(Executor(driver), streams, list(problem.keeps))
     assert driver.host_waits == 0
     assert not completion.is_done()
     assert driver.entered == 0
@@ -117,7 +136,7 @@ def test_replicas_streams_come_before_and_after() -> None:
     driver = FakeDriver()
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1], [100])
     streams = [("replica", "GPU:0", 0), ("replica", "GPU:1", 1)]
-    Executor(driver).run([Batch(problem.rule, problem.jobs)], streams, [])
+    problem.run(Executor(driver), streams, [])
     names = [entry[:2] for entry in driver.log]
     first, last = names.index(("launch", 0)), max(i for i, name in enumerate(names) if name[0] == "launch")
     for stream in streams:
@@ -131,7 +150,7 @@ def test_what_the_work_uses_lives_until_it_is_done() -> None:
     driver = FakeDriver(3, {frozenset({0, 1})})
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1, 1], [500, 20])
     results = problem.results
-    completion = Executor(driver).run([Batch(problem.rule, problem.jobs)], [("s", 0)], problem.keeps)
+    completion = problem.run(Executor(driver), [("s", 0)], problem.keeps)
     del problem
     gc.collect()
     completion.wait()
@@ -144,7 +163,7 @@ def test_table_is_uploaded_once_for_the_same_leaves() -> None:
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [10, 20])
     executor = Executor(driver)
     for _ in range(3):
-        executor.run([Batch(problem.rule, problem.jobs)], [("s", 0)], problem.keeps).wait()
+        problem.run(executor, [("s", 0)], problem.keeps).wait()
     assert [entry[0] for entry in driver.log].count("upload") == 1
     problem.check()
 
@@ -154,9 +173,9 @@ def test_what_was_prepared_does_not_pile_up() -> None:
     executor = Executor(driver)
     for size in range(1, 200):
         problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [size])
-        executor.run([Batch(problem.rule, problem.jobs)], [("s", 0)], problem.keeps).wait()
+        problem.run(executor, [("s", 0)], problem.keeps).wait()
         problem.check()
-    assert len(executor._prepared) == 64
+    assert len(executor._bound) == 64
 
 
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
@@ -170,11 +189,11 @@ def test_bits_of_the_second_time(walls: set[frozenset[int]], tables: int) -> Non
         patch.setattr(execute, "LARGEST_TABLES", tables)
         for _ in range(3):
             problem.bring(driver, streams)
-            completion = executor.run([Batch(problem.rule, problem.jobs)], streams, list(problem.keeps))
+            completion = problem.run(executor, streams, list(problem.keeps))
             problem.use(driver, streams)
             driver.drain()
             assert completion.is_done()
-    assert len(executor._prepared) == (0 if walls or not tables else 1)
+    assert len(executor._bound) == (0 if walls or not tables else 1)
     assert len(problem.seen) == 18
     for got, wanted in problem.seen:
         assert_same_bits(got, wanted)
@@ -188,9 +207,21 @@ def test_other_rule_or_other_moves_of_the_same_memory_are_other_work() -> None:
     out, other = (whole(place, (8,), 4) for place in job.outputs)
     ones = rule_for(ReduceOp.MAX, DTYPES[0])
     for rule, then in ((problem.rule, []), (ones, []), (ones, [Move(other, out)])):
-        before = len(executor._prepared)
-        executor.run([Batch(rule, [job])], [("s", 0)], problem.keeps, then).wait()
-        assert len(executor._prepared) == before + 1
+        before = len(executor._bound)
+        executor.run(executor.scheme([Batch(rule, [job])], then), [("s", 0)], problem.keeps).wait()
+        assert len(executor._bound) == before + 1
+
+
+def test_plan_without_access_reads_what_can_be_read() -> None:
+    steps = plan.make(jobs_of([1, 0, 2], 100), lambda one, other: {one, other} != {0, 2}, no_scratch)
+    assert [type(step) for step in steps] == [Launch, Copy, Copy]
+
+
+def test_plan_for_results_elsewhere() -> None:
+    (job,) = jobs_of([0, 1, 1], 100)
+    outputs = (Place(2, 1 << 45), Place(0, 1 << 46))
+    steps = plan.make([job._replace(outputs=outputs)], lambda *_: True, no_scratch)
+    assert [(type(step), step.device) for step in steps if not isinstance(step, Meet)] == [(Launch, 2), (Copy, 2)]
 
 
 def jobs_of(devices: list[int], elements: int) -> list[Job]:
@@ -235,7 +266,7 @@ def test_plan_without_access_goes_by_the_first_device() -> None:
         allocated.append((device, nbytes))
         return scratch.randrange(1 << 40)
 
-    steps = plan.make(jobs_of([1, 0, 2], 100), lambda one, other: {one, other} != {0, 2}, allocate)
+    steps = plan.make(jobs_of([1, 0, 2], 100), lambda one, other: one == other or {one, other} == {0, 2}, allocate)
     assert [type(step) for step in steps] == [Copy, Copy, Launch, Copy, Copy]
     assert allocated == [(1, 400), (1, 400)]
     assert {step.device for step in steps if not isinstance(step, Meet)} == {1}

@@ -74,7 +74,8 @@ def test_any_part_to_any_part(
     seen: list[np.ndarray] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(moves, "LARGEST_PITCH", pitch)
-        completion = Executor(driver).run([], [stream], [], [move])
+        executor = Executor(driver)
+        completion = executor.run(executor.scheme([], [move]), [stream], [])
     driver.enqueue(stream, lambda: seen.append(target.array.copy()))
     driver.enqueue(stream, partial(memory.array.fill, POISON))
     driver.drain()

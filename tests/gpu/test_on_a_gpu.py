@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, ReduceOp, get_replica_context
-from aiodist.gpu.execute import Batch, Executor
+from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
+from aiodist.gpu.scheme import Batch
 from aiodist.vocabulary import gpus
 from aiodist_kernels import reduce
 from tests.benchmarks.cuda_reductions import Gpu
@@ -52,11 +53,9 @@ def reduced(lab: Gpu, case: Case, buffers: list[list[np.ndarray]]) -> list[np.nd
         places = tuple(Place(0, m.address) for m in memory)
         jobs.append(Job(places, (Place(0, out.address),) * len(leaf), leaf[0].size, leaf[0].itemsize, result.itemsize))
     executor = Executor(lab.driver)
-    batch = Batch(case.rule, jobs)
-    with lab.driver.using():
-        for device, form in executor.kernels([batch]):
-            lab.driver.load(device, form)
-    executor.run([batch], [lab.driver.stream(0)], keeps).wait()
+    scheme = executor.scheme([Batch(case.rule, jobs)])
+    executor.load(scheme)
+    executor.run(scheme, [lab.driver.stream(0)], keeps).wait()
     outs = [keeps[i] for i in range(len(buffers[0]), len(keeps), len(buffers[0]) + 1)]
     return [lab.get(o, b[0].size * result.itemsize).view(result) for o, b in zip(outs, buffers, strict=True)]
 

@@ -87,17 +87,30 @@ async def faulty(ctx: ReplicaContext, kind: str) -> None:
     """Go wrong on the last replica."""
     await ctx.barrier()
     if ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1:
-        if kind == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        if kind == "raises":
-            raise ValueError("bad batch")
         if kind == "shape":
             await ctx.all_reduce("SUM", np.ones(7))
-        if kind == "blocked":
-            time.sleep(3)  # noqa: ASYNC251  (that is the fault)
+        go_wrong(kind)
+    if kind.startswith("cut"):
+        say("running")
+        while True:
+            await ctx.all_reduce("SUM", np.ones(1 << 17))
     await ctx.all_reduce("SUM", np.ones(5))
+
+
+def go_wrong(kind: str) -> None:
+    """Do something that no collective sees."""
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "raises":
+        raise ValueError("bad batch")
+    if kind == "blocked":
+        time.sleep(3)
+    if kind == "holds the lock":
+        begun = time.monotonic()
+        while time.monotonic() - begun < 3:
+            sum(range(100_000_000))  # one call in C, in which no other thread of the interpreter runs
 
 
 def main() -> None:

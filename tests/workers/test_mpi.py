@@ -3,53 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
-from tests.tools.command import environment
+from tests.workers.launched import LIMIT_SECONDS, job, workers_left
 
-JOB = Path(__file__).with_name("job.py")
-LIMIT_SECONDS = 50
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
-
-
-def job(workers: int, *arguments: str) -> tuple[int, str, float]:
-    """Run the job; return its exit code, what it printed, and its seconds."""
-    begun = time.monotonic()
-    with subprocess.Popen(
-        [sys.executable, "-m", "aiodist", "run", "-n", str(workers), str(JOB), *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment(),
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=LIMIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGTERM)
-            raise
-    return process.returncode, output, time.monotonic() - begun
-
-
-@pytest.fixture(scope="module")
-def digest_of_two() -> str:
-    code, output, _ = job(2, "values")
-    assert code == 0, output
-    digests = re.findall(r"digest ([0-9a-f]{16})", output)
-    assert len(digests) == 2
-    assert len(set(digests)) == 1
-    return str(digests[0])
-
-
-def test_every_worker_ends_with_the_same_values(digest_of_two: str) -> None:
-    assert digest_of_two
 
 
 def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
@@ -77,26 +37,4 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(kind: str, e
         assert expected in told[2], output
         assert float(told[1]) < seconds
     assert took < LIMIT_SECONDS
-    assert _workers_left() == []
-
-
-def _workers_left() -> list[str]:
-    """List the processes of the job that still run."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline") if sys.platform == "linux" else ():
-        try:
-            line = entry.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if str(JOB) in line and str(os.getpid()) not in entry.parts:
-            found.append(line)
-    return found
-
-
-def test_bad_usage_says_what_to_do() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--launcher", "nonesuch", str(JOB)],
-        capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert "there is no launcher 'nonesuch'; install an MPI, e.g. pip install" in ended.stderr
+    assert workers_left() == []

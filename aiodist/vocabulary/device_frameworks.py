@@ -1,0 +1,283 @@
+"""What frameworks differ in: how an array tells its address, on which stream its owner works, how to make another one.
+
+These run for every array of every collective, so each takes what the framework keeps at hand: PyTorch's ``data_ptr``,
+CuPy's ``data.ptr``, Numba's ``gpu_data``. JAX gives no address that is ordered after what it still computes: its arrays
+come by DLPack, with the legacy default stream waiting for them, and its results are memory of ours that it takes over.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import cache
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from aiodist.vocabulary import dlpack
+from aiodist.vocabulary.device_arrays import (
+    Allocate,
+    DeviceArray,
+    DeviceBuffer,
+    DeviceType,
+    DType,
+    closed,
+    no_gradient,
+    strides_in_c_order,
+)
+
+LEGACY_DEFAULT_STREAM: Final = 1
+
+
+class Torch(DeviceType):
+    """PyTorch."""
+
+    name = "torch"
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is a tensor on a GPU."""
+        return bool(getattr(leaf, "is_cuda", False))
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of a tensor takes part."""
+        no_gradient(leaf)
+        if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
+            leaf = leaf.resolve_conj().resolve_neg()
+        whole = leaf if leaf.is_contiguous() else leaf.contiguous()
+        ordinal: int = leaf.get_device()
+        return DeviceArray(
+            whole.data_ptr(), tuple(leaf.shape), _of_torch(leaf.dtype), ordinal, self.stream(ordinal), whole
+        )
+
+    def buffer(self, leaf: Any) -> DeviceBuffer:
+        """Return a tensor to write into."""
+        no_gradient(leaf)
+        if leaf.is_conj() or leaf.is_neg():
+            raise TypeError("out must hold plain tensors, got the conjugate or the negative of another one's memory")
+        shape, size, ordinal = tuple(leaf.shape), leaf.element_size(), leaf.get_device()
+        strides = None if leaf.is_contiguous() else closed(shape, tuple(size * step for step in leaf.stride()), size)
+        return DeviceBuffer(leaf.data_ptr(), shape, strides, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf)
+
+    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
+        """Return a new tensor."""
+        made = sys.modules["torch"].empty(shape, dtype=_to_torch(dtype), device=_torch_device(ordinal))
+        return made, made.data_ptr()
+
+    def stream(self, ordinal: int) -> int:
+        """Return PyTorch's current stream."""
+        handle: int = _torch_stream()(ordinal)
+        return handle
+
+
+@cache
+def _of_torch(dtype: Any) -> DType:
+    name = str(dtype).removeprefix("torch.")
+    if name == "bfloat16":
+        try:
+            found: DType = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+        except ImportError:
+            raise ImportError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from None
+        return found
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise TypeError(f"expected numbers that NumPy has a name for, got {dtype}; convert them first") from None
+
+
+@cache
+def _to_torch(dtype: DType) -> Any:
+    return getattr(sys.modules["torch"], dtype.name)
+
+
+@cache
+def _torch_device(ordinal: int) -> Any:
+    return sys.modules["torch"].device("cuda", ordinal)
+
+
+@cache
+def _torch_stream() -> Any:
+    torch = sys.modules["torch"]
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # no object is made; what compiled graphs use
+    return quick or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
+
+
+class CuPy(DeviceType):
+    """CuPy."""
+
+    name = "cupy"
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is an array."""
+        return hasattr(type(leaf), "__cuda_array_interface__")
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of an array takes part."""
+        memory = leaf.data
+        ordinal: int = memory.device_id
+        if not leaf.flags.c_contiguous:
+            with leaf.device:
+                leaf = sys.modules["cupy"].ascontiguousarray(leaf)
+            memory = leaf.data
+        return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf)
+
+    def buffer(self, leaf: Any) -> DeviceBuffer:
+        """Return an array to write into."""
+        memory, strides = leaf.data, closed(leaf.shape, leaf.strides, leaf.dtype.itemsize)
+        ordinal: int = memory.device_id
+        return DeviceBuffer(memory.ptr, leaf.shape, strides, leaf.dtype, ordinal, self.stream(ordinal), leaf)
+
+    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
+        """Return a new array."""
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal):
+            made = cupy.empty(shape, dtype)
+        return made, made.data.ptr
+
+    def stream(self, ordinal: int) -> int:
+        """Return CuPy's current stream."""
+        handle: int = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
+        return handle
+
+
+class Numba(DeviceType):
+    """Numba, and the package numba-cuda."""
+
+    name = "numba"
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is a device array."""
+        return hasattr(type(leaf), "__cuda_array_interface__")
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of an array takes part."""
+        shape, dtype = leaf.shape, leaf.dtype
+        if 0 not in shape and leaf.strides != strides_in_c_order(shape, dtype.itemsize):
+            raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
+        _native(dtype)
+        return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), int(leaf.stream or 0), leaf)
+
+    def buffer(self, leaf: Any) -> DeviceBuffer:
+        """Return an array to write into."""
+        if leaf.__cuda_array_interface__["data"][1]:
+            raise TypeError("out must be writeable, got a read-only array")
+        _native(leaf.dtype)
+        strides, ordinal = closed(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
+        return DeviceBuffer(_numba_address(leaf), leaf.shape, strides, leaf.dtype, ordinal, int(leaf.stream or 0), leaf)
+
+    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
+        """Return a new array."""
+        cuda = sys.modules["numba.cuda"]
+        with cuda.gpus[ordinal]:
+            made = cuda.device_array(shape, dtype)
+        return made, _numba_address(made)
+
+    def stream(self, ordinal: int) -> int:  # noqa: ARG002
+        """Return the default stream: an array has the stream that it was made with, or is at hand on this one."""
+        return LEGACY_DEFAULT_STREAM
+
+
+def _numba_address(leaf: Any) -> int:
+    return leaf.device_ctypes_pointer.value or 0
+
+
+def _numba_ordinal(leaf: Any) -> int:
+    ordinal: int = leaf.gpu_data.context.device.id
+    return ordinal
+
+
+def _native(dtype: DType) -> None:
+    if not dtype.isnative:
+        raise TypeError(f"expected numbers in this machine's byte order, got {dtype.str}; copy them into a new array")
+
+
+class Jax(DeviceType):
+    """JAX, also under the name of the package that has its compiled part."""
+
+    name = "jax"
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is an array on one GPU or several."""
+        tell = getattr(type(leaf), "platform", None)
+        return tell is not None and leaf.platform() == "gpu"
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of an array takes part; the legacy default stream waits until it is computed."""
+        try:
+            device, ordinal = leaf.__dlpack_device__()
+        except BufferError as error:
+            raise TypeError(
+                f"expected an array on one GPU, got a JAX array that is not ({error}); pass its parts"
+            ) from error
+        if device != dlpack.CUDA:
+            raise TypeError(
+                f"expected an array in a GPU's memory, got a JAX array on device type {int(device)} of DLPack"
+            )
+        capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
+        address, strides = dlpack.address_in(capsule)
+        plain = strides_in_c_order(leaf.shape, 1)
+        if (
+            strides is not None
+            and 0 not in leaf.shape
+            and any(size > 1 and step != own for size, step, own in zip(leaf.shape, strides, plain, strict=True))
+        ):
+            raise TypeError("expected a JAX array in C's order, got one with a layout of its own; copy it first")
+        return DeviceArray(address, leaf.shape, np.dtype(leaf.dtype), int(ordinal), LEGACY_DEFAULT_STREAM, capsule)
+
+    def buffer(self, leaf: Any) -> NoReturn:  # noqa: ARG002
+        """Refuse: nothing is written into a JAX array."""
+        raise TypeError("out must be writeable, got a JAX array, which cannot be changed; leave it out")
+
+    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:
+        """Return memory that JAX takes over when it is written."""
+        memory = allocate(ordinal, max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
+        return dlpack.Exported(memory.address, shape, dtype, (dlpack.CUDA, ordinal), memory), memory.address
+
+    def stream(self, ordinal: int) -> int:  # noqa: ARG002
+        """Return the stream that waited for what JAX computes; memory of ours needs none."""
+        return LEGACY_DEFAULT_STREAM
+
+    def finish(self, made: Any) -> Any:
+        """Return JAX's array over the memory."""
+        return sys.modules["jax"].dlpack.from_dlpack(made)
+
+
+_JAX = Jax()
+TYPES: dict[str, DeviceType] = {"torch": Torch(), "cupy": CuPy(), "numba": Numba(), "jaxlib": _JAX, "jax": _JAX}
+"""By the package that an array's class comes from."""
+
+
+def type_of(leaf: Any) -> DeviceType | None:
+    """Return whose array it is; None if it is none in GPU memory.
+
+    Raises:
+        TypeError: aiodist does not know how to make arrays of its kind.
+    """
+    kind: Any = type(leaf)
+    packages = _packages(kind)
+    for package in packages:
+        if package in TYPES:
+            found = TYPES[package]
+            return found if found.is_on_gpu(leaf) else None
+    if not _is_on_gpu(leaf):
+        return None
+    known = ", ".join(dict.fromkeys(kind.name for kind in TYPES.values()))
+    raise TypeError(
+        f"expected a GPU array of {known}, got a {packages[0]}.{kind.__qualname__}; convert it without a copy, "
+        "e.g. torch.from_dlpack(value)"
+    )
+
+
+@cache
+def _packages(kind: type) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
+
+
+def _is_on_gpu(leaf: Any) -> bool:
+    try:
+        tell = leaf.__dlpack_device__
+    except AttributeError:
+        return hasattr(leaf, "__cuda_array_interface__")
+    try:
+        return int(tell()[0]) == dlpack.CUDA
+    except ValueError:  # PyTorch's "meta" tensors, which have no memory
+        return False

@@ -1,0 +1,36 @@
+"""The errors for workers that are gone, or cannot reach each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiodist.collective.wording import ids
+from aiodist.vocabulary.errors import WorkerLostError
+from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.workers.layout import Layout
+
+
+def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:
+    """Return the error for a worker that is gone."""
+    gone = _replicas_of(layout, rank)
+    return _error(layout, gone, f"worker {rank} of {layout.workers} {why}; it had {ids(gone)}")
+
+
+def cut_link(layout: Layout, one: int, other: int) -> WorkerLostError:
+    """Return the error for two workers that do not reach each other, while others reach both."""
+    gone = [*_replicas_of(layout, one), *_replicas_of(layout, other)]
+    text = (
+        f"workers {one} and {other} of {layout.workers} are cut off from each other, though the first worker reaches "
+        f"both; they had {ids(gone)}"
+    )
+    return _error(layout, gone, text)
+
+
+def _replicas_of(layout: Layout, rank: int) -> Sequence[int]:
+    return layout.places[rank]
+
+
+def _error(layout: Layout, gone: Sequence[int], text: str) -> WorkerLostError:
+    states = [ReplicaState.FAILED if i in gone else ReplicaState.RUNNING for i in range(layout.replicas)]
+    replicas = tuple(ReplicaReport(i, layout.names[i], state) for i, state in enumerate(states))
+    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, tuple(gone), text))

@@ -1,0 +1,58 @@
+"""What engines of separate processes have in common: the first meeting blocks, and the control plane is of TCP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.addresses import Address, Listening
+from aiodist.workers.communicator import Request
+from aiodist.workers.joining import Hello
+from aiodist.workers.layout import Layout
+from aiodist.workers.tcp_control import TcpControl
+
+FIRST_MEETING_SECONDS: Final = 300.0
+
+unfinished: Final[list[object]] = []
+"""Has an entry when something went wrong, so that an engine must not be brought to an orderly end."""
+
+
+class SeparateProcess:
+    """A worker that is a process of its own.
+
+    Attributes:
+        rank: its number.
+        size: how many workers there are.
+    """
+
+    rank: int
+    size: int
+    _listening: Listening | None = None
+
+    def wait(self, request: Request) -> None:
+        """Block until a request is complete.
+
+        Raises:
+            TimeoutError: another worker has not begun it for five minutes.
+        """
+        give_up = time.monotonic() + FIRST_MEETING_SECONDS
+        while not request.test():
+            if time.monotonic() > give_up:
+                raise TimeoutError(
+                    f"worker {self.rank} of {self.size} has waited {FIRST_MEETING_SECONDS:.0f} s for the others to "
+                    "make their MultiWorkerMirroredStrategy; every worker must run the same program"
+                )
+            time.sleep(0.0005)
+
+    def listening(self) -> Address | None:
+        """Return where this worker's control plane listens."""
+        if self.size > 1:
+            self._listening = Listening(first=self.rank == 0)
+            return self._listening.address
+        return None
+
+    def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> TcpControl:
+        """Return this worker's control plane."""
+        return TcpControl(layout, order_check, hellos, self._listening, unfinished)

@@ -1,0 +1,45 @@
+"""What can be known of the real driver without a GPU: the names are there, and kernels become machine code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from aiodist.gpu.cuda_core import machine_code
+from aiodist_kernels import ReduceOp
+from aiodist_kernels.cuda.compiled import compile_form
+from aiodist_kernels.cuda.forms import form_for
+from aiodist_kernels.rules import rule_for
+
+ELF = b"\x7fELF"
+
+
+def test_cuda_core_has_the_names_that_the_driver_uses() -> None:
+    core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+    driver = pytest.importorskip("cuda.bindings.driver")
+    for owner, names in {
+        core: ["Device", "Stream", "EventOptions", "ObjectCode", "Linker", "LinkerOptions", "LaunchConfig", "launch"],
+        core.Device: ["set_current", "create_stream", "allocate", "can_access_peer", "compute_capability", "context"],
+        core.Stream: ["from_handle", "record", "wait", "handle"],
+        core.Event: ["is_done", "sync"],
+        core.Linker: ["link"],
+        core.ObjectCode: ["from_ptx", "get_kernel"],
+        driver: ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"],
+        driver.CUDA_MEMCPY2D: [
+            *("dstMemoryType", "dstDevice", "dstPitch", "srcMemoryType", "srcDevice", "srcPitch"),
+            *("WidthInBytes", "Height"),
+        ],
+    }.items():
+        assert [name for name in names if not hasattr(owner, name)] == []
+    core.EventOptions(blocking_sync=True)
+    core.LinkerOptions(arch="sm_90")
+    assert all(hasattr(driver, name) for name in ("cuCtxEnablePeerAccess", "cuMemcpy2DAsync", "CUmemorytype"))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_kernel_becomes_machine_code(capability: tuple[int, int]) -> None:
+    core = pytest.importorskip("cuda.core", reason="cuda.core is not installed")
+    program = compile_form(form_for(rule_for(ReduceOp.SUM, np.dtype(np.float32)), 2), capability)
+    code = machine_code(core, program.ptx, capability).code
+    assert code.startswith(ELF)
+    assert program.name.encode() in code

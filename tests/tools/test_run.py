@@ -1,0 +1,167 @@
+"""`aiodist run` ends in every case, with the right exit code, and leaves no process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from aiodist.tools import mpi_launcher
+from aiodist.tools.usage import UsageError
+from tests.tools.command import environment
+from tests.tools.jobs import Job, Jobs
+
+PROGRAM = str(Path(__file__).with_name("endings.py"))
+BOUND_SECONDS = 10
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="processes are looked at as Linux shows them"),
+]
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    started = Jobs()
+    yield started
+    started.close()
+
+
+def check_that_it_ends(job: Job, code: int) -> None:
+    ended, seconds = job.end()
+    assert ended == code, job.output
+    assert seconds < BOUND_SECONDS
+    assert job.left() == []
+
+
+@pytest.mark.parametrize(("workers", "code"), [("1", 3), ("2", 0), ("2", 3)])
+def test_exit_code_and_arguments_are_passed_on(jobs: Jobs, workers: str, code: int) -> None:
+    words = ["two words", "it's", '"', "$HOME", "*"]
+    job = jobs.start(["-n", workers, PROGRAM, "exit", str(code), *words])
+    check_that_it_ends(job, code)
+    assert job.output.count(str((str(code), *words))) == int(workers)
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -signal.SIGKILL)])
+def test_launcher_that_is_told_to_end(jobs: Jobs, name: str, code: int) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "orderly"])
+    job.workers(2)
+    job.process.send_signal(signal.Signals[name])
+    check_that_it_ends(job, code)
+    assert job.output.count("tidied up") == (0 if name == "SIGKILL" else 2)
+    assert "Traceback" not in job.output
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", 137)])
+def test_agent_or_worker_that_is_told_to_end(jobs: Jobs, name: str, code: int) -> None:
+    started = [jobs.start(["-n", "1", PROGRAM, "sleep"]) for _ in range(2)]
+    for job, whom in zip(started, (0, 1), strict=True):
+        os.kill(job.workers(1)[0][whom], signal.Signals[name])
+    for job in started:
+        check_that_it_ends(job, code)
+
+
+def test_workers_that_do_not_end_by_themselves(jobs: Jobs, tmp_path: Path) -> None:
+    """Jobs that take some seconds each, all at once: one fails, one ignores signals, one has its agent stopped."""
+    failing = jobs.start(["-n", "2", PROGRAM, "one exits", "3", str(tmp_path / "first")])
+    stubborn = jobs.start(["-n", "2", PROGRAM, "stubborn"])
+    stopped = jobs.start(["-n", "2", PROGRAM, "sleep"])
+    stubborn.workers(2)
+    stubborn.process.send_signal(signal.SIGTERM)
+    agent, worker = stopped.workers(2)[0]
+    os.kill(agent, signal.SIGSTOP)
+    os.kill(worker, signal.SIGKILL)
+    check_that_it_ends(failing, 3)
+    check_that_it_ends(stubborn, 143)
+    check_that_it_ends(stopped, 137)
+
+
+def test_second_interruption_ends_it_at_once(jobs: Jobs) -> None:
+    job = jobs.start(["-n", "1", PROGRAM, "stubborn"])
+    job.workers(1)
+    job.process.send_signal(signal.SIGINT)
+    job.read_until("no end")
+    job.process.send_signal(signal.SIGINT)
+    check_that_it_ends(job, 130)
+
+
+def test_processes_that_a_worker_leaves_are_ended(jobs: Jobs) -> None:
+    check_that_it_ends(jobs.start(["-n", "2", PROGRAM, "child", "0"]), 0)
+
+
+def test_flood_of_output_hinders_nobody(jobs: Jobs) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "flood"])
+    job.workers(2)
+    job.process.send_signal(signal.SIGTERM)
+    check_that_it_ends(job, 143)
+
+
+def test_reader_that_goes_away_ends_the_job(jobs: Jobs) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "flood"])
+    job.workers(2)
+    assert job.process.stdout is not None
+    job.process.stdout.close()
+    assert job.process.wait(BOUND_SECONDS) != 0
+    assert job.left() == []
+
+
+def test_launcher_of_another_mpi_is_told_apart_by_the_size(jobs: Jobs, tmp_path: Path) -> None:
+    launcher = tmp_path / "mpi exec"
+    launcher.write_text("""#!/bin/sh
+        if [ "$1" = --version ]; then echo HYDRA; exit; fi
+        shift 2
+        "$@" & "$@" & wait""")
+    launcher.chmod(0o755)
+    program = tmp_path / "a program.py"
+    program.write_text("from aiodist import MultiWorkerMirroredStrategy\nMultiWorkerMirroredStrategy()")
+    job = jobs.start(["-n", "2", "--launcher", str(launcher), str(program)])
+    check_that_it_ends(job, 1)
+    assert "the launcher has started 2 workers, and MPI" in job.output
+    assert "knows of 1: they belong to different MPIs" in job.output
+
+
+def test_launcher_is_found_from_an_environment_that_is_made_in_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if not any(_is_installed(name) for name in mpi_launcher.WHEELS):
+        pytest.skip("MPI does not come from a wheel here")
+    assert Path(mpi_launcher.find_launcher(None)).name == "mpiexec"
+
+
+def _is_installed(name: str) -> bool:
+    return next(iter(distributions(name=name)), None) is not None
+
+
+@pytest.mark.parametrize("text", ["exit 0", "echo something else", "exec sleep"])
+def test_launcher_that_is_none(tmp_path: Path, text: str) -> None:
+    launcher = tmp_path / "mpiexec"
+    launcher.write_text(f"#!/bin/sh\n{text}")
+    launcher.chmod(0o755)
+    with pytest.raises(UsageError, match="is neither MPICH's nor Open MPI's"):
+        mpi_launcher.flavour_of(str(launcher))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["-n", "2", "--launcher", "nonesuch", PROGRAM], "there is no launcher 'nonesuch'; install an MPI"),
+        (["-n", "2", "nonesuch.py"], "there is no file 'nonesuch.py'"),
+        (["-n", "0", PROGRAM], "expected a whole number from 1 on, got '0'"),
+        (["-n", "2", "--hosts", "a,,b", PROGRAM], "expected names separated by commas, got 'a,,b'"),
+    ],
+)
+def test_bad_usage_says_what_to_do(arguments: list[str], told: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "aiodist", "run", *arguments],
+        capture_output=True, text=True, env=environment(), check=False, timeout=30,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert told in ended.stderr

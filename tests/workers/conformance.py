@@ -1,0 +1,251 @@
+"""What every communicator must do, whatever engine it is of: cases that each worker goes through at the same time.
+
+A case is a generator that yields requests, to be complete before it is resumed, and asserts. Every worker knows what
+the others bring (it follows from their ranks) and works out in plain NumPy what must come of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist.replica.hands import Hands
+from aiodist.workers.communicator import Communicator, Request
+from aiodist.workers.leaves import Leaf
+from aiodist.workers.reduction import Folding, Reduction
+from aiodist.workers.transfers import SEGMENT, Steps
+from aiodist_kernels import ReduceOp
+from aiodist_kernels.rules import rule_for
+
+Case = Callable[[Communicator], Iterator[Request]]
+
+FOLDS: Final = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.PRODUCT: np.multiply,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+}
+DTYPES: Final = [np.dtype(name) for name in (*"bBhHiIlLefdgFD", "?")]
+SPECIAL: Final = [np.inf, -np.inf, np.nan, -0.0, 0.0, 1.0, 2.0, -1.0]
+SIZES: Final = [0, 1, 7, 1000]
+
+
+def brought(rank: int, size: int, dtype: np.dtype) -> np.ndarray:
+    """Return what a worker brings: values of which sums and products come out the same in every order."""
+    draw = np.random.default_rng(100 * rank + size % 97)
+    if dtype.kind == "b":
+        return draw.random(size) < 0.5
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        return draw.integers(bounds.min, bounds.max, size, dtype, endpoint=True)
+    if dtype.kind == "f":
+        return draw.choice(SPECIAL, size).astype(dtype)
+    return (draw.integers(-3, 3, size) + 1j * draw.integers(-3, 3, size)).astype(dtype)
+
+
+def reduced(op: ReduceOp, size: int, dtype: np.dtype, ranks: Sequence[int]) -> np.ndarray:
+    """Return what comes of what these workers bring."""
+    with np.errstate(all="ignore"):
+        return functools.reduce(FOLDS[op], [brought(rank, size, dtype) for rank in ranks])
+
+
+def check(op: ReduceOp, found: np.ndarray, wanted: np.ndarray) -> None:
+    """Compare values, and the signs of zeros too, but of MIN and MAX values: which of two zeros they give is open."""
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)
+    if found.dtype.kind == "f" and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+        number = ~np.isnan(wanted)
+        np.testing.assert_array_equal(np.signbit(found)[number], np.signbit(wanted)[number])
+
+
+def takes(op: ReduceOp, dtype: np.dtype) -> bool:
+    """Return whether aiodist has that reduction."""
+    return not (dtype.kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX)) and not (
+        dtype.kind == "b" and op in (ReduceOp.SUM, ReduceOp.PRODUCT)
+    )
+
+
+def reductions_of_the_engine(c: Communicator) -> Iterator[Request]:
+    """All that the engine says that it reduces, into the buffer itself and into another."""
+    for dtype in DTYPES:
+        for op in FOLDS:
+            for size in SIZES if takes(op, dtype) and c.reduces(op, dtype) else ():
+                wanted = reduced(op, size, dtype, range(c.size))
+                mine = brought(c.rank, size, dtype)
+                other = np.empty_like(mine)
+                yield c.iallreduce(op, mine, other)
+                np.testing.assert_array_equal(mine, brought(c.rank, size, dtype))
+                yield c.iallreduce(op, mine, mine)
+                check(op, mine, wanted)
+                check(op, other, wanted)
+
+
+def least_of_records(c: Communicator) -> Iterator[Request]:
+    """The reduction by which many workers compare records: of 64 bits without a sign, whatever `reduces` says."""
+    values = np.array([c.rank, ~c.rank & (2**64 - 1), 1 << 63, (1 << 63) - 1], np.uint64)
+    yield c.iallreduce(ReduceOp.MIN, values, values)
+    assert values.tolist() == [0, ~(c.size - 1) & (2**64 - 1), 1 << 63, (1 << 63) - 1]
+
+
+def over_workers(op: ReduceOp, arrays: Sequence[np.ndarray], c: Communicator) -> Steps[list[Any]]:
+    """Reduce arrays as aiodist does, with one replica a worker."""
+    hands = Hands()
+    leaves = [Leaf(rule_for(op, array.dtype), [array], scalar=False) for array in arrays]
+    try:
+        return (yield from Reduction(op, leaves, c.size, Folding(c.rank, [1] * c.size)).carry_out(c, None, hands))
+    finally:
+        hands.close()
+
+
+def reductions(c: Communicator) -> Iterator[Request]:
+    """All that aiodist reduces, by the engine or by moving shares, several arrays at a time."""
+    for op in FOLDS:
+        dtypes = [dtype for dtype in DTYPES if takes(op, dtype)]
+        for size in SIZES:
+            results = yield from over_workers(op, [brought(c.rank, size, d) for d in dtypes], c)
+            for dtype, result in zip(dtypes, results, strict=True):
+                check(op, result, reduced(op, size, dtype, range(c.size)))
+
+
+def reductions_at_the_edges_of_segments(c: Communicator) -> Iterator[Request]:
+    """What fills a segment but for one element, just so, and with one more."""
+    for dtype, op in ((np.dtype(np.float32), ReduceOp.SUM), (np.dtype(np.int16), ReduceOp.MAX)):
+        edge = SEGMENT // dtype.itemsize
+        for sizes in ([edge - 1], [edge], [edge + 1], [5, edge, edge - 5, 1]):
+            results = yield from over_workers(op, [brought(c.rank, size, dtype) for size in sizes], c)
+            for size, result in zip(sizes, results, strict=True):
+                check(op, result, reduced(op, size, dtype, range(c.size)))
+
+
+def text(rank: int, size: int) -> np.ndarray:
+    """Return bytes that a worker sends."""
+    return np.random.default_rng(1000 * rank + size).integers(0, 256, size, np.uint8)
+
+
+def gatherings(c: Communicator) -> Iterator[Request]:
+    """Parts of one size, and of several, some or all of them empty; what is sent may be read-only."""
+    for size in (0, 1, 512, 70_001):
+        receive = np.empty(size * c.size, np.uint8)
+        yield c.iallgather(text(c.rank, size), receive)
+        np.testing.assert_array_equal(receive, np.concatenate([text(rank, size) for rank in range(c.size)]))
+    for counts in (
+        [0] * c.size,
+        [3] * c.size,
+        list(range(c.size)),
+        [0] * (c.size - 1) + [100_003],
+        [1] + [0] * (c.size - 1),
+    ):
+        send = text(c.rank, counts[c.rank])
+        send.flags.writeable = False
+        receive = np.empty(sum(counts), np.uint8)
+        yield c.iallgatherv(send, receive, counts)
+        np.testing.assert_array_equal(receive, np.concatenate([text(rank, n) for rank, n in enumerate(counts)]))
+
+
+def broadcasts(c: Communicator) -> Iterator[Request]:
+    """From each worker, of several sizes."""
+    for root in range(c.size):
+        for size in (0, 1, 513, SEGMENT):
+            buffer = text(c.rank, size)
+            yield c.ibcast(buffer, root)
+            np.testing.assert_array_equal(buffer, text(root, size))
+
+
+def exchanges(c: Communicator) -> Iterator[Request]:
+    """Parts of all sizes, some or all of them empty."""
+
+    def part(source: int, target: int, unit: int) -> np.ndarray:
+        return text(100 * source + target, unit * ((source + 2 * target) % 3))
+
+    for unit in (0, 1, 5000):
+        mine = [part(c.rank, target, unit) for target in range(c.size)]
+        theirs = [part(source, c.rank, unit) for source in range(c.size)]
+        receive = np.empty(sum(map(len, theirs)), np.uint8)
+        yield c.ialltoallv(np.concatenate(mine), list(map(len, mine)), receive, list(map(len, theirs)))
+        np.testing.assert_array_equal(receive, np.concatenate(theirs))
+
+
+def several_in_flight(c: Communicator) -> Iterator[Request]:
+    """Operations of all kinds, begun before any is waited for, and waited for in another order."""
+    total, send = np.full(5000, float(c.rank)), text(c.rank, 300)
+    whole, given, exchanged = np.empty(300 * c.size, np.uint8), text(c.rank, 9), np.empty(c.size, np.uint8)
+    ones = [1] * c.size
+    requests = [
+        c.iallreduce(ReduceOp.SUM, total, total),
+        c.iallgather(send, whole),
+        c.ibcast(given, c.size - 1),
+        c.ialltoallv(np.arange(c.size, dtype=np.uint8), ones, exchanged, ones),
+    ]
+    yield from [*reversed(requests), *requests]  # one that is complete stays so
+    assert set(total) == {sum(range(c.size))}
+    np.testing.assert_array_equal(whole, np.concatenate([text(rank, 300) for rank in range(c.size)]))
+    np.testing.assert_array_equal(given, text(c.size - 1, 9))
+    assert set(exchanged) == {c.rank}
+
+
+def duplicates_are_apart(c: Communicator) -> Iterator[Request]:
+    """Operations of two communicators, which half of the workers begin in the one order and half in the other."""
+    making = [c.idup(), c.idup()]
+    yield from reversed(making)
+    made = [duplication.result() for duplication in making]
+    assert all((other.rank, other.size, other.engine) == (c.rank, c.size, c.engine) for other in made)
+    values = [np.full(3, 10.0 ** (k + c.rank)) for k in (0, 8)]
+    requests: dict[int, Request] = {}
+    for k in (0, 1) if c.rank % 2 else (1, 0):
+        requests[k] = made[k].iallreduce(ReduceOp.SUM, values[k], values[k])
+    mine = np.array([c.rank])
+    yield c.iallreduce(ReduceOp.MAX, mine, mine)
+    yield requests[0]
+    yield requests[1]
+    assert mine[0] == c.size - 1
+    for k, value in zip((0, 8), values, strict=True):
+        assert set(value) == {sum(10.0 ** (k + rank) for rank in range(c.size))}
+    again = made[1].idup()
+    yield again
+    yield again.result().ibcast(mine, 0)
+
+
+def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
+    """Communicators of some workers, two of them at a time, and of all."""
+    for number, members in enumerate([range(0, c.size, 2), range(1, c.size, 2), range(c.size)], 1):
+        if c.rank not in members or len(members) < 2:
+            continue
+        splitting = c.isplit(list(members), number)
+        yield splitting
+        part = splitting.result()
+        assert (part.rank, part.size) == (list(members).index(c.rank), len(members))
+        value = np.array([1 << c.rank])
+        yield part.iallreduce(ReduceOp.SUM, value, value)
+        assert value[0] == sum(1 << rank for rank in members)
+
+
+CASES: Final[list[Case]] = [
+    reductions_of_the_engine, least_of_records, reductions, reductions_at_the_edges_of_segments, gatherings, broadcasts,
+    exchanges, several_in_flight, duplicates_are_apart, parts_of_the_workers,
+]  # fmt: skip
+
+
+def go_through(case: Case, communicator: Communicator) -> None:
+    """Go through a case in a process of its own."""
+    for request in case(communicator):
+        communicator.wait(request)
+
+
+def go_through_together(case: Case, communicators: Sequence[Any]) -> None:
+    """Go through a case as all workers of one process, each as far as it gets, in turn."""
+    walks = {rank: case(communicator) for rank, communicator in enumerate(communicators)}
+    waiting: dict[int, Request] = {}
+    while walks:
+        moved = False
+        for rank, walk in list(walks.items()):
+            while rank not in waiting or waiting[rank].test():
+                moved = True
+                try:
+                    waiting[rank] = next(walk)
+                except StopIteration:
+                    del walks[rank]
+                    break
+        assert moved, f"workers {sorted(walks)} wait for ever in {case.__name__}"

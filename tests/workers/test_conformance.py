@@ -1,0 +1,67 @@
+"""All engines do what a communicator must, for 1, 2 and 4 workers, and programs have the same values on all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+
+import anyio
+import pytest
+
+from aiodist import MultiWorkerMirroredStrategy
+from aiodist.workers.local import LocalCommunicator
+from aiodist.workers.simulated import SimulatedCluster
+from tests.workers import conformance
+from tests.workers.job import all_values
+from tests.workers.launched import job, workers_left
+
+PROGRAM = Path(__file__).with_name("conformance_job.py")
+ENGINES = [
+    pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"no {package}"))
+    for name, package in (("mpi", "mpi4py"), ("gloo", "torch"))
+]
+SIZES = [1, 2, 4]
+each_case = pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: case.__name__)
+
+
+@each_case
+def test_local_engine(case: conformance.Case) -> None:
+    conformance.go_through(case, LocalCommunicator())
+
+
+@pytest.mark.parametrize("size", SIZES)
+@each_case
+def test_simulated_engine(case: conformance.Case, size: int) -> None:
+    conformance.go_through_together(case, SimulatedCluster(size).communicators)
+
+
+@cache
+def digest_of_simulated(size: int) -> str:
+    """Return the digest of the program's values, from the simulated engine."""
+    strategies = [MultiWorkerMirroredStrategy(c, ["CPU:0", "CPU:1"]) for c in SimulatedCluster(size).communicators]
+    digests: list[str] = []
+
+    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
+        digests.append(await all_values(strategy))
+
+    async def all_of_them() -> None:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                for strategy in strategies:
+                    tasks.start_soon(one, strategy)
+
+    anyio.run(all_of_them)
+    assert len(set(digests)) == 1
+    return digests[0]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_engine_of_separate_processes(engine: str, size: int) -> None:
+    code, output, _ = job(size, engine=engine, program=PROGRAM)
+    assert code == 0, output
+    assert len(re.findall(rf"{engine} conforms", output)) == size
+    assert re.findall(r"digest (\w+)", output) == [digest_of_simulated(size)] * size
+    assert workers_left(PROGRAM) == []

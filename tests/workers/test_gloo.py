@@ -1,0 +1,72 @@
+"""Real workers over gloo, started by `aiodist run --engine gloo` without any MPI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiodist.workers.gloo import GlooCommunicator, load_gloo
+from tests.tools.command import environment
+from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
+
+with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+@with_torch
+def test_killed_worker_is_told_by_all_others_and_the_job_ends() -> None:
+    code, output, _ = job(3, "fault", "killed", engine="gloo")
+    assert code == 128 + signal.SIGKILL
+    for worker in (0, 1):
+        told = re.search(rf"worker {worker} ([\d.]+) (.*)", output)
+        assert told, output
+        assert "WorkerLostError 'worker 2 of 3 has died" in told[2]
+        assert float(told[1]) < 5
+    assert "The above exception was the direct cause" in output, "what gloo said is told as the cause"
+    assert workers_left() == []
+
+
+@with_torch
+def test_interrupted_job_leaves_no_process(tmp_path: Path) -> None:
+    program = tmp_path / "waits.py"
+    program.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--engine", "gloo", str(program)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout
+        assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+        os.kill(process.pid, signal.SIGINT)
+        output, _ = process.communicate(timeout=LIMIT_SECONDS)
+    assert process.returncode == 130
+    assert "interrupted" in output
+    assert workers_left(program) == []
+
+
+def test_missing_pytorch_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", None)
+    with pytest.raises(ImportError, match=r"pip install 'aiodist\[torch\]'"):
+        load_gloo()
+
+
+@with_torch
+def test_program_that_nobody_told_where_workers_meet() -> None:
+    with pytest.raises(ValueError, match="started by `aiodist run --engine gloo`"):
+        GlooCommunicator.of_job(0, 2, "")
+
+
+@pytest.mark.parametrize("option", ["--hosts=a,b", "--launcher=mpiexec"])
+def test_gloo_starts_workers_here_by_itself(option: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--engine", "gloo", option, str(JOB)],
+        capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "neither --hosts nor --launcher" in ended.stderr
