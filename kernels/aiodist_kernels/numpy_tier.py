@@ -79,7 +79,7 @@ def fold_plain(rule: Rule, buffers: Sequence[Array], nbytes: int) -> Array:
         return _fold_blocks(rule, buffers, None)
     total: Array = ufunc(buffers[0], buffers[1])
     for place in range(2, len(buffers)):
-        ufunc(total, buffers[place], total)  # `out` by position: its name takes as long as a small array
+        ufunc(total, buffers[place], out=total)
     return total
 
 
