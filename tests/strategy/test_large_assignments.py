@@ -11,6 +11,7 @@ import pytest
 
 from aiodist import MirroredStrategy, Variable
 from aiodist.strategy import changing
+from aiodist.strategy.aggregation import updated
 from aiodist_kernels import policy, pool
 from tests.replica.programs import mirrored, replica, still_works
 
@@ -29,7 +30,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(threading.get_ident())
         return plain(*args, **settings)
 
-    monkeypatch.setattr(changing, "updated", partial(spy, changing.updated))
+    monkeypatch.setattr(changing, "updated", partial(spy, updated))
     return seen
 
 
@@ -45,7 +46,7 @@ async def test_large_assignments_leave_the_loop(threads: list[int], method: str,
     strategy = mirrored(3)
     v = variable(strategy, np.ones(7, np.float32), aggregation)
 
-    async def program() -> bytes:
+    async def program() -> Any:
         assert await getattr(v, method)(brought[replica()]) is v
         return v.read_value().tobytes()
 
