@@ -18,7 +18,7 @@ from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_repli
 from aiodist.vocabulary import environment
 
 REPLICAS = 8
-SIZES = {"4 B": (1, 200), "64 KiB": (1 << 14, 40), "1 MiB": (1 << 18, 10)}
+SIZES = {"4 B": (1, 50), "64 KiB": (1 << 14, 10), "1 MiB": (1 << 18, 4)}
 ROUNDS = 4
 
 
