@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import platform
 import secrets
 import socket
@@ -15,6 +16,7 @@ from typing import Final
 from aiodist.vocabulary.environment import control_address
 
 TOKEN_BYTES: Final = 16
+_OTHER_FILES: Final = 256
 _PATIENCE_SECONDS: Final = 2.0
 _SIOCGIFADDR: Final = 0x8915
 
@@ -46,6 +48,30 @@ class Listening:
         chosen = control_address() if first else None
         hosts = (chosen,) if chosen else (*own_numbers(), platform.node())
         self.address = Address(hosts, self.socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
+
+
+def allow_connections(count: int) -> None:
+    """Let this process have so many connections, beside what it has open.
+
+    Raises:
+        OSError: the system does not let it.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if needed <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise OSError(
+            errno.EMFILE,
+            f"the first worker keeps a connection with each of the {count} others, and so needs {needed} file "
+            f"descriptors, but its system allows it {hard}; raise the hard limit on its machine (ulimit -Hn, nofile "
+            "in /etc/security/limits.conf), or start fewer workers with more replicas each",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def own_numbers() -> list[str]:
