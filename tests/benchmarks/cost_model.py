@@ -54,7 +54,7 @@ def engine_alone(size: int) -> dict[str, float]:
     world = load_mpi().COMM_WORLD
     record, records = np.zeros(512, np.uint8), np.zeros(512 * size, np.uint8)
     small, large, out = np.zeros(12), np.ones(1 << 17), np.ones(1 << 17)
-    calls = {
+    calls: dict[str, tuple[Callable[[], object], int]] = {
         "MPI Allgather 512 B": (lambda: world.Allgather(record, records), 200),
         "MPI Allreduce 96 B": (lambda: world.Allreduce(small, small.copy()), 200),
         "MPI Allreduce 1 MiB": (lambda: world.Allreduce(large, out), 5),
