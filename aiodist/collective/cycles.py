@@ -103,6 +103,8 @@ class CycleWatch:
 
     def _look(self) -> None:
         root = self._root
+        if root.bridge is not None:
+            return
         waits = _waits(root)
         suspects = stuck(waits, waits)
         if not suspects:

@@ -24,6 +24,7 @@ from aiodist.collective.work import Work
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
+from aiodist.replica.group_lanes import GroupLanes
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location
@@ -32,6 +33,7 @@ from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Lane
+from aiodist.workers.lane_book import Grant, Reply
 from aiodist.workers.lost import cut_link, lost_worker
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
@@ -125,6 +127,7 @@ class Team:
         self._root: Crossing | None = None
         self._loop: Any = None
         self._call: Callable[..., object] = _call_now
+        self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
@@ -143,6 +146,16 @@ class Team:
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
         self.call_soon_threadsafe(self._judge, key, verdict)
+
+    def booked(self, reply: Reply) -> None:
+        """Hear what the lane book says."""
+        self.call_soon_threadsafe(self._hear_booked, reply)
+
+    def _hear_booked(self, reply: Reply) -> None:
+        if isinstance(reply, Grant):
+            self.group_lanes.granted(reply)
+        elif reply.run in self._crossings:
+            self._crossings[reply.run].hear_unmade(reply.groups)
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
@@ -175,6 +188,7 @@ class Team:
 
     def _judge(self, key: LaneKey, verdict: Verdict) -> None:
         crossing = self._crossings.pop(key, None)
+        self.group_lanes.forget(key)
         if crossing is not None:
             crossing.judge(verdict)
             self._replace_root(crossing)

@@ -176,6 +176,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         failure: BaseException | None = None
         result = None
         async with create_task_group() as tasks:
+            crossing.start_in(tasks)
             tasks.start_soon(crossing.drive)
             try:
                 result = await self._run_calls(group, calls)

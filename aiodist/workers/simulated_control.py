@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aiodist.vocabulary.options import OrderCheck
+from aiodist.workers.lane_book import Request
 from aiodist.workers.layout import Layout
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Verdict
@@ -26,6 +27,13 @@ class SimulatedSwitchboard:
         """Take a worker's part."""
         if rank not in self._lost:
             self._coordinator.heard(rank, key, state)
+
+    def book(self, rank: int, request: Request) -> None:
+        """Take what a worker asks of the lane book."""
+        if rank not in self._lost:
+            for to, reply in self._coordinator.book.take(rank, request):
+                if to not in self._lost:
+                    self._listeners[to].booked(reply)
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost: the others hear of it, and it hears that it has lost them."""
@@ -57,6 +65,10 @@ class SimulatedControl:
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator of a lane."""
         self._switchboard.report(self._rank, key, state)
+
+    def book(self, request: Request) -> None:
+        """Ask or tell the lane book something."""
+        self._switchboard.book(self._rank, request)
 
     def close(self) -> None:
         """Leave."""

@@ -31,6 +31,7 @@ from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.addresses import TOKEN_BYTES, Address, Listening, first_connection, receive_exactly
 from aiodist.workers.health import Health
 from aiodist.workers.joining import Hello
+from aiodist.workers.lane_book import Reply, Request
 from aiodist.workers.layout import Layout
 from aiodist.workers.links import Links
 from aiodist.workers.peer import LENGTH, Peer
@@ -108,6 +109,10 @@ class TcpControl:
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator of a lane."""
         self._request("report", key, pickle.dumps(state))
+
+    def book(self, request: Request) -> None:
+        """Ask or tell the lane book something."""
+        self._request("book", request)
 
     def close(self) -> None:
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
@@ -245,6 +250,24 @@ class TcpControl:
         elif 0 in self._peers:
             self._peers[0].send("state", key, state)
 
+    def _on_book(self, request: Request) -> None:
+        if self._coordinator is not None:
+            self._take_request(0, request)
+        elif 0 in self._peers:
+            self._peers[0].send("request", request)
+
+    def _take_request(self, rank: int, request: Request) -> None:
+        assert self._coordinator is not None
+        for to, reply in self._coordinator.book.take(rank, request):
+            if to == 0:
+                self._on_booked(reply)
+            elif to in self._peers:
+                self._peers[to].send("booked", reply)
+
+    def _on_booked(self, reply: Reply) -> None:
+        if self._listener is not None:
+            self._listener.booked(reply)
+
     def _on_leave(self, why: str, wait: bool) -> None:
         self._leaving = True
         self._leave_by = time.monotonic() + (LEAVE_SECONDS if wait else 0.0)
@@ -344,6 +367,8 @@ class TcpControl:
     def _take(self, peer: Peer, name: str, *arguments: Any) -> None:
         if name == "state":
             self._hear(peer.rank, *arguments)
+        elif name == "request":
+            self._take_request(peer.rank, *arguments)
         elif name == "farewell":
             peer.farewell = arguments[0]
             self._later(FAREWELL_SECONDS, "lost", peer.rank, arguments[0])

@@ -8,7 +8,7 @@ that have not have had their time, there is one verdict, and every worker raises
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -17,7 +17,9 @@ from aiodist.collective.group import SyncGroup
 from aiodist.vocabulary.errors import CollectiveError, IncompleteCollectiveError
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.workers.lane_book import LaneBook, Reply, Request
 from aiodist.workers.layout import Layout
+from aiodist.workers.parts import WholePart, first_in_trouble, overdue_in, whole_parts
 from aiodist.workers.state import Failure, WorkerState, first_overdue, whole_group
 
 LaneKey: TypeAlias = tuple[int, int]
@@ -36,6 +38,7 @@ class Verdict:
         failures: what replicas raised on their own.
         posted: the most records that a worker has brought.
         posted_by_all: the fewest.
+        lanes: by number, those of groups: the fewest records, and the most.
     """
 
     kind: type[CollectiveError]
@@ -43,6 +46,7 @@ class Verdict:
     failures: tuple[Failure, ...]
     posted: int
     posted_by_all: int
+    lanes: Mapping[int, tuple[int, int]]
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -60,6 +64,9 @@ class Listener(Protocol):
 
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
+
+    def booked(self, reply: Reply) -> None:
+        """Hear what the lane book says."""
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
@@ -80,6 +87,9 @@ class Control(Protocol):
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator of a lane."""
 
+    def book(self, request: Request) -> None:
+        """Ask or tell the lane book, which the coordinator keeps, something."""
+
     def close(self) -> None:
         """Tell the others that this worker ends, and leave."""
 
@@ -97,6 +107,9 @@ class Coordinator:
         order_check: what call sites are compared by.
         ask: asks a worker for its part.
         tell: tells a worker the verdict.
+
+    Attributes:
+        book: the lane book.
     """
 
     def __init__(
@@ -112,6 +125,7 @@ class Coordinator:
         self._tell = tell
         self._cases: dict[LaneKey, _Case] = {}
         self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
+        self.book = LaneBook(layout.workers)
 
     @property
     def pending(self) -> list[LaneKey]:
@@ -137,6 +151,7 @@ class Coordinator:
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
         case = self._cases.pop(key)
+        self.book.forget(key)
         found = judge(case.states, self._layout, self._order_check)
         self._concluded[key] = found
         if len(self._concluded) > _MOST_CONCLUDED:
@@ -149,10 +164,33 @@ def judge(states: Mapping[int, WorkerState], layout: Layout, order_check: OrderC
     """Return the verdict on what the workers have told."""
     group = whole_group(states, layout.devices, layout.names, order_check)
     failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
-    error = verdict.judge(group, first_overdue(group, states)) if group.open else _nobody_waits(group)
+    error = _error(group, whole_parts(states, group), states)
     report = _with_notes(error.report, states)
     posted = [states[rank].posted if rank in states else 0 for rank in range(layout.workers)]
-    return Verdict(type(error), report, failures, max(posted), min(posted))
+    return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
+
+
+def _error(root: SyncGroup, parts: Sequence[WholePart], states: Mapping[int, WorkerState]) -> CollectiveError:
+    """Return the error of the group that is in trouble: the run's own, or the first of the others."""
+    overdue = first_overdue(root, states)
+    late = overdue_in(parts) if overdue is None else (root, overdue)
+    if late is not None:
+        return verdict.judge(*late)
+    groups = [root, *parts]
+    found = first_in_trouble(groups)
+    found = found or next((group for group in groups if any(number >= 0 for number in group.open)), None)
+    found = found or next((group for group in groups if group.open), None)
+    return _nobody_waits(root) if found is None else verdict.judge(found)
+
+
+def _lanes(states: Mapping[int, WorkerState]) -> dict[int, tuple[int, int]]:
+    """Return for each lane of a group the fewest records that a worker has brought to it, and the most."""
+    users = {number: workers for state in states.values() for number, (_, workers) in state.lanes.items()}
+    found = {}
+    for number, workers in users.items():
+        posted = [states[w].lanes[number][0] if w in states and number in states[w].lanes else 0 for w in workers]
+        found[number] = min(posted), max(posted)
+    return found
 
 
 def _nobody_waits(group: SyncGroup) -> CollectiveError:
