@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +39,9 @@ class RunBridge(Bridge, Protocol):
     ) -> SubGroup:
         """Return a group of some of the replicas, as far as they are local; see `SubGroup`."""
         ...
+
+    def tell_waits(self, certain: Collection[int]) -> None:
+        """Tell the other workers which local replicas do nothing but wait in collectives: there may be a circle."""
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
         """Meet the other workers at the end of the run; return when there is nothing more to hear from them.

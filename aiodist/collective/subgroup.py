@@ -85,10 +85,7 @@ class SubGroup(SyncGroup):
         self.serial = next(_serials)
         self.closed, self.verdict = root.closed, root.verdict
         self.name, self.made_at = name, (code, offset)
-        if root.branches is None:
-            root.branches = Branches(root)
-            root._handle = root.engine.watched(root._handle)
-        root.branches.groups.add(self)
+        Branches.of(root).groups.add(self)
         self.attach(root.engine, root.thread)
         self._handle = root._handle
         self.observer = root.observer

@@ -5,7 +5,7 @@ A crossing serves one run: its group calls it (`Bridge`), and the control plane 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextvars import copy_context
 from types import CodeType
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
+from aiodist.collective.branches import Branches
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
@@ -63,6 +64,7 @@ class Crossing(Carrier):
         self._verdict: Verdict | None = None
         self._engine_error: BaseException | None = None
         self._parts: list[PartCrossing] = []
+        self._watches = False
         self._unmade: tuple[GroupKey, ...] | None = None
         self._start: Callable[[PartCrossing], object] | None = None
         self.told = False
@@ -100,6 +102,19 @@ class Crossing(Carrier):
         self._start(part)
         return group
 
+    def tell_waits(self, certain: Collection[int]) -> None:
+        """Tell the other workers which local replicas do nothing but wait in collectives."""
+        if not self.told and not self.clean:
+            self._team.group_lanes.tell_waits(self.key, self.state(freeze=False), certain)
+
+    def watch(self) -> None:
+        """Tell, from now on, when the local replicas do nothing but wait: another worker asks for it."""
+        self._watches = True
+        if self._finishing:
+            self.tell_waits(())
+        elif self.group.engine is not None:
+            Branches.of(self.group).watch.look_now()
+
     def start_in(self, tasks: TaskGroup) -> None:
         """Drive the crossings of groups in tasks of their own."""
         context = copy_context()  # that of the run's caller, which is no replica's
@@ -111,6 +126,8 @@ class Crossing(Carrier):
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         super().cross(meeting)
+        if self._watches and self.group.branches is None:
+            self.watch()
         self._settle()
 
     def complain(self, group: SyncGroup, overdue: Rendezvous | None) -> None:
@@ -134,6 +151,8 @@ class Crossing(Carrier):
         if self.told or self._asked or any(group.trouble is not None for group in self.group.groups()):
             self.tell()
         else:
+            if self._watches or self.group.branches is not None:
+                self.tell_waits(())
             for part in self._parts:
                 part.close()
             self._queue.append(None)
@@ -207,8 +226,9 @@ class Crossing(Carrier):
         late: tuple[SyncGroup, tuple[int, float]] | None = None,
         failures: Sequence[Failure] = (),
         note: str = "",
+        freeze: bool = True,
     ) -> WorkerState:
-        """Return what this worker has to tell, in any thread."""
+        """Return what this worker has to tell, in any thread; from then on it brings nothing more to its lanes."""
 
         def overdue_in(group: SyncGroup) -> tuple[int, float] | None:
             return late[1] if late is not None and late[0] is group else None
@@ -222,12 +242,12 @@ class Crossing(Carrier):
         return tell(
             self.group,
             self._span.layout.rank,
-            self.lane.freeze(),
+            self.lane.freeze() if freeze else 0,
             overdue=overdue_in(self.group),
             failures=failures,
             note=note,
             groups=groups,
-            lanes=self._team.group_lanes.posted(self.key),
+            lanes=self._team.group_lanes.freeze(self.key) if freeze else {},
         )
 
     # What the crossings of groups call.

@@ -9,12 +9,14 @@ from aiodist.replica.awaiting import Bell, complete, until
 from aiodist.workers.communicator import Communicator, Duplication
 from aiodist.workers.lane import Lane
 from aiodist.workers.lane_book import Ask, Finishing, Free, Grant, GroupKey, Run
+from aiodist.workers.standstill import Waits
 from aiodist.workers.tribunal import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from aiodist.replica.part_crossing import PartCrossing
+    from aiodist.workers.state import WorkerState
 
 
 class GroupLanes:
@@ -42,6 +44,10 @@ class GroupLanes:
     def finishing(self, run: Run) -> None:
         """Tell that nothing more will be asked for in a run."""
         self._control.book(Finishing(run))
+
+    def tell_waits(self, run: Run, state: WorkerState, certain: Collection[int]) -> None:
+        """Tell which replicas of a run do nothing but wait."""
+        self._control.book(Waits(run, state, tuple(certain)))
 
     def granted(self, grant: Grant) -> None:
         """Take a lane, and begin to make its communicator where it is new."""
@@ -80,7 +86,7 @@ class GroupLanes:
             del self._of_run[run]
         self._control.book(Free(number))
 
-    def posted(self, run: Run) -> dict[int, tuple[int, tuple[int, ...]]]:
+    def freeze(self, run: Run) -> dict[int, tuple[int, tuple[int, ...]]]:
         """Let nothing be brought to the lanes of a run any more; return how much has been, and by whom it is used."""
         used = list(self._of_run.get(run, {}).items())
         lanes = self._lanes

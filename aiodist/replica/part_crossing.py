@@ -52,10 +52,9 @@ class PartCrossing(Carrier):
         self._run = run
         self._parent, self._positions = parent, positions
         self.judged = run.judged
-        self.key: GroupKey | None = None
         self.grant: Grant | None = None
         self._contexts = group.size
-        self._closing = False
+        self._asked = self._closing = False
         group.connect(self)
 
     @property
@@ -63,7 +62,27 @@ class PartCrossing(Carrier):
         """The number that the lane book has given the group, if it has."""
         return None if self.grant is None else self.grant.serial
 
+    @property
+    def key(self) -> GroupKey | None:
+        """What it is asked for by; None where the group that it is made in has no number yet."""
+        parent = self._parent.bridge
+        if not isinstance(parent, PartCrossing):
+            return 0, self._positions, self.group.name
+        return None if parent.serial is None else (parent.serial, self._positions, self.group.name)
+
     # What the group, and its contexts, call.
+
+    def cross(self, meeting: Rendezvous) -> None:
+        """Take a meeting at which all local members mean the same: the creation first."""
+        super().cross(meeting)
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for a lane, as soon as that can be done: groups of one key are asked for in the order of their making."""
+        key = self.key
+        if not self._asked and self._queue and key is not None and not self._bell.interrupts:
+            self._asked = True
+            self._run.team.group_lanes.ask(self._run.key, self, key, self.workers)
 
     def complain(self, group: SyncGroup, overdue: Rendezvous | None) -> None:
         """Have all workers judged."""
@@ -100,7 +119,8 @@ class PartCrossing(Carrier):
             self._values.interrupt()
 
     def ring(self) -> None:
-        """Look again what there is."""
+        """Look again what there is: a group has a lane, in which this one may have been made."""
+        self._ask()
         self._bell.ring()
 
     # The way of the group.
@@ -121,16 +141,9 @@ class PartCrossing(Carrier):
                 self._run.parted(self)
 
     async def _find_lane(self) -> None:
-        parent = self._parent.bridge
-        while not self._queue or (isinstance(parent, PartCrossing) and parent.grant is None):
-            await self._pause()
-        serial = parent.serial if isinstance(parent, PartCrossing) else None
-        self.key = (serial or 0, self._positions, self.group.name)
-        lanes = self._run.team.group_lanes
-        lanes.ask(self._run.key, self, self.key, self.workers)
         while self.grant is None:
             await self._pause()
-        self._lane = await lanes.lane(self.grant.number, self._bell)
+        self._lane = await self._run.team.group_lanes.lane(self.grant.number, self._bell)
         if self._bell.interrupts:
             raise InterruptedStep
         self._lane.begin(self.grant.serial)

@@ -33,11 +33,11 @@ from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Lane
-from aiodist.workers.lane_book import Grant, Reply
+from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tribunal import Control, LaneKey, Verdict, judge
+from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 _MOST_RUNS: Final = 63
 
@@ -148,14 +148,17 @@ class Team:
         self.call_soon_threadsafe(self._judge, key, verdict)
 
     def booked(self, reply: Reply) -> None:
-        """Hear what the lane book says."""
+        """Hear what the coordinator replies of groups."""
         self.call_soon_threadsafe(self._hear_booked, reply)
 
     def _hear_booked(self, reply: Reply) -> None:
         if isinstance(reply, Grant):
             self.group_lanes.granted(reply)
+        elif isinstance(reply, Unmade):
+            if reply.run in self._crossings:
+                self._crossings[reply.run].hear_unmade(reply.groups)
         elif reply.run in self._crossings:
-            self._crossings[reply.run].hear_unmade(reply.groups)
+            self._crossings[reply.run].watch()
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""

@@ -104,6 +104,9 @@ class WholePart(SyncGroup):
             self.agreed.append((number, *from_wire(agreed[number]), None))
         for number in numbers:
             self._restore(number, parts.values())
+        made = self.open.get(-1)  # also where they have not met in it yet
+        if made is not None and all(m.sequence >= 0 for m in self.members) and len(camps_of(self, made)) == 1:
+            del self.open[-1]
 
     @property
     def label(self) -> str:

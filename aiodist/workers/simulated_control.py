@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.lane_book import Request
 from aiodist.workers.layout import Layout
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Verdict
+from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Request, Verdict
 
 
 class SimulatedSwitchboard:
@@ -29,9 +28,9 @@ class SimulatedSwitchboard:
             self._coordinator.heard(rank, key, state)
 
     def book(self, rank: int, request: Request) -> None:
-        """Take what a worker asks of the lane book."""
+        """Take what a worker asks for or tells of groups."""
         if rank not in self._lost:
-            for to, reply in self._coordinator.book.take(rank, request):
+            for to, reply in self._coordinator.take(rank, request):
                 if to not in self._lost:
                     self._listeners[to].booked(reply)
 
@@ -67,7 +66,7 @@ class SimulatedControl:
         self._switchboard.report(self._rank, key, state)
 
     def book(self, request: Request) -> None:
-        """Ask or tell the lane book something."""
+        """Ask the coordinator for something, or tell it, of groups."""
         self._switchboard.book(self._rank, request)
 
     def close(self) -> None:

@@ -31,13 +31,12 @@ from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.addresses import TOKEN_BYTES, Address, Listening, first_connection, receive_exactly
 from aiodist.workers.health import Health
 from aiodist.workers.joining import Hello
-from aiodist.workers.lane_book import Reply, Request
 from aiodist.workers.layout import Layout
 from aiodist.workers.links import Links
 from aiodist.workers.peer import LENGTH, Peer
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
+from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Reply, Request, Verdict
 
 BEAT_SECONDS: Final = 0.25
 LINK_BEAT_SECONDS: Final = 1.0
@@ -111,7 +110,7 @@ class TcpControl:
         self._request("report", key, pickle.dumps(state))
 
     def book(self, request: Request) -> None:
-        """Ask or tell the lane book something."""
+        """Ask the coordinator for something, or tell it, of groups."""
         self._request("book", request)
 
     def close(self) -> None:
@@ -258,11 +257,15 @@ class TcpControl:
 
     def _take_request(self, rank: int, request: Request) -> None:
         assert self._coordinator is not None
-        for to, reply in self._coordinator.book.take(rank, request):
+        known = self._coordinator.pending
+        for to, reply in self._coordinator.take(rank, request):
             if to == 0:
                 self._on_booked(reply)
             elif to in self._peers:
                 self._peers[to].send("booked", reply)
+        for key in self._coordinator.pending:
+            if key not in known:
+                self._later(PATIENCE_SECONDS, "conclude", key)
 
     def _on_booked(self, reply: Reply) -> None:
         if self._listener is not None:

@@ -8,21 +8,26 @@ that have not have had their time, there is one verdict, and every worker raises
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from aiodist.collective import verdict
+from aiodist.collective import cycles, verdict
 from aiodist.collective.group import SyncGroup
 from aiodist.vocabulary.errors import CollectiveError, IncompleteCollectiveError
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
-from aiodist.workers.lane_book import LaneBook, Reply, Request
+from aiodist.workers import lane_book
+from aiodist.workers.lane_book import LaneBook
 from aiodist.workers.layout import Layout
 from aiodist.workers.parts import WholePart, first_in_trouble, overdue_in, whole_parts
+from aiodist.workers.standstill import Standstills, TellWaits, Waits, standing_of
 from aiodist.workers.state import Failure, WorkerState, first_overdue, whole_group
 
 LaneKey: TypeAlias = tuple[int, int]
+Request: TypeAlias = lane_book.Request | Waits
+"""What a worker asks for or tells of groups while all goes well."""
+Reply: TypeAlias = lane_book.Reply | TellWaits
 
 PATIENCE_SECONDS = 5.0
 _MOST_CONCLUDED = 1024
@@ -66,7 +71,7 @@ class Listener(Protocol):
         """Hear the verdict on a lane."""
 
     def booked(self, reply: Reply) -> None:
-        """Hear what the lane book says."""
+        """Hear what the coordinator replies of groups."""
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
@@ -88,7 +93,7 @@ class Control(Protocol):
         """Tell the coordinator of a lane."""
 
     def book(self, request: Request) -> None:
-        """Ask or tell the lane book, which the coordinator keeps, something."""
+        """Ask the coordinator for something, or tell it, of groups."""
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave."""
@@ -97,6 +102,7 @@ class Control(Protocol):
 @dataclass(slots=True)
 class _Case:
     states: dict[int, WorkerState] = field(default_factory=dict)
+    standing: Collection[int] = ()
 
 
 class Coordinator:
@@ -107,9 +113,6 @@ class Coordinator:
         order_check: what call sites are compared by.
         ask: asks a worker for its part.
         tell: tells a worker the verdict.
-
-    Attributes:
-        book: the lane book.
     """
 
     def __init__(
@@ -125,7 +128,8 @@ class Coordinator:
         self._tell = tell
         self._cases: dict[LaneKey, _Case] = {}
         self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
-        self.book = LaneBook(layout.workers)
+        self._book = LaneBook(layout.workers)
+        self._standstills = Standstills(layout, order_check)
 
     @property
     def pending(self) -> list[LaneKey]:
@@ -148,11 +152,28 @@ class Coordinator:
         if key in self._cases and len(case.states) == self._layout.workers:
             self.conclude(key)
 
+    def take(self, rank: int, request: Request) -> Iterator[tuple[int, Reply]]:
+        """Take what a worker asks for or tells of groups; yield replies, and whom they are for."""
+        if not isinstance(request, Waits):
+            yield from self._book.take(rank, request)
+            return
+        key = request.run
+        if key in self._cases or key in self._concluded:
+            return
+        standing, to_ask = self._standstills.hear(rank, request)
+        for worker in to_ask:
+            yield worker, TellWaits(key)
+        if standing:
+            self._cases[key] = _Case(standing=standing)
+            for worker in range(self._layout.workers):
+                self._ask(worker, key)
+
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
         case = self._cases.pop(key)
-        self.book.forget(key)
-        found = judge(case.states, self._layout, self._order_check)
+        self._book.forget(key)
+        self._standstills.forget(key)
+        found = judge(case.states, self._layout, self._order_check, case.standing)
         self._concluded[key] = found
         if len(self._concluded) > _MOST_CONCLUDED:
             self._concluded.popitem(last=False)
@@ -160,17 +181,21 @@ class Coordinator:
             self._tell(rank, key, found)
 
 
-def judge(states: Mapping[int, WorkerState], layout: Layout, order_check: OrderCheck) -> Verdict:
-    """Return the verdict on what the workers have told."""
+def judge(
+    states: Mapping[int, WorkerState], layout: Layout, order_check: OrderCheck, standing: Collection[int] = ()
+) -> Verdict:
+    """Return the verdict on what the workers have told; ``standing`` are replicas that can never go on."""
     group = whole_group(states, layout.devices, layout.names, order_check)
     failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
-    error = _error(group, whole_parts(states, group), states)
+    error = _error(group, whole_parts(states, group), states, standing)
     report = _with_notes(error.report, states)
     posted = [states[rank].posted if rank in states else 0 for rank in range(layout.workers)]
     return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
 
 
-def _error(root: SyncGroup, parts: Sequence[WholePart], states: Mapping[int, WorkerState]) -> CollectiveError:
+def _error(
+    root: SyncGroup, parts: Sequence[WholePart], states: Mapping[int, WorkerState], standing: Collection[int]
+) -> CollectiveError:
     """Return the error of the group that is in trouble: the run's own, or the first of the others."""
     overdue = first_overdue(root, states)
     late = overdue_in(parts) if overdue is None else (root, overdue)
@@ -178,6 +203,9 @@ def _error(root: SyncGroup, parts: Sequence[WholePart], states: Mapping[int, Wor
         return verdict.judge(*late)
     groups = [root, *parts]
     found = first_in_trouble(groups)
+    circle = standing_of(groups, standing) if found is None else set()
+    if circle:
+        return cycles.error_of(root, cycles.waits_in(groups), circle)
     found = found or next((group for group in groups if any(number >= 0 for number in group.open)), None)
     found = found or next((group for group in groups if group.open), None)
     return _nobody_waits(root) if found is None else verdict.judge(found)

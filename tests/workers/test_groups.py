@@ -32,13 +32,13 @@ async def every_collective(ctx: ReplicaContext) -> Any:
     group = ctx.new_group([me % 2 + 2, me % 2])
     mine = np.array([me, 10 + me])
     out = np.zeros(2, int)
+    await group.barrier()
     found = [
         await group.all_reduce("SUM", me),
         (await group.all_gather(mine, 0)).tolist(),
         (await group.broadcast(mine, 1)).tolist(),
         (await group.reduce_scatter("SUM", mine)).tolist(),
         (await group.all_to_all(mine)).tolist(),
-        await group.barrier(),
         await group.all_reduce("SUM", mine, out=out) is out,
         out.tolist(),
         (await group.all_reduce("MAX", np.full(70_000, me)))[-1],
