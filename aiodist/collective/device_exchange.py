@@ -5,8 +5,8 @@ What all replicas of a device get is moved there once, for the first of them, an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 
@@ -49,11 +49,12 @@ class Broadcast(_Exchange):
         signature: Signature,
         values: Sequence[Any],
         options: CommunicationOptions,
-        devices: Mapping[int, str],
+        positions: Sequence[int],
+        names: Iterable[str],
         outs: Mapping[int, OutBuffers] | None = None,
         targets: tuple[int, ...] | None = None,
     ) -> None:
-        super().__init__(signature, [values[i] for i in devices], options, devices, outs, targets)
+        super().__init__(signature, [values[i] for i in positions], options, positions, names, outs, targets)
 
     @property
     def source(self) -> int:
@@ -142,3 +143,13 @@ class ReduceScatter(AllReduce):
         column, mark = self.columns[place], self.marks[place]
         total = reduce_leaf(self.signature[OP], column, mark, self.options.accumulate)
         return [each(mark, part, 1)[0] for part in np.split(total, len(column), axis=self.detail(place))]
+
+
+WORK: Final[Mapping[str, type[DeviceWork]]] = {
+    "all_reduce": AllReduce,
+    "all_gather": AllGather,
+    "broadcast": Broadcast,
+    "reduce_scatter": ReduceScatter,
+    "all_to_all": AllToAll,
+}
+"""What a collective with arrays on devices is, by its kind's name."""

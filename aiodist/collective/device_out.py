@@ -13,7 +13,9 @@ from aiodist.collective.device_course import Known
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.gpu.plan import Place
 from aiodist.gpu.scheme import symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceBuffer
+from aiodist.vocabulary.device_arrays import DeviceArray, DeviceBuffer, DeviceType
+from aiodist.vocabulary.device_frameworks import type_of
+from aiodist_kernels import ReduceOp, result_dtype
 
 Span: TypeAlias = tuple[int, int, int]
 """Where memory begins and ends, and the place of the leaf that it belongs to."""
@@ -109,3 +111,39 @@ def are_entangled(inputs: Iterable[Span], outs: Iterable[Span], *, in_place: boo
         if found in written:
             written_end = max(written_end, end)
     return False
+
+
+def checked(out: Any, value: DeviceArray, mark: DeviceType, op: ReduceOp) -> DeviceBuffer:
+    """Return a buffer for a leaf's result.
+
+    Raises:
+        TypeError: it is no array of the leaf's framework on a GPU, cannot be written into, or has another dtype.
+        ValueError: it has another shape than the result, or is on another GPU than the leaf.
+    """
+    if type_of(out) is not mark:
+        kind = type(out)
+        got = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+        raise TypeError(f"out must hold {mark.name} arrays on GPUs, where the value has them, got a {got}")
+    buffer, expected = mark.buffer(out), result_dtype(op, value.dtype)
+    if buffer.dtype != expected:
+        raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
+    if tuple(buffer.shape) != tuple(value.shape):
+        raise ValueError(f"out must have the result's shape {tuple(value.shape)}, got {tuple(buffer.shape)}")
+    if buffer.ordinal != value.ordinal:
+        raise ValueError(f"out must be on the value's GPU, number {value.ordinal}, got one on number {buffer.ordinal}")
+    return buffer
+
+
+def check_overlap(leaves: Sequence[Any], buffers: Sequence[Any]) -> None:
+    """Check what a replica brings for its own result, against what it brings to be reduced.
+
+    Raises:
+        ValueError: a buffer on a GPU overlaps another one, or a leaf, and is not that leaf's own memory.
+    """
+    there = [place for place, buffer in enumerate(buffers) if isinstance(buffer, DeviceBuffer) and buffer.nbytes]
+    inputs = [span(leaves[place], place) for place in there]
+    if are_entangled(inputs, [span(buffers[place], place) for place in there], in_place=True):
+        raise ValueError(
+            "out must overlap neither the value nor itself, except that a buffer may be the very array that it is the "
+            "result of"
+        )

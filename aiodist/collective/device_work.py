@@ -11,7 +11,7 @@ What a collective comes to depends on shapes, dtypes and devices, and on nothing
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -47,7 +47,8 @@ class DeviceWork:
         signature: what the replicas asked for, with device arrays among the leaves.
         values: what those brought that take part.
         options: how the result is to be made.
-        devices: the replicas' devices, by their positions in the group; those of the strategy, elsewhere.
+        positions: the replicas' own, in the group.
+        names: the devices on whose streams values may have been made.
         outs: by position, the buffers that they want the result in.
         targets: the GPUs that get a result each; None: each replica's for itself, leaf by leaf.
 
@@ -60,7 +61,8 @@ class DeviceWork:
         signature: Signature,
         values: Sequence[Any],
         options: CommunicationOptions,
-        devices: Mapping[int, str],
+        positions: Sequence[int],
+        names: Iterable[str],
         outs: Mapping[int, OutBuffers] | None = None,
         targets: tuple[int, ...] | None = None,
     ) -> None:
@@ -70,8 +72,8 @@ class DeviceWork:
         self.single = signature[STRUCTURE] is None
         self.columns: list[Column] = [tuple(values)] if self.single else list(zip(*values, strict=True))
         self.marks: Sequence[LeafMark] = [signature[TYPES]] if self.single else signature[TYPES]
-        self.positions = list(devices)
-        self._names = devices.values()
+        self.positions = positions
+        self._names = names
         self._executor: Executor = process.executor()
         self._places = [place for place, mark in enumerate(self.marks) if isinstance(mark, DeviceType)]
         self.arrays: list[DeviceArray] = [array for place in self._places for array in self.columns[place]]
@@ -217,7 +219,7 @@ class DeviceWork:
             return driver.allocate(ordinal, nbytes)
 
     def _collect(self) -> dict[int, Any]:
-        """Return each replica's result; for the event loop's thread, when the devices are done."""
+        """Return each replica's or target's result; for the event loop's thread, when the devices are done."""
         by_leaf = []
         for place in range(len(self.columns)):
             numbers = self._course.results.get(place)
@@ -228,8 +230,9 @@ class DeviceWork:
                 assert isinstance(mark, DeviceType)
                 by_leaf.append([None if number is None else mark.finish(self._made[number]) for number in numbers])
         self.columns.clear()
+        takers = self.positions if self.targets is None else range(len(self.targets))
         rows = zip(*by_leaf, strict=True)
-        return {i: row[0] if self.single else list(row) for i, row in zip(self.positions, rows, strict=True)}
+        return {i: row[0] if self.single else list(row) for i, row in zip(takers, rows, strict=True)}
 
     def _into_buffers(self, place: int, results: list[Any]) -> list[Any]:
         if self.outs is not None:

@@ -143,8 +143,10 @@ class Rendezvous:
         self.put_in_native_order()
         if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
             self.by_replica = True
-            devices = {i: members[i].device for i in range(self.size) if i not in (self.absent or ())}
-            work: Work = signature[KIND].on_devices(signature, self.values, self.options, devices).work()
+            taking_part = [i for i in range(self.size) if i not in (self.absent or ())]
+            names = [members[i].device for i in taking_part]
+            on_devices = signature[KIND].on_devices
+            work: Work = on_devices(signature, self.values, self.options, taking_part, names, self.outs).work()
             return work
         if self.outs is None:
             result = signature[KIND].combine(signature, self.values, self.options)

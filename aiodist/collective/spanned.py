@@ -7,6 +7,8 @@ on everybody.
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiodist.collective.bridge import Bridge, RunBridge
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
@@ -34,10 +36,26 @@ class _OfWorkers(SyncGroup):
 class _Crossing(_OfWorkers):
     """What those have in common that have members elsewhere."""
 
-    def _agree(self, meeting: Rendezvous, last: int) -> None:  # noqa: ARG002  (as the group's own)
+    _arriving: Rendezvous | None = None
+
+    def _agree(self, meeting: Rendezvous, last: int) -> None:
         meeting.agreed = True
         self.agreed.append((meeting.number, *meeting.call, meeting.others))
+        self._arriving = meeting
         self.bridge.cross(meeting)
+        self._arriving = None
+        if not meeting.complete:
+            return
+        meeting.last = last
+        if last == self.size - 1:
+            self.release(meeting)
+        else:  # it takes its place among the others, as on one machine
+            self.engine.call_soon(partial(self.release, meeting))
+
+    def release(self, meeting: Rendezvous) -> None:
+        """Wake those who wait in a complete meeting; where it is complete in its last arrival, after that."""
+        if meeting is not self._arriving:
+            super().release(meeting)
 
 
 class SpannedGroup(_Crossing):

@@ -16,11 +16,13 @@ from aiodist.collective.signature import (
     OP,
     SHAPES,
     STRUCTURE,
+    TYPES,
     Leaf,
     LeafMark,
     LeafType,
     Signature,
     describe_leaf,
+    has_device_arrays,
     leaf_fields,
 )
 from aiodist.vocabulary import nests
@@ -182,33 +184,62 @@ def _per_leaf(signature: Signature, values: list[Any]) -> Any:
     return values[0] if signature[STRUCTURE] is None else tuple(values)
 
 
-def out_buffers(out: Any, signature: Signature) -> OutBuffers | None:
+def out_buffers(out: Any, signature: Signature, leaves: Any) -> OutBuffers | None:
     """Return the buffers that a result is to be written into; None for None.
 
+    Args:
+        out: the buffers, as they were given.
+        signature: what is asked for.
+        leaves: what of the value takes part.
+
     Raises:
-        TypeError: one is no array, or has another dtype than the result.
-        ValueError: the structure or a shape is not the result's, or a buffer is read-only.
+        TypeError: one is no array, of another kind than the value, or has another dtype than the result.
+        ValueError: the structure or a shape is not the result's, a buffer is read-only, on another GPU, or overlaps
+            what it may not.
     """
     if out is None:
         return None
-    structure, _, _, _, leaves = describe(out)
+    brought, structure = _flat(out)
+    if structure != signature[STRUCTURE] and nests.meet_dicts(out):
+        brought, structure = _flat(out)
     if structure != signature[STRUCTURE]:
         raise ValueError(f"out must be a nest like the value, {_text(signature[STRUCTURE])}, got {_text(structure)}")
-    buffers = [leaves] if structure is None else leaves
-    for buffer, (shape, dtype, leaf_type) in zip(buffers, leaf_fields(signature), strict=True):
-        _check_out(buffer, shape, dtype, leaf_type, signature[OP])
+    own, fields = [leaves] if signature[STRUCTURE] is None else leaves, leaf_fields(signature)
+    buffers = [
+        _checked_out_on_device(buffer, value, leaf_type, signature[OP])
+        if isinstance(leaf_type, DeviceType)
+        else _checked_out(buffer, shape, dtype, leaf_type, signature[OP])
+        for buffer, value, (shape, dtype, leaf_type) in zip(brought, own, fields, strict=True)
+    ]
+    if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
+        from aiodist.collective.device_out import check_overlap
+
+        check_overlap(own, buffers)
     return OutBuffers(buffers, out)
+
+
+def _checked_out_on_device(buffer: Any, value: Any, mark: DeviceType, op: ReduceOp) -> Any:
+    from aiodist.collective.device_out import checked  # loaded where there are arrays on GPUs
+
+    return checked(buffer, value, mark, op)
+
+
+def _flat(out: Any) -> tuple[list[Any], nests.Structure | None]:
+    """Return leaves and structure, as a signature has them."""
+    if type(out) is np.ndarray:
+        return [out], None
+    leaves, structure = nests.flatten(out)
+    return leaves, None if len(leaves) == 1 and leaves[0] is out else structure
 
 
 def _text(structure: nests.Structure | None) -> str:
     return "a single array" if structure is None else nests.text(structure)
 
 
-def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: LeafMark, op: ReduceOp) -> None:
-    if isinstance(leaf_type, DeviceType):
-        raise TypeError("out does not serve arrays on GPUs, of which each replica gets one of its own; leave it out")
+def _checked_out(out: Any, shape: tuple[int, ...], dtype: Any, leaf_type: LeafMark, op: ReduceOp) -> Any:
+    buffer = describe_leaf(out)[3]
     if leaf_type in (LeafType.PYTHON_NUMBER, LeafType.INDEXED_SLICES) or not isinstance(buffer, np.ndarray):
-        raise TypeError(f"out must hold arrays, where the value has arrays, got {buffer!r}")
+        raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
     expected = kernels.result_dtype(op, dtype)
     if buffer.dtype != expected:
         raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
@@ -216,6 +247,7 @@ def _check_out(buffer: Any, shape: tuple[int, ...], dtype: Any, leaf_type: LeafM
         raise ValueError(f"out must have the result's shape {shape}, got {buffer.shape}")
     if not buffer.flags.writeable:
         raise ValueError("out must be writeable, got a read-only array")
+    return buffer
 
 
 async def run_in_any_thread(fn: Callable[..., T], *args: Any) -> T:

@@ -35,8 +35,8 @@ class ReplicaContext(Block):
     A collective is issued by the call, in the order of the calls, and completed by the await of what it returns. Every
     replica must issue the same collectives in the same order. Values are nests of NumPy arrays and scalars, Python
     numbers, `IndexedSlices`, variables (as the array that they read as), other frameworks' arrays in host memory, such
-    as PyTorch's and JAX's, and PyTorch's, CuPy's and Numba's on GPUs. NumPy arrays in results are shared and read-only;
-    a framework's arrays come back as its own, one for each replica.
+    as PyTorch's and JAX's, and PyTorch's, CuPy's, Numba's and JAX's on GPUs. NumPy arrays in results are shared and
+    read-only; a framework's arrays come back as its own, one for each replica.
 
     Every collective raises, at the call:
 
@@ -139,7 +139,8 @@ class ReplicaContext(Block):
             options: how to carry it out.
             experimental_hints: the former name of ``options``.
             name: stands in for the call site where several places are meant to be one collective.
-            out: the caller's own buffers for the result, a nest like ``value``; they are what the await returns.
+            out: the caller's own buffers for the result, a nest like ``value``; they are what the await returns. On
+                GPUs they may be what ``value`` has in the same places, and overlap it nowhere else.
 
         Returns:
             A handle; its await gives a nest like ``value``. MEAN of integers is float64.
@@ -159,7 +160,7 @@ class ReplicaContext(Block):
             return handle
         options = arguments.options(options, experimental_hints)
         arguments.check_name(name)
-        return self._issue(frame, signature, leaves, options, arguments.out_buffers(out, signature))
+        return self._issue(frame, signature, leaves, options, arguments.out_buffers(out, signature, leaves))
 
     def all_gather(
         self, value: Any, axis: int, options: CommunicationOptions | None = None, *, name: str | None = None

@@ -20,19 +20,19 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep, complete, until
-from aiodist.replica.carrying import Carrier
+from aiodist.replica.carrying import Carrier, When
 from aiodist.replica.part_crossing import PartCrossing
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
-from aiodist.workers.absence import ENDED
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
-from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.lane import Agreed, Lane
+from aiodist.workers.crossing import Span
+from aiodist.workers.lane import Disagreement, Lane
 from aiodist.workers.lane_book import GroupKey
 from aiodist.workers.parts import tell_part
-from aiodist.workers.record import Notice
+from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
+from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Verdict
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class Crossing(Carrier):
         super().cross(meeting)
         if self._watches and self.group.branches is None:
             self.watch()
-        self._settle()
+        if self._error is not None:
+            self._settle()
 
     def complain(self, group: SyncGroup, overdue: Rendezvous | None) -> None:
         """Have all workers judged, a group being in trouble."""
@@ -218,11 +219,14 @@ class Crossing(Carrier):
             self._interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
             late = None if overdue is None else (group or self.group, overdue)
-            self._team.report(self.key, self.state(late=late, failures=found, note=note))
+            layout = self._team.span.layout  # of many workers, each of which knows the same, a few tell all
+            brief = layout.workers > ALL_RECEIVE_ALL and layout.rank % ALL_RECEIVE_ALL != 0
+            self._team.report(self.key, self.state(brief=brief, late=late, failures=found, note=note))
 
     def state(
         self,
         *,
+        brief: bool = False,
         late: tuple[SyncGroup, tuple[int, float]] | None = None,
         failures: Sequence[Failure] = (),
         note: str = "",
@@ -243,6 +247,7 @@ class Crossing(Carrier):
             self.group,
             self._span.layout.rank,
             self.lane.freeze() if freeze else 0,
+            brief=brief,
             overdue=overdue_in(self.group),
             failures=failures,
             note=note,
@@ -292,13 +297,12 @@ class Crossing(Carrier):
         self._busy = True
         try:
             while self._queue:
-                meeting = self._queue.popleft()
-                assert meeting is not None
-                common = await self.carry(meeting, free)
+                common = await self._complete(self._begin(self._queue.popleft(), free))
         except InterruptedStep as step:
             self._engine_error = step.__cause__
             raise
         finally:
+            self._hands.close()
             self._end_by_loss()
         return common
 
@@ -334,6 +338,7 @@ class Crossing(Carrier):
             finally:
                 self._end_by_loss()
                 self._stopped.set()
+                self._hands.close()
                 self._bell.close()
                 self._values.close()
 
@@ -357,41 +362,23 @@ class Crossing(Carrier):
     def _disagree(self) -> None:
         self.tell()
 
-    async def _end_well(self) -> None:
+    def _end_well(self) -> Steps[int]:
         notice = Notice.GROUPS if self._parts else Notice.NONE
         if any(part.grant is None for part in self._parts):
             notice = Notice.PENDING
-        agreed = await self._meet(_FINISHED, notice)
+        agreed = yield from self._meet(_FINISHED, notice)
         if agreed.notice is not Notice.NONE:
             if agreed.notice is Notice.PENDING:
-                await self._settle_pending()
-            while self._parts:
-                await self._pause()
-            await self._meet(_GROUPS_CLOSED)
+                yield from self._settle_pending()
+            yield When(lambda: not self._parts)
+            yield from self._meet(_GROUPS_CLOSED)
         self.clean = True
         self._team.leave(self)
+        return 0
 
-    async def _meet(self, name: bytes, notice: Notice = Notice.NONE) -> Agreed:
-        """Agree that all are there."""
-        steps = self.lane.agree(name, lambda _: Plan([], lambda _: None), notice=notice)
-        agreed = await self._agree(steps, self._carry_out_end)
-        await self._carry_out_end(agreed)
-        return agreed
-
-    async def _settle_pending(self) -> None:
+    def _settle_pending(self) -> Steps[None]:
         """Tell where somebody has not made a group that its others have: everybody has ended."""
         self._team.group_lanes.finishing(self.key)
-        while self._unmade is None:
-            await self._pause()
+        yield When(lambda: self._unmade is not None)
         if self._unmade:
-            self.tell()
-            raise InterruptedStep
-
-    async def _pause(self) -> None:
-        if self._bell.interrupts:
-            raise InterruptedStep
-        await self._bell.wait()
-
-    async def _carry_out_end(self, agreed: Agreed) -> None:
-        if agreed.notice >= Notice.ABSENT:
-            await self._tell(ENDED)
+            raise Disagreement

@@ -18,13 +18,11 @@ from aiodist.collective.spanned import SpannedPart
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
-from aiodist.workers.absence import ENDED
 from aiodist.workers.calls import digest
-from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.lane import Agreed
+from aiodist.workers.crossing import Span
 from aiodist.workers.lane_book import Grant, GroupKey
 from aiodist.workers.layout import Layout
-from aiodist.workers.record import Notice
+from aiodist.workers.transfers import Steps
 
 if TYPE_CHECKING:
     from aiodist.replica.crossing import Crossing
@@ -136,6 +134,7 @@ class PartCrossing(Carrier):
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
                 self._run.fail(error)
             finally:
+                self._hands.close()
                 self._bell.close()
                 self._values.close()
                 self._run.parted(self)
@@ -164,15 +163,11 @@ class PartCrossing(Carrier):
     def _disagree(self) -> None:
         self._run.tell()
 
-    async def _end_well(self) -> None:
-        steps = self.lane.agree(_CLOSED, lambda _: Plan([], lambda _: None))
-        await self._carry_out_end(await self._agree(steps, self._carry_out_end))
+    def _end_well(self) -> Steps[int]:
+        yield from self._meet(_CLOSED)
         assert self.grant is not None
         self._run.team.group_lanes.free(self._run.key, self.grant.number)
-
-    async def _carry_out_end(self, agreed: Agreed) -> None:
-        if agreed.notice >= Notice.ABSENT:
-            await self._tell(ENDED)
+        return 0
 
 
 def layout_of(everyone: tuple[int, ...], workers: tuple[int, ...], whole: Layout) -> Layout:

@@ -15,6 +15,7 @@ from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import Accumulate, ReduceOp
@@ -36,13 +37,13 @@ def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int, accumula
 def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int, accumulate: Accumulate) -> Any:
     if leaf is None:  # an empty nest, as in a collective
         return None
-    shapes, dtypes, types, arrays = _described(_components(op, leaf, num_replicas))
+    shapes, dtypes, types, arrays = _described(components(op, leaf, num_replicas))
     if LeafType.INDEXED_SLICES in types:
         _check_rows(op, dtypes, types, axis)
     elif axis is not None:
         return _given(types[0], _reduce_along(op, [np.asarray(array) for array in arrays], axis, accumulate))
     for what, column in (("shape", shapes), ("dtype", list(map(_native, dtypes))), ("type", types)):
-        _check_same(what, column)
+        check_same(what, column)
     if types[0] is LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtypes[0])
     return _given(types[0], reduce_leaf(op, arrays, types[0], accumulate))
@@ -53,15 +54,19 @@ def _described(components: Sequence[Any]) -> tuple[list[Any], list[Any], list[Le
     shapes, dtypes, types, arrays = ([*column] for column in zip(*map(describe_leaf, components), strict=True))
     if has_device_arrays(tuple(types)):
         raise TypeError(
-            "expected arrays on the host, got arrays on GPUs, which the collectives of replica functions take; copy "
-            "them to the host first, e.g. value.cpu() of PyTorch"
+            "expected components on the host, as others are, got arrays on GPUs; let all of them be of one kind"
         )
     if has_foreign(tuple(types)):
-        _check_same("type", types)
+        check_same("type", types)
     return shapes, dtypes, types, arrays
 
 
-def _check_same(what: str, column: Sequence[Any]) -> None:
+def check_same(what: str, column: Sequence[Any]) -> None:
+    """Check that components agree in something.
+
+    Raises:
+        ValueError: they do not.
+    """
     for replica_id, found in enumerate(column):
         if found != column[0]:
             hint = "; to reduce ragged batches, give the axis that they differ along" if what == "shape" else ""
@@ -72,6 +77,8 @@ def _check_same(what: str, column: Sequence[Any]) -> None:
 
 
 def _text(found: Any) -> str:
+    if isinstance(found, DeviceType):
+        return f"{found.name} array on a GPU"
     if isinstance(found, ForeignType):
         return f"{found.name} array"
     return "NumPy array" if found is LeafType.NUMPY_ARRAY else str(found)
@@ -81,10 +88,14 @@ def _given(leaf_type: LeafMark, result: Any) -> Any:
     return leaf_type.give(result) if isinstance(leaf_type, ForeignType) else result
 
 
-def _components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
-    """Return what there is to reduce: a component a replica, or one value that stands for all of them."""
+def components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
+    """Return what there is to reduce: a component a replica, or one value that stands for all of them.
+
+    Raises:
+        ValueError: a SUM of a plain value on several replicas; another number of components.
+    """
     if isinstance(leaf, DistributedValues):
-        _check_count(leaf, num_replicas)
+        check_count(leaf, num_replicas)
         same = isinstance(leaf, Mirrored) and op is not ReduceOp.SUM and op is not ReduceOp.PRODUCT
         return leaf.values[:1] if same else leaf.values
     if num_replicas > 1 and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
@@ -95,7 +106,12 @@ def _components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
     return [leaf]
 
 
-def _check_count(leaf: DistributedValues[Any], num_replicas: int) -> None:
+def check_count(leaf: DistributedValues[Any], num_replicas: int) -> None:
+    """Check that a value has as many components as there are replicas.
+
+    Raises:
+        ValueError: it has not.
+    """
     if len(leaf.values) != num_replicas:
         raise ValueError(f"expected {num_replicas} components, one for each replica, got {len(leaf.values)}")
 
@@ -194,6 +210,14 @@ def _frozen(array: Array) -> Array:
     return array
 
 
+def one_for_all(value: DistributedValues[Any]) -> str:
+    """Return what is said of a per-replica value where one for all is wanted."""
+    return (
+        f"broadcast_to expects one value for all, got a {type(value).__name__}; reduce it first: "
+        "reduce_to(op, value, destinations)"
+    )
+
+
 def gather_nest(value: Any, axis: Any, num_replicas: int) -> Any:
     """Return a nest with every per-replica leaf put together along an axis, in replica order; other leaves as they are.
 
@@ -209,7 +233,7 @@ def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
         if num_replicas == 1 and leaf is not None:
             normalized_axis(axis, len(describe_leaf(leaf)[0]))
         return leaf
-    _check_count(leaf, num_replicas)
+    check_count(leaf, num_replicas)
     _, _, types, arrays = _described(leaf.values)
     if LeafType.INDEXED_SLICES in types:
         raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")

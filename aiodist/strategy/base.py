@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiodist.collective.group import SyncGroup
+from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist.collective.recorder import Recorder
 from aiodist.data.methods import DataMethods
 from aiodist.replica import arguments
@@ -19,6 +20,7 @@ from aiodist.strategy import across, creation
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.off_loop import call_off_loop
+from aiodist.strategy.on_devices import OnDevices, to_gather, to_reduce
 from aiodist.strategy.scope import Scope, components_here, require_cross_replica
 from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
@@ -167,7 +169,8 @@ class Strategy(DataMethods, V1Strategy):
                 a MEAN divides by the true number of elements.
 
         Returns:
-            A nest of reduced values; arrays are read-only.
+            A nest of reduced values; arrays are read-only. What is on GPUs, and takes no ``axis``, becomes an array of
+            its framework's on the GPU of replica 0's component.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
@@ -179,7 +182,11 @@ class Strategy(DataMethods, V1Strategy):
         op = arguments.reduce_op(reduce_op)
         size = components_here(self)
         accumulate = self._extended.communication_options.accumulate
-        return await call_off_loop(value, lambda: across.reduce_nest(op, value, axis, size, accumulate))
+        there = OnDevices(self, [value])
+        host = there.on_host[0]
+        result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, size, accumulate))
+        (joined,) = await there.join([result], ALL_REDUCE, to_reduce(op, size, axis), op=op, accumulate=accumulate)
+        return joined
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order.
@@ -189,7 +196,8 @@ class Strategy(DataMethods, V1Strategy):
             axis: the axis; a negative one counts from the end.
 
         Returns:
-            A nest of read-only arrays; what is no per-replica value stays as it is.
+            A nest of read-only arrays; what is no per-replica value stays as it is. What is on GPUs becomes an array of
+            its framework's on the GPU of replica 0's component.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
@@ -198,7 +206,11 @@ class Strategy(DataMethods, V1Strategy):
         """
         require_cross_replica(self, "strategy.gather")
         size = components_here(self)
-        return await call_off_loop(value, lambda: across.gather_nest(value, axis, size))
+        there = OnDevices(self, [value])
+        host = there.on_host[0]
+        result = await call_off_loop(host, lambda: across.gather_nest(host, axis, size))
+        (joined,) = await there.join([result], ALL_GATHER, to_gather(axis, size))
+        return joined
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, so that NumPy need not serve large values for long.

@@ -12,12 +12,14 @@ import numpy as np
 from anyio.lowlevel import checkpoint
 
 from aiodist.collective.group import SyncGroup
+from aiodist.collective.kinds import ALL_REDUCE, BROADCAST
 from aiodist.collective.packs import packs
 from aiodist.replica import arguments
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.off_loop import call_off_loop, nbytes
+from aiodist.strategy.on_devices import OnDevices, to_copy, to_reduce
 from aiodist.strategy.scope import components_here, require_cross_replica
 from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
@@ -107,7 +109,8 @@ class StrategyExtended:
             options: how to carry it out.
 
         Returns:
-            The reduced value for one destination; for several a `Mirrored` of it, with a component for each.
+            The reduced value for one destination; for several a `Mirrored` of it, with a component for each. What is on
+            GPUs is reduced onto GPUs.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
@@ -141,16 +144,21 @@ class StrategyExtended:
         return await self._reduce("extended.batch_reduce_to", reduce_op, value_destination_pairs, options)
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
-        size = components_here(self._required(what))
+        strategy = self._required(what)
+        size = components_here(strategy)
         op = arguments.reduce_op(reduce_op)
         chosen = self.communication_options.merge(arguments.options(options, None))
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in _pairs(pairs)]
-        values = [value for value, _ in targets]
+        there = OnDevices(strategy, [value for value, _ in targets])
+        values = there.on_host
         results: list[Any] = []
         for pack in packs([*map(nbytes, values)], chosen.bytes_per_pack):
             some = [values[place] for place in pack]
             results += await call_off_loop(some, partial(_reduced, op, some, size, chosen.accumulate))
-        return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+        destinations = [devices for _, devices in targets]
+        results = [placed(result, devices) for result, devices in zip(results, destinations, strict=True)]
+        reduced, accumulate = to_reduce(op, size), chosen.accumulate
+        return await there.join(results, ALL_REDUCE, reduced, op=op, accumulate=accumulate, destinations=destinations)
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
         """Copy a value onto devices.
@@ -167,10 +175,12 @@ class StrategyExtended:
             TypeError: the value is a per-replica one.
             ValueError, DeviceNotFoundError: destinations as in `reduce_to`.
         """
-        self._required("extended.broadcast_to")
+        there = OnDevices(self._required("extended.broadcast_to"), [value])
         devices = devices_of(destinations, self.devices)
         await checkpoint()
-        return placed(nests.map_leaves(_copy, value), devices)
+        results = [placed(nests.map_leaves(_copy, there.on_host[0]), devices)]
+        (result,) = await there.join(results, BROADCAST, to_copy, destinations=[devices])
+        return result
 
     async def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -271,10 +281,7 @@ def _reduced(op: ReduceOp, values: Sequence[Any], num_replicas: int, accumulate:
 
 def _copy(leaf: Any) -> Any:
     if isinstance(leaf, DistributedValues):
-        raise TypeError(
-            f"broadcast_to expects one value for all, got a {type(leaf).__name__}; reduce it first: "
-            "reduce_to(op, value, destinations)"
-        )
+        raise TypeError(across.one_for_all(leaf))
     if isinstance(leaf, IndexedSlices):
         return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
     if isinstance(leaf, Variable):

@@ -76,7 +76,8 @@ class Planted(DeviceType):
 
     def view(self, leaf: Any) -> DeviceArray:
         assert leaf.strides is None
-        return DeviceArray(leaf.memory.address, leaf.shape, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
+        address = leaf.memory.address + leaf.offset
+        return DeviceArray(address, leaf.shape, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
 
     def buffer(self, leaf: Any) -> DeviceBuffer:
         if leaf.read_only:
@@ -95,18 +96,23 @@ class Planted(DeviceType):
         return self.machine.stream
 
 
+def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Machine:
+    """Give this machine GPUs with a driver, made with the given options."""
+    machine = Machine(FakeDriver(**options))
+    found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0)) for k in range(count)), "13.0")
+    patch.setattr(gpus, "logical", gpus.LogicalGpus())
+    patch.setattr(gpus, "find", lambda: found)
+    executor = Executor(machine.driver)
+    patch.setattr(process, "executor", lambda: executor)
+    patch.setitem(device_frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))
+    return machine
+
+
 @pytest.fixture
 def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     """Return a function that gives this machine GPUs with a driver, made with the given options."""
 
     def planted(count: int = 2, **options: Any) -> Machine:
-        machine = Machine(FakeDriver(**options))
-        found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0)) for k in range(count)), "13.0")
-        monkeypatch.setattr(gpus, "logical", gpus.LogicalGpus())
-        monkeypatch.setattr(gpus, "find", lambda: found)
-        executor = Executor(machine.driver)
-        monkeypatch.setattr(process, "executor", lambda: executor)
-        monkeypatch.setitem(device_frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))
-        return machine
+        return planted_machine(monkeypatch, count, **options)
 
     return planted

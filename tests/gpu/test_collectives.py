@@ -13,7 +13,6 @@ import pytest
 from aiodist import (
     CollectiveMismatchError,
     MirroredStrategy,
-    PerReplica,
     Reason,
     ReduceOp,
     ReplicaContext,
@@ -160,25 +159,6 @@ async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
     assert caught.value.report.reason is Reason.DEVICE
     assert "all_reduce(SUM, planted.float32[3] on a GPU)" in str(caught.value)
     assert "all_reduce(SUM, float32[3])" in str(caught.value)
-
-
-async def test_out_does_not_serve_gpu_arrays(plant: Plant) -> None:
-    machine = plant(2)
-
-    async def step() -> None:
-        ctx = replica()
-        value = machine.put(np.ones(4, SINGLE), ctx.replica_id_in_sync_group)
-        with pytest.raises(TypeError, match="out does not serve arrays on GPUs"):
-            ctx.all_reduce("SUM", value, out=np.ones(4, SINGLE))
-
-    await MirroredStrategy().run(step)
-
-
-async def test_strategy_reduce_says_what_takes_gpu_arrays(plant: Plant) -> None:
-    machine = plant(2)
-    value = PerReplica([machine.put(np.ones(4, SINGLE), k) for k in range(2)])
-    with pytest.raises(TypeError, match="which the collectives of replica functions take"):
-        await MirroredStrategy().reduce("SUM", value, None)
 
 
 async def test_missing_packages_are_named_with_the_command(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:

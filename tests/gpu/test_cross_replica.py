@@ -1,0 +1,178 @@
+"""strategy.reduce and gather, reduce_to, batch_reduce_to and broadcast_to of arrays on planted GPUs."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import Mirrored, MirroredStrategy, PerReplica, ReduceOp, set_logical_devices
+from aiodist_kernels import reduce
+from tests.gpu.conftest import Machine, PlantedArray
+from tests.kernels import arrays
+from tests.kernels.arrays import BFLOAT16, assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Plant = Callable[..., Machine]
+
+pytestmark = pytest.mark.anyio
+
+SINGLE = np.dtype(np.float32)
+ORDINALS = [0, 0, 1]
+
+
+def planted(plant: Plant, **options: Any) -> tuple[Machine, MirroredStrategy]:
+    """Three replicas on two GPUs."""
+    machine = plant(2, **options)
+    set_logical_devices("GPU:0", 2)
+    return machine, MirroredStrategy()
+
+
+def per_replica(machine: Machine, values: list[np.ndarray]) -> PerReplica[Any]:
+    return PerReplica([machine.put(value, ordinal) for value, ordinal in zip(values, ORDINALS, strict=True)])
+
+
+@pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
+@pytest.mark.parametrize("unloaded", [False, True], ids=["loaded", "to be compiled"])
+@pytest.mark.parametrize(("op", "dtype"), [("SUM", SINGLE), ("MEAN", BFLOAT16), ("MEAN", np.dtype(np.int32))])
+async def test_reduce(plant: Plant, op: str, dtype: np.dtype, walls: set[frozenset[int]], *, unloaded: bool) -> None:
+    machine, strategy = planted(plant, walls=walls, unloaded=unloaded)
+    values = [arrays.buffers(seed, 3, (3, 5), dtype) for seed in range(2)]
+    nest = {
+        "a": per_replica(machine, values[0]),
+        "host": PerReplica([np.full(2, k, SINGLE) for k in range(3)]),
+        "b": [per_replica(machine, values[1]), None],
+    }
+    reduced = await strategy.reduce(op, nest, axis=None)
+    for got, wanted in ((reduced["a"], values[0]), (reduced["b"][0], values[1])):
+        assert isinstance(got, PlantedArray)
+        assert got.ordinal == 0
+        assert_same_bits(got.numpy(), reduce(ReduceOp[op], wanted))
+    assert isinstance(reduced["host"], np.ndarray)
+    assert reduced["b"][1] is None
+
+
+async def test_reduce_of_what_is_the_same_everywhere(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    values = arrays.values(1, (7,), SINGLE)
+    plain = machine.put(values, 1)
+    mirrored = Mirrored([machine.put(values, ordinal) for ordinal in ORDINALS])
+    for value, ordinal in ((plain, 1), (mirrored, 0)):
+        got = await strategy.reduce("MEAN", value, axis=None)
+        assert got.ordinal == ordinal
+        assert got.memory is not plain.memory
+        assert_same_bits(got.numpy(), values)
+    with pytest.raises(ValueError, match="SUM expects a per-replica value"):
+        await strategy.reduce("SUM", plain, axis=None)
+
+
+async def test_reduce_waits_for_what_replicas_streams_were_given(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    value = per_replica(machine, [np.zeros(4, SINGLE)] * 3)
+    for k, part in enumerate(value.values):
+        stream = machine.driver.replica_stream(f"GPU:{k}", ORDINALS[k])
+        machine.driver.enqueue(stream, partial(part.memory.array.view(SINGLE).fill, 2))
+    assert (await strategy.reduce("SUM", value, axis=None)).numpy().tolist() == [6.0] * 4
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+async def test_gather(plant: Plant, axis: int) -> None:
+    machine, strategy = planted(plant, walls={frozenset({0, 1})})
+    values = []
+    for i, size in enumerate((2, 0, 5)):
+        shape = [3, 4, 2]
+        shape[axis] = size
+        values.append(arrays.values(i, tuple(shape), SINGLE))
+    nest = [per_replica(machine, values), PerReplica(values), None]
+    there, host, nothing = await strategy.gather(nest, axis)
+    assert_same_bits(there.numpy(), np.concatenate(values, axis=axis))
+    assert_same_bits(host, np.concatenate(values, axis=axis))
+    assert there.ordinal == 0
+    assert nothing is None
+
+
+async def test_reduce_to_and_batch_reduce_to(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    values = arrays.buffers(3, 3, (50,), SINGLE)
+    value, wanted = per_replica(machine, values), reduce(ReduceOp.SUM, values)
+    alone = await strategy.extended.reduce_to("SUM", value, "GPU:2")
+    assert alone.ordinal == 1
+    assert_same_bits(alone.numpy(), wanted)
+    host = PerReplica([np.ones(2)] * 3)
+    pairs = [({"x": value, "h": host}, ["GPU:1", "GPU:2"]), (value, value), (host, "CPU:0")]
+    nest, everywhere, plain = await strategy.extended.batch_reduce_to("SUM", pairs)
+    assert [part.ordinal for part in nest["x"].values] == [0, 1]
+    assert [part.ordinal for part in everywhere.values] == ORDINALS
+    assert isinstance(nest["h"], Mirrored)
+    assert plain.tolist() == [3.0, 3.0]
+    for mirrored in (nest["x"], everywhere):
+        assert isinstance(mirrored, Mirrored)
+        for part in mirrored.values:
+            assert_same_bits(part.numpy(), wanted)
+    assert len({id(part.memory) for part in everywhere.values}) == 3
+
+
+async def test_broadcast_to(plant: Plant) -> None:
+    machine, strategy = planted(plant, walls={frozenset({0, 1})})
+    values = arrays.values(1, (2, 3), BFLOAT16)
+    value = machine.put(values, 1)
+    sent = await strategy.extended.broadcast_to({"x": value, "n": 5}, ["GPU:0", "GPU:2"])
+    assert [part.ordinal for part in sent["x"].values] == [0, 1]
+    assert sent["n"].values == (5, 5)
+    for part in sent["x"].values:
+        assert part.memory is not value.memory
+        assert_same_bits(part.numpy(), values)
+    assert_same_bits((await strategy.extended.broadcast_to(value, "GPU:1")).numpy(), values)
+
+
+async def test_what_cannot_be_is_refused(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
+    for error, match, call in (
+        (TypeError, "reduced over the replicas alone, with axis=None", strategy.reduce("SUM", value, axis=0)),
+        (TypeError, "goes to GPUs, got the destination 'CPU:0'", strategy.extended.reduce_to("SUM", value, "CPU:0")),
+        (TypeError, "expects one value for all, got a PerReplica", strategy.extended.broadcast_to(value, "GPU:0")),
+        (ValueError, "axis must be from -1 to 0", strategy.gather(value, 1)),
+    ):
+        with pytest.raises(error, match=match):
+            await call
+    mixed = PerReplica([value.values[0], np.ones(4, SINGLE), np.ones(4, SINGLE)])
+    with pytest.raises(ValueError, match="replica 0's is planted array on a GPU, replica 1's is NumPy array"):
+        await strategy.reduce("SUM", mixed, axis=None)
+    with pytest.raises(TypeError, match="let all of them be of one kind"):
+        await strategy.reduce("SUM", PerReplica([*mixed.values[1:], value.values[2]]), axis=None)
+    ragged = per_replica(machine, [np.ones(k + 1, SINGLE) for k in range(3)])
+    with pytest.raises(ValueError, match="must have the same shape"):
+        await strategy.reduce("SUM", ragged, axis=None)
+    kinds = per_replica(machine, [np.ones(2, SINGLE), np.ones(2), np.ones(2, SINGLE)])
+    with pytest.raises(ValueError, match="must have the same dtype"):
+        await strategy.gather(kinds, 0)
+
+
+async def test_cancelled_reduce_is_held_back_until_the_device_is_done(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    gate = machine.driver.gate = threading.Event()
+    value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
+    ended = anyio.Event()
+    scope = anyio.CancelScope()
+
+    async def wait() -> None:
+        with scope:
+            await strategy.reduce("SUM", value, axis=None)
+        assert scope.cancelled_caught
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert not ended.is_set()
+        gate.set()
+    assert ended.is_set()

@@ -1,0 +1,196 @@
+"""``out=`` of arrays on planted GPUs: the caller's own buffers, whatever they overlap, straight where that can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist import MirroredStrategy, ReduceOp, ReplicaContext, get_replica_context, set_logical_devices
+from aiodist.collective.device_out import are_entangled
+from aiodist_kernels import reduce
+from tests.gpu.conftest import Machine, PlantedArray, planted_machine
+from tests.kernels import arrays
+from tests.kernels.arrays import assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Plant = Callable[..., Machine]
+
+SINGLE = np.dtype(np.float32)
+LENGTH, ARENA = 6, 60
+ORDINALS = [0, 0, 1]
+places = st.integers(0, ARENA - LENGTH)
+
+
+def replica() -> ReplicaContext:
+    return get_replica_context()
+
+
+@st.composite
+def disjoint(draw: st.DrawFn) -> list[int]:
+    """Return places of six buffers that do not overlap each other."""
+    gaps = draw(st.lists(st.integers(0, 4), min_size=6, max_size=6))
+    starts = [sum(gaps[: i + 1]) + i * LENGTH for i in range(6)]
+    order = draw(st.permutations(range(6)))
+    return [starts[i] for i in order]
+
+
+@settings(max_examples=150)
+@given(
+    seed=arrays.seeds,
+    inputs=st.lists(places, min_size=6, max_size=6),
+    outs=disjoint(),
+    brought=st.sets(st.integers(0, 2), min_size=1),
+    op=st.sampled_from([ReduceOp.SUM, ReduceOp.MEAN]),
+    in_place=st.booleans(),
+    wall=st.booleans(),
+)
+def test_buffers_that_overlap_what_others_bring(
+    seed: int, inputs: list[int], outs: list[int], brought: set[int], op: ReduceOp, *, in_place: bool, wall: bool
+) -> None:
+    """Replicas share an arena on each GPU. Who brings buffers that overlap its own value is refused."""
+    if in_place:
+        inputs = outs
+    values = np.random.default_rng(seed).uniform(1, 2, ARENA).astype(SINGLE)
+    wanted = [reduce(op, [values[inputs[leaf + 2 * r] :][:LENGTH] for r in range(3)]) for leaf in range(2)]
+    served: list[PlantedArray] = []
+
+    with pytest.MonkeyPatch.context() as patch:
+        machine = planted_machine(patch, 2, seed=seed, walls={frozenset({0, 1})} if wall else set())
+        set_logical_devices("GPU:0", 2)
+        arenas = [machine.put(values, ordinal) for ordinal in range(2)]
+
+        def parts(begins: list[int], me: int) -> list[PlantedArray]:
+            memory = arenas[ORDINALS[me]].memory
+            begins = begins[2 * me : 2 * me + 2]
+            return [PlantedArray(memory, (LENGTH,), SINGLE, ORDINALS[me], offset=4 * begin) for begin in begins]
+
+        async def program() -> list[PlantedArray]:
+            me = replica().replica_id_in_sync_group
+            mine, out = parts(inputs, me), parts(outs, me)
+            refused = not in_place and any(
+                abs(a.offset - b.offset) < 4 * LENGTH and (a.offset != b.offset or i != j)
+                for i, a in enumerate(mine)
+                for j, b in enumerate(out)
+            )
+            if me in brought and refused:
+                with pytest.raises(ValueError, match="out must overlap neither the value nor itself"):
+                    replica().all_reduce(op, mine, out=out, name="all")
+            if me not in brought or refused:
+                result: list[PlantedArray] = await replica().all_reduce(op, mine, name="all")
+                return result
+            result = await replica().all_reduce(op, mine, out=out, name="all")
+            assert all(one is other for one, other in zip(result, out, strict=True))
+            served.extend(out)
+            return result
+
+        strategy = MirroredStrategy()
+        for results in strategy.experimental_local_results(anyio.run(strategy.run, program)):
+            for result, numbers in zip(results, wanted, strict=True):
+                assert_same_bits(result.numpy(), numbers)
+        if in_place:
+            assert len(served) == 2 * len(brought)
+
+
+@pytest.mark.anyio
+async def test_result_is_written_straight_into_the_buffers(plant: Plant) -> None:
+    machine = plant(2)
+    made: list[int] = []
+    allocate = machine.driver.allocate
+    outs = [machine.put(np.zeros(8, SINGLE), k) for k in range(2)]
+    inputs = [machine.put(np.full(8, k + 1, SINGLE), k) for k in range(2)]
+    with pytest.MonkeyPatch.context() as patch:
+
+        def noted(device: int, nbytes: int) -> Any:
+            made.append(nbytes)
+            return allocate(device, nbytes)
+
+        patch.setattr(machine.driver, "allocate", noted)
+
+        async def step() -> None:
+            me = replica().replica_id_in_sync_group
+            assert await replica().all_reduce("SUM", inputs[me], out=outs[me]) is outs[me]
+
+        await MirroredStrategy().run(step)
+    assert not made
+    assert [out.numpy().tolist() for out in outs] == [[3.0] * 8] * 2
+
+
+@pytest.mark.anyio
+async def test_buffers_with_gaps_and_of_the_host_in_one_nest(plant: Plant) -> None:
+    machine = plant(2)
+    kept: dict[int, dict[str, Any]] = {}
+
+    async def step() -> None:
+        me = replica().replica_id_in_sync_group
+        memory = machine.put(np.zeros((4, 6, 2), SINGLE), me).memory
+        gaps = PlantedArray(memory, (4, 6), SINGLE, me, strides=(48, 8), offset=4)
+        turned = PlantedArray(machine.put(np.zeros((6, 4), SINGLE), me).memory, (4, 6), SINGLE, me, strides=(4, 16))
+        kept[me] = {"gaps": gaps, "host": np.zeros(3), "turned": turned}
+        value = machine.put(np.arange(24, dtype=SINGLE).reshape(4, 6) + me, me)
+        asked = {"gaps": value, "host": np.full(3, me), "turned": value}
+        if me:
+            result = await replica().all_reduce("MEAN", asked, out=kept[me], name="all")
+            assert all(result[key] is kept[me][key] for key in result)
+        else:
+            result = await replica().all_reduce("MEAN", asked, name="all")
+            assert result["gaps"].numpy().tolist() == (np.arange(24).reshape(4, 6) + 0.5).tolist()
+
+    await MirroredStrategy().run(step)
+    wanted = np.arange(24, dtype=SINGLE).reshape(4, 6) + np.float32(0.5)
+    assert_same_bits(kept[1]["gaps"].numpy(), wanted)
+    assert_same_bits(kept[1]["turned"].numpy(), wanted)
+    assert kept[1]["host"].tolist() == [0.5] * 3
+    between = kept[1]["gaps"].memory.array.view(SINGLE).reshape(4, 6, 2)[..., 0]
+    assert not between.any(), "what lies in the gaps is somebody else's"
+
+
+@pytest.mark.anyio
+async def test_what_is_no_buffer_for_the_result_is_refused(plant: Plant) -> None:
+    machine = plant(2)
+
+    async def step() -> None:
+        me = replica().replica_id_in_sync_group
+        value = machine.put(np.ones(4, SINGLE), me)
+
+        def refuses(error: type[Exception], match: str, out: Any, op: str = "SUM") -> None:
+            with pytest.raises(error, match=match):
+                replica().all_reduce(op, value, out=out)
+
+        refuses(TypeError, "planted arrays on GPUs, where the value has them, got a numpy.ndarray", np.ones(4, SINGLE))
+        refuses(ValueError, "a nest like the value, a single array", [machine.put(np.ones(4, SINGLE), me)])
+        refuses(TypeError, "dtype float32, got float64", machine.put(np.ones(4), me))
+        refuses(ValueError, r"shape \(4,\), got \(2, 2\)", machine.put(np.ones((2, 2), SINGLE), me))
+        refuses(ValueError, "on the value's GPU", machine.put(np.ones(4, SINGLE), 1 - me))
+        read_only = machine.put(np.ones(4, SINGLE), me)
+        read_only.read_only = True
+        refuses(TypeError, "writeable, got a read-only array", read_only)
+        backward = PlantedArray(value.memory, (4,), SINGLE, me, strides=(-4,), offset=12)
+        refuses(TypeError, "whose elements lie apart, in forward order", backward)
+        spread = PlantedArray(machine.put(np.ones(1, SINGLE), me).memory, (4,), SINGLE, me, strides=(0,))
+        refuses(TypeError, "whose elements lie apart, in forward order", spread)
+        shifted = PlantedArray(machine.put(np.ones(8, SINGLE), me).memory, (4,), SINGLE, me)
+        value = PlantedArray(shifted.memory, (4,), SINGLE, me, offset=4)
+        refuses(ValueError, "overlap neither the value nor itself", shifted)
+        await replica().all_reduce("SUM", value, out=value)
+
+    await MirroredStrategy().run(step)
+
+
+def test_what_is_entangled() -> None:
+    a, b, c = (0, 20, 0), (20, 40, 1), (40, 60, 2)
+    assert not are_entangled([a, b], [c], in_place=False)
+    assert not are_entangled([a, b], [a, b], in_place=True)
+    assert are_entangled([a, b], [a], in_place=False)
+    assert are_entangled([a], [(10, 30, 0)], in_place=True)
+    assert are_entangled([a], [(0, 20, 1)], in_place=True)
+    assert are_entangled([], [a, a], in_place=True)
+    assert are_entangled([], [a, (19, 21, 1)], in_place=True)
+    assert not are_entangled([a, (0, 20, 1), (5, 25, 0)], [c], in_place=True)
+    assert are_entangled([(0, 100, 0), b], [c], in_place=True)
