@@ -25,6 +25,7 @@ from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
+from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location
@@ -229,7 +230,9 @@ class Team:
 
         Raises:
             CollectiveError: a worker is lost.
+            ReplicaContextError: this is a merge function of a group.
         """
+        check_all_workers_are_here()
         group = self._root_crossing().group
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]

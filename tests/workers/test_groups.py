@@ -9,7 +9,7 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodist import ReplicaContext, get_replica_context
+from aiodist import ReplicaContext, ReplicaContextError, get_replica_context
 from tests.collective.runs import error_of
 from tests.workers.simulated import Job, Program, on_one_machine
 from tests.workers.test_divergence import without_workers
@@ -135,6 +135,26 @@ async def joins_in_groups(ctx: ReplicaContext) -> Any:
     group = ctx.new_group([2, 0, 3])
     sums = [await group.all_reduce("SUM", np.full(100, me)) for _ in range(me)]
     return [one[0] for one in sums], await group.join(), await ctx.all_reduce("SUM", 1, name="all")
+
+
+async def merged(strategy: Any, value: Any) -> Any:
+    return await strategy.reduce("SUM", value, None), len(strategy.experimental_local_results(value))
+
+
+async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        if me < 2:  # both on one worker
+            return await ctx.new_group([0, 1]).merge_call(merged, (me + 1.0,))
+        group = ctx.new_group([2, 4] if me in (2, 4) else [3, 5])
+        with pytest.raises(ReplicaContextError, match="in the merge function of the group of replicas"):
+            await group.merge_call(merged, (1.0,))
+        return await group.merge_call(lambda _, value: value, (me,))
+
+    async def as_text(ctx: ReplicaContext) -> str:
+        return repr(await program(ctx))
+
+    assert await Job(2, 2, 2).values(as_text) == ["(3.0, 2)", "(3.0, 2)", "2", "3", "4", "5"]
 
 
 PROGRAMS = [
