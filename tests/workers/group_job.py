@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+from job import say
 
 import aiodist
 from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy
-from tests.workers.job import say
 
 
 async def groups_and_joins() -> str:
