@@ -183,7 +183,7 @@ def issue(group: ReplicaContext, kind: str) -> Any:
 
 
 async def carry_out(group: ReplicaContext, steps: list[str], joins: bool, pauses: random.Random) -> list[Any]:
-    found = []
+    found: list[Any] = []
     for kind in steps + ["barrier"] * (group.replica_id_in_sync_group if joins else 0):
         for _ in range(pauses.choice((0, 0, 1, 3))):
             await anyio.lowlevel.checkpoint()
@@ -202,7 +202,8 @@ def test_random_programs_give_what_one_machine_gives_and_name_who_differs(
 
     async def program(ctx: ReplicaContext, wrong: int = -1) -> str:
         me = ctx.replica_id_in_sync_group
-        pauses, found = random.Random(seed + me), []
+        pauses = random.Random(seed + me)
+        found: list[list[Any]] = []
         for number, (members, steps, joins) in enumerate(groups):
             if me in members:
                 group = ctx.new_group(members, f"{number}")
