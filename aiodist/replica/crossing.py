@@ -64,7 +64,7 @@ class Crossing(Carrier):
         self._verdict: Verdict | None = None
         self._engine_error: BaseException | None = None
         self._parts: list[PartCrossing] = []
-        self._watches = False
+        self._watches: int | None = None  # the number of the last question
         self._unmade: tuple[GroupKey, ...] | None = None
         self._start: Callable[[PartCrossing], object] | None = None
         self.told = False
@@ -105,11 +105,11 @@ class Crossing(Carrier):
     def tell_waits(self, certain: Collection[int]) -> None:
         """Tell the other workers which local replicas do nothing but wait in collectives."""
         if not self.told and not self.clean:
-            self._team.group_lanes.tell_waits(self.key, self.state(freeze=False), certain)
+            self._team.group_lanes.tell_waits(self.key, self.state(freeze=False), certain, self._watches or 0)
 
-    def watch(self) -> None:
-        """Tell, from now on, when the local replicas do nothing but wait: another worker asks for it."""
-        self._watches = True
+    def watch(self, number: int) -> None:
+        """Tell, from now on, when the local replicas do nothing but wait: the coordinator asks for it."""
+        self._watches = number
         if self._finishing:
             self.tell_waits(())
         elif self.group.engine is not None:
@@ -126,8 +126,8 @@ class Crossing(Carrier):
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         super().cross(meeting)
-        if self._watches and self.group.branches is None:
-            self.watch()
+        if self._watches is not None and self.group.branches is None:
+            self.watch(self._watches)
         if self._error is not None:
             self._settle()
 
@@ -152,7 +152,7 @@ class Crossing(Carrier):
         if self.told or self._asked or any(group.trouble is not None for group in self.group.groups()):
             self.tell()
         else:
-            if self._watches or self.group.branches is not None:
+            if self._watches is not None or self.group.branches is not None:
                 self.tell_waits(())
             for part in self._parts:
                 part.close()

@@ -45,9 +45,9 @@ class GroupLanes:
         """Tell that nothing more will be asked for in a run."""
         self._control.book(Finishing(run))
 
-    def tell_waits(self, run: Run, state: WorkerState, certain: Collection[int]) -> None:
+    def tell_waits(self, run: Run, state: WorkerState, certain: Collection[int], asked: int) -> None:
         """Tell which replicas of a run do nothing but wait."""
-        self._control.book(Waits(run, state, tuple(certain)))
+        self._control.book(Waits(run, state, tuple(certain), asked))
 
     def granted(self, grant: Grant) -> None:
         """Take a lane, and begin to make its communicator where it is new."""

@@ -159,7 +159,7 @@ class Team:
             if reply.run in self._crossings:
                 self._crossings[reply.run].hear_unmade(reply.groups)
         elif reply.run in self._crossings:
-            self._crossings[reply.run].watch()
+            self._crossings[reply.run].watch(reply.number)
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""

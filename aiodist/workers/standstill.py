@@ -4,8 +4,8 @@ Each worker knows of its own replicas only who does nothing but wait (`collectiv
 they have arrived at, once none of them has got on for a tenth of a second. A worker that has no groups tells it when
 it is asked.
 
-What workers tell at different times may be laid together: of two that wait, each for the other, none can have gone on
-before the other did, so if each tells of itself that it has not, both still wait.
+What workers tell at different times is no picture of one moment. So where it looks like a standstill, all are asked
+again: if each tells the same once more, every one of them was in that state at the moment of asking.
 """
 
 from __future__ import annotations
@@ -33,23 +33,54 @@ class Waits(NamedTuple):
         run: in which run.
         state: what they have done.
         certain: the ids of those that do nothing but wait.
+        asked: the number of the last question that the worker has heard.
     """
 
     run: Run
     state: WorkerState
     certain: tuple[int, ...]
+    asked: int = 0
+
+    def says_the_same_as(self, other: Waits | None) -> bool:
+        """Whether nobody has got on since that was told."""
+        return other is not None and _progress(self) == _progress(other)
 
 
 class TellWaits(NamedTuple):
     """A worker is to tell `Waits`, as soon as its replicas do nothing but wait."""
 
     run: Run
+    number: int = 0
+
+
+def _progress(waits: Waits) -> object:
+    parts = [waits.state.replicas, *(part.replicas for part in waits.state.groups)]
+    return sorted(waits.certain), [[(replica.sequence, replica.end) for replica in replicas] for replicas in parts]
 
 
 @dataclass(slots=True)
 class _Seen:
     told: dict[int, Waits] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
+    number: int = 0
+    suspected: dict[int, Waits] | None = None
+    confirmed: set[int] = field(default_factory=set)
+
+    def hear(self, rank: int, waits: Waits) -> None:
+        """Take what a worker tells."""
+        self.told[rank] = waits
+        if self.suspected is None or waits.asked < self.number:
+            return
+        if waits.says_the_same_as(self.suspected.get(rank)):
+            self.confirmed.add(rank)
+        else:
+            self.suspected = None
+
+    def is_confirmed(self) -> bool:
+        """Whether all have told the same again; if nothing has been suspected yet, it is from now on."""
+        if self.suspected is None:
+            self.suspected, self.number, self.confirmed = dict(self.told), self.number + 1, set()
+        return self.confirmed >= set(self.suspected)
 
 
 class Standstills:
@@ -69,25 +100,32 @@ class Standstills:
         """Look no more at a run, which is over."""
         self._runs.pop(run, None)
 
-    def hear(self, rank: int, waits: Waits) -> tuple[set[int], list[int]]:
-        """Take what a worker tells; return replicas that can never go on, and whom to ask for more."""
+    def hear(self, rank: int, waits: Waits) -> tuple[set[int], list[tuple[int, TellWaits]]]:
+        """Take what a worker tells; return replicas that can never go on, and what to ask of whom."""
         seen = self._runs.setdefault(waits.run, _Seen())
         self._runs.move_to_end(waits.run)
         if len(self._runs) > _MOST_RUNS:
             self._runs.popitem(last=False)
-        seen.told[rank] = waits
+        seen.hear(rank, waits)
         states = {told: seen.told[told].state for told in seen.told}
         root = whole_group(states, self._layout.devices, self._layout.names, self._order_check)
         certain = {replica_id for told in seen.told.values() for replica_id in told.certain}
         groups = [root, *whole_parts(states, root)]
         found = standing_of(groups, certain)
+        if found:
+            before = seen.number
+            if seen.is_confirmed():
+                return found, []
+            again = TellWaits(waits.run, seen.number)
+            return set(), [(worker, again) for worker in seen.told] if seen.number > before else []
+        seen.suspected = None
         unknown = [worker for worker in range(self._layout.workers) if worker not in seen.told]
         elsewhere = {replica_id for worker in unknown for replica_id in self._layout.places[worker]}
-        if found or not standing_of(groups, certain, elsewhere):
-            return found, []
+        if not standing_of(groups, certain, elsewhere):
+            return set(), []
         to_ask = [worker for worker in unknown if worker not in seen.asked]
         seen.asked.update(to_ask)
-        return set(), to_ask
+        return set(), [(worker, TellWaits(waits.run, seen.number)) for worker in to_ask]
 
 
 def standing_of(groups: Sequence[SyncGroup], certain: Collection[int], also: Collection[int] = ()) -> set[int]:

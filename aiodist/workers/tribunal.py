@@ -161,8 +161,7 @@ class Coordinator:
         if key in self._cases or key in self._concluded:
             return
         standing, to_ask = self._standstills.hear(rank, request)
-        for worker in to_ask:
-            yield worker, TellWaits(key)
+        yield from to_ask
         if standing:
             self._cases[key] = _Case(standing=standing)
             for worker in range(self._layout.workers):

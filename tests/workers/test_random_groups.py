@@ -125,7 +125,7 @@ def _context() -> ReplicaContext:
 
 
 @on_every_loop
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(drawn=orders_of_groups(), cuts=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_any_order_of_groups_goes_through_or_is_a_circle(
     loop: Loop, drawn: tuple[list[list[int]], list[list[int]]], cuts: list[bool]
