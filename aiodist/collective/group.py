@@ -273,7 +273,7 @@ class SyncGroup:
         """Let a replica arrive where others are at odds."""
         assert self.trouble is not None
         if self.closed:
-            self._fail(meeting, self.verdict or judging.judge(self))
+            self._fail(meeting, self.verdict or judging.echo(self, meeting))
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)

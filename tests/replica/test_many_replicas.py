@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import gc
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from anyio import sleep_forever
 
+from aiodist import CollectiveError
+from aiodist.collective import verdict
 from tests.replica.programs import here, mirrored, replica
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
 
 
 @pytest.mark.asyncio
@@ -65,3 +71,25 @@ async def test_the_first_of_many_that_raises_ends_the_others_before_they_are_wok
     with pytest.raises(KeyError, match="first"):
         await mirrored(600).run(program)
     assert went_on == list(range(len(went_on)))
+
+
+@pytest.mark.anyio
+async def test_what_a_failure_of_one_of_many_leaves_behind_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    judge = verdict.judge
+
+    def counted(group: SyncGroup) -> CollectiveError:
+        looks.append(group)
+        return judge(group)
+
+    async def program() -> None:
+        await here().barrier()
+        if replica() == 0:
+            raise KeyError("first")
+        with pytest.raises(CollectiveError):
+            await here().barrier()
+
+    monkeypatch.setattr(verdict, "judge", lambda group, _=None: counted(group))
+    with pytest.raises(KeyError, match="first"):
+        await mirrored(200).run(program)
+    assert len(looks) <= 1
