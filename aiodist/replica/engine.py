@@ -101,7 +101,7 @@ class AsyncioEngine(_TaskEngine):
 
     handle: type[CollectiveHandle[Any]] = AsyncioHandle
     observed_handle = ObservedAsyncioHandle
-    wakes_at_once = 256
+    wakes_at_once = 512
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         super().__init__(group, tasks, merge)

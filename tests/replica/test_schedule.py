@@ -53,7 +53,7 @@ async def test_schedule_when_every_round_has_another_order() -> None:
     assert await log_of(4, len(orders), orders) == in_order(4, len(orders))
 
 
-@pytest.mark.parametrize("count", [1, 2, 16, 300])
+@pytest.mark.parametrize("count", [1, 2, 16, 600])
 async def test_schedule_with_nothing_outside_to_wait_for(count: int) -> None:
     log = []
 
