@@ -32,7 +32,7 @@ from typing import Any
 from aiodist.collective import joining, judging, sameness
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
-from aiodist.collective.grace import GRACE_SECONDS, decide_after_turns
+from aiodist.collective.grace import GRACE_SECONDS, look
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
 from aiodist.collective.out_buffers import OutBuffers
@@ -104,6 +104,10 @@ class SyncGroup:
 
     def keep(self) -> None:
         """Last as long as the run does, whoever lets go of it."""
+
+    def replica_id_of(self, place: int) -> int:
+        """Return the id in the run of the replica that has that id here."""
+        return place
 
     def now(self) -> int:
         """Return the time on the event loop's clock, in nanoseconds."""
@@ -380,21 +384,6 @@ class SyncGroup:
         """Look what is overdue in the run's groups: the end of the grace, or a meeting's own deadline."""
         self._alarm = None
         for group in self.groups():
-            group._look(self._clock())
+            look(group, self._clock())
         if self.branches is not None:
             self.branches.watch.ring(self._clock())
-
-    def _look(self, now: float) -> None:
-        if self.closed:
-            return
-        timed = [meeting for meeting in self.open.values() if meeting.deadline is not None]
-        late = min(timed, key=lambda meeting: meeting.deadline or 0.0, default=None)
-        if self._grace_ends is not None and self._grace_ends <= now:
-            self._grace_ends = None
-            decide_after_turns(self)
-        elif late is not None and late.deadline is not None and late.deadline <= now:
-            self._decide(late)
-        else:
-            for at in (self._grace_ends, late.deadline if late is not None else None):
-                if at is not None:
-                    self._set_alarm(at)
