@@ -95,7 +95,7 @@ class SyncGroup:
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
         self.engine, self.thread = engine, thread
-        self._handle, self._clock = engine.handle, engine.clock
+        self._handle, self._clock, self._wakes_at_once = engine.handle, engine.clock, engine.wakes_at_once
 
     @property
     def label(self) -> str | None:
@@ -208,7 +208,7 @@ class SyncGroup:
         del self.open[meeting.number]
         if self.observer is not None:
             self.observer.completed(self, meeting)
-        if last == self.size - 1:
+        if last == self.size - 1 < self._wakes_at_once:
             meeting.released = True
             self.engine.wake(meeting.waiters)
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
@@ -241,7 +241,7 @@ class SyncGroup:
         """Wake those who wait in a complete meeting, in replica order; from now on nobody need wait in it."""
         if not meeting.released:
             meeting.released = True
-            self.engine.wake(meeting.waiters)
+            self.engine.wake_in_turns(meeting.waiters)
 
     def finish_merge(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a merge_call with what its merge function gave for each replica, or raised.
@@ -277,7 +277,7 @@ class SyncGroup:
         """Let a replica arrive where others are at odds."""
         assert self.trouble is not None
         if self.closed:
-            self._fail(meeting, self.verdict or judging.judge(self))
+            self._fail(meeting, self.verdict or judging.echo(self, meeting))
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)

@@ -46,6 +46,7 @@ _MOST_RUNS: Final = 63
 class _RootEngine:
     """The engine of the group of lane 0, whose meetings are driven by the task that asks for them."""
 
+    wakes_at_once = 1
     clock = fine_clock = staticmethod(time.monotonic)
 
     def handle(self, meeting: Rendezvous, member: Member, structure: Any) -> Rendezvous:  # noqa: ARG002
@@ -59,7 +60,7 @@ class _RootEngine:
     def wake(self, waiters: Sequence[Any]) -> None:
         """Nobody waits but the task that drives."""
 
-    wake_failed = wake
+    wake_in_turns = wake_failed = wake
 
     def alarm(self, at: float) -> None:
         """The task that drives has a clock of its own."""
