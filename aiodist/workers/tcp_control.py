@@ -44,6 +44,7 @@ from aiodist.workers.links import Links
 from aiodist.workers.peer import LENGTH, Peer, message
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
+from aiodist.workers.tcp_requests import Requests
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
 
 BEAT_SECONDS: Final = 0.25
@@ -56,7 +57,7 @@ _CONNECT_SECONDS: Final = 60.0
 _BEAT: Final = message("beat")
 
 
-class TcpControl:
+class TcpControl(Requests):
     """A worker's control plane.
 
     Args:
@@ -105,8 +106,7 @@ class TcpControl:
             lambda rank, connection: self._request("link", rank, connection),
             lambda rank: self._handle("cut_off", self._rank, rank),
         )
-        numbers = {rank: peer.connection.getpeername()[0] for rank, peer in self._peers.items()}
-        self._health = Health(hellos, numbers, lambda rank, state: self._request("health", rank, state))
+        self._health = Health(hellos, self._numbers(), lambda rank, state: self._request("health", rank, state))
         self._thread = threading.Thread(target=self._serve, name="aiodist control", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -170,6 +170,14 @@ class TcpControl:
                 self._add(LENGTH.unpack(said[TOKEN_BYTES:])[0], connection)
                 return
         connection.close()
+
+    def _numbers(self) -> dict[int, str]:
+        """Return by which numbers the connected workers' machines are reached; one may be gone already."""
+        found = {}
+        for rank, peer in self._peers.items():
+            with contextlib.suppress(OSError):
+                found[rank] = peer.connection.getpeername()[0]
+        return found
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         self._peers[rank] = Peer(rank, connection)
@@ -376,6 +384,8 @@ class TcpControl:
     def _take(self, peer: Peer, name: str, *arguments: Any) -> None:
         if name == "state":
             self._hear(peer.rank, *arguments)
+        elif name == "request":
+            self._take_request(peer.rank, *arguments)
         elif name == "farewell":
             peer.farewell = arguments[0]
             self._later(FAREWELL_SECONDS, "lost", peer.rank, arguments[0])
