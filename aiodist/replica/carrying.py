@@ -15,6 +15,7 @@ to the driving task, for that a task is woken costs more than a small step does.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,9 @@ from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep
 from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.hands import Hands
 from aiodist.replica.under_way import UnderWay
-from aiodist.workers.absence import Presence, result_of, tell
+from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.lane import Disagreement, FrozenLane, Lane
+from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
 from aiodist.workers.record import ALL_FREE, Notice
 from aiodist.workers.transfers import Steps, by_hand
 from aiodist_kernels import Accumulate, policy
@@ -42,6 +43,20 @@ if TYPE_CHECKING:
 
 _AT_ONCE_SECONDS = 20e-6
 _ENGINE_GRACE_SECONDS = 2.0
+
+
+class When:
+    """A request that is complete when something is so; whoever makes it so rings the bell.
+
+    Args:
+        condition: returns whether it is.
+    """
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.test = condition
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Do nothing: the bell is rung."""
 
 
 class Carrier:
@@ -179,7 +194,7 @@ class Carrier:
     async def finish_step(self) -> None:
         """Go on with a step that was left in the midst, which every worker has begun."""
         step, self._step = self._step, None
-        if step is None:
+        if step is None or isinstance(step.request, When):
             return
         try:
             while await self._wait_for(step, self._values) is None:
@@ -249,6 +264,18 @@ class Carrier:
             with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
                 await self.judged.wait()
         self.group.finish_merge(meeting, None, error)
+
+    def _meet(self, name: bytes, notice: Notice = Notice.NONE) -> Steps[Agreed]:
+        """Agree with the other workers that all have come to an end.
+
+        Raises:
+            Disagreement: the others have not; or replicas of theirs have joined, and wait for ours to.
+        """
+        self._moving = False
+        agreed = yield from self.lane.agree(name, lambda _: Plan([], lambda _: None), notice=notice)
+        if agreed.notice >= Notice.ABSENT:
+            yield from self._tell(ENDED)
+        return agreed
 
     # Where replicas have joined.
 

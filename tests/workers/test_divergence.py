@@ -275,14 +275,6 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
     assert await job.everywhere(program) == [[15, 30, 45]] * 2
 
 
-async def test_groups_are_refused_with_a_reason() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        with pytest.raises(ValueError, match="new_group is for strategies whose replicas live in one process"):
-            ctx.new_group([0])
-
-    assert await Job(1, 1).values(program) == [None, None]
-
-
 async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None:
     job = Job(1, 1)
     await job.check_that_it_works()
