@@ -189,10 +189,8 @@ class DeviceWork:
         return Work([[self._load_and_enqueue]], self._collect)
 
     def _load_and_enqueue(self) -> None:
-        with process.enqueuing, self._executor.driver.using():
-            self._executor.load(self._course.scheme)
-            completion = self._enqueue()
-        completion.wait()
+        self._executor.load(self._course.scheme)
+        self._enqueue().wait()
 
     def _enqueue(self) -> Completion:
         begins = [array.address for array in self.arrays]
