@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiodist.collective.bridge import Bridge
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
@@ -14,6 +16,8 @@ class SpannedGroup(SyncGroup):
     What all local replicas have agreed on crosses the bridge, and `finish_merge` completes it when it comes back.
     Trouble is not judged here: the bridge hears of it, and `settle` brings the verdict on everybody.
     """
+
+    _arriving: Rendezvous | None = None
 
     def span(self, bridge: Bridge, offset: int, world_size: int) -> None:
         """Connect the group.
@@ -30,11 +34,25 @@ class SpannedGroup(SyncGroup):
         for member in self.members:
             member.replica_id = offset + member.position
 
-    def _agree(self, meeting: Rendezvous, last: int) -> None:  # noqa: ARG002  (as the group's own)
+    def _agree(self, meeting: Rendezvous, last: int) -> None:
         meeting.agreed = True
         self.agreed.append((meeting.number, *meeting.call, meeting.others))
         assert self.bridge is not None
+        self._arriving = meeting
         self.bridge.cross(meeting)
+        self._arriving = None
+        if not meeting.complete:
+            return
+        meeting.last = last
+        if last == self.size - 1:
+            self.release(meeting)
+        else:  # it takes its place among the others, as on one machine
+            self.engine.call_soon(partial(self.release, meeting))
+
+    def release(self, meeting: Rendezvous) -> None:
+        """Wake those who wait in a complete meeting; where it is complete in its last arrival, after that."""
+        if meeting is not self._arriving:
+            super().release(meeting)
 
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if any(member.end is None for member in self.members):

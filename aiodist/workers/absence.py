@@ -23,7 +23,7 @@ from aiodist.workers.lane import Agreed, Lane
 from aiodist.workers.layout import Layout
 from aiodist.workers.local import LocalCommunicator
 from aiodist.workers.record import Opening
-from aiodist.workers.transfers import Gathering, Steps
+from aiodist.workers.transfers import AtOnce, Gathering, Hands, Steps
 from aiodist_kernels import Accumulate
 
 
@@ -44,9 +44,9 @@ class Presence:
     ended: bool = False
 
 
-def tell(lane: Lane, own: Presence) -> Steps[list[Presence]]:
+def tell(lane: Lane, own: Presence, hands: Hands) -> Steps[list[Presence]]:
     """Return what all workers bring, by rank."""
-    return Gathering(own).carry_out(lane.communicator, None)
+    return Gathering(own).carry_out(lane.communicator, None, hands)
 
 
 def result_of(signature: Signature, told: Sequence[Presence], span: Span) -> Any:
@@ -63,7 +63,7 @@ def result_of(signature: Signature, told: Sequence[Presence], span: Span) -> Any
     assert across is not None
     plan = across(signature, [values[i] for i in there], told[0].accumulate, alone)
     communicator = LocalCommunicator()
-    steps = Lane(communicator, 0).carry_out(Agreed(plan, [], Opening(communicator)))
+    steps = Lane(communicator, 0).carry_out(Agreed(plan, [], Opening(communicator)), AtOnce())
     return plan.finish(_at_once(steps))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import platform
 import secrets
 import socket
@@ -15,6 +16,7 @@ from typing import Final
 from aiodist.vocabulary.environment import control_address
 
 TOKEN_BYTES: Final = 16
+_OTHER_FILES: Final = 256
 _PATIENCE_SECONDS: Final = 2.0
 _SIOCGIFADDR: Final = 0x8915
 
@@ -48,6 +50,30 @@ class Listening:
         self.address = Address(hosts, self.socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
 
 
+def allow_connections(count: int) -> None:
+    """Let this process have so many connections, beside what it has open.
+
+    Raises:
+        OSError: the system does not let it.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + _OTHER_FILES
+    if needed <= soft or soft == resource.RLIM_INFINITY:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise OSError(
+            errno.EMFILE,
+            f"the first worker keeps a connection with each of the {count} others, and so needs {needed} file "
+            f"descriptors, but its system allows it {hard}; raise the hard limit on its machine (ulimit -Hn, nofile "
+            "in /etc/security/limits.conf), or start fewer workers with more replicas each",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
 def own_numbers() -> list[str]:
     """Return this machine's IP numbers, as far as they can be found out without asking anybody; the likeliest first."""
     found = []
@@ -57,11 +83,11 @@ def own_numbers() -> list[str]:
     found += _numbers_of_interfaces()
     with contextlib.suppress(OSError):
         found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    return list(dict.fromkeys(str(number) for number in found))
+    return [number for number in dict.fromkeys(map(str, found)) if not number.startswith("127.")]
 
 
 def _numbers_of_interfaces() -> list[str]:
-    """Return the numbers of all network interfaces but the loopback, where the system tells them by name (Linux)."""
+    """Return the numbers of all network interfaces, where the system tells them by name (Linux)."""
     if sys.platform != "linux":
         return []
     from fcntl import ioctl
@@ -72,7 +98,7 @@ def _numbers_of_interfaces() -> list[str]:
             with contextlib.suppress(OSError):  # an interface without a number
                 told = ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(told[20:24]))
-    return [number for number in found if not number.startswith("127.")]
+    return found
 
 
 def first_connection(hosts: Sequence[str], port: int) -> socket.socket:

@@ -111,6 +111,7 @@ def _wire_function(key: FunctionKey) -> FunctionKey:
     return FunctionKey("", f"{key.code.__module__}.{key.code.__qualname__}", key.name)
 
 
+@functools.lru_cache(maxsize=4096)
 def from_wire(call: WireCall) -> Call:
     """Return a call that travelled; equal places give the same code object."""
     fields = list(call.signature)

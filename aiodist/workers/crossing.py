@@ -17,12 +17,15 @@ from aiodist.collective import sparse
 from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafMark, LeafType, Signature, leaf_fields
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.workers.communicator import Array
+from aiodist.workers.integers import IntegerReduction
 from aiodist.workers.layout import Layout
-from aiodist.workers.ordered import OrderedReduction
-from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Reduction, Transfer
-from aiodist_kernels import Accumulate, ReduceOp
-from aiodist_kernels.rounding import rounded
-from aiodist_kernels.rules import Finish, Rule, rule_for
+from aiodist.workers.leaves import Leaf
+from aiodist.workers.ordered import tree_of
+from aiodist.workers.record import ALL_RECEIVE_ALL
+from aiodist.workers.reduction import Folding, Reduction
+from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Hands, Steps, Transfer, by_hand
+from aiodist_kernels import Accumulate, ReduceOp, policy
+from aiodist_kernels.rules import rule_for
 
 
 class Span(NamedTuple):
@@ -43,23 +46,30 @@ class Plan(NamedTuple):
     Attributes:
         transfers: at most one reduction, and behind it at most one of something else.
         finish: makes the result of the transfers' results, in their order.
+        nbytes: how many bytes `finish` copies.
     """
 
     transfers: Sequence[Transfer]
     finish: Callable[[Sequence[Any]], Any]
+    nbytes: int = 0
+
+    def prepared(self, hands: Hands) -> Steps[None]:
+        """Make what is to be exchanged, where that takes long."""
+        for transfer in self.transfers:
+            if not transfer.is_light:
+                yield from by_hand(hands, getattr, transfer, "data")
+
+    def finished(self, results: Sequence[Any], hands: Hands) -> Steps[Any]:
+        """Make the result."""
+        if policy.blocks(self.nbytes):
+            return (yield from by_hand(hands, self.finish, results))
+        return self.finish(results)
 
 
 Crossing = Callable[[Signature, Sequence[Any], Accumulate, Span], Plan]
 
 
 # Reductions.
-
-
-class _Column(NamedTuple):
-    """One leaf of a reduction: parts by local replica, in the accumulator's dtype; and the way from total to result."""
-
-    parts: list[Array]
-    finish: Callable[[Array], Any]
 
 
 def reduce_columns(
@@ -81,23 +91,38 @@ def reduce_columns(
     Returns:
         A plan that gives a list with the reduced leaves.
     """
-    dense = {i: _dense(op, c, types[i], accumulate, span) for i, c in enumerate(columns) if _is_dense(types[i])}
-    others = {i: _plain(c) for i, c in enumerate(columns) if i not in dense}
+    dense = [i for i, leaf_type in enumerate(types) if _is_dense(leaf_type)]
+    integers: dict[int, Sequence[int]] = {}
+    numbers: list[int] = []
+    if span.layout.workers > ALL_RECEIVE_ALL and not span.ordered:
+        # to gather numbers from thousands of workers takes longer than anything else in a step
+        numbers = [i for i, leaf_type in enumerate(types) if leaf_type == LeafType.PYTHON_NUMBER]
+        integers = {i: columns[i] for i in numbers if type(columns[i][0]) is int and op is not ReduceOp.PRODUCT}
+        dense += [i for i in numbers if type(columns[i][0]) is not int]
+    others = {i: column for i, column in enumerate(columns) if i not in dense and i not in integers}
+    nbytes = _nbytes_of(list(others.values()))
     transfers: list[Transfer] = []
     if dense:
-        transfers.append(_reduction(op, list(dense.values()), span))
+        transfers.append(_reduction(op, [_leaf(op, columns[i], types[i], accumulate) for i in dense], span))
+    if integers:
+        transfers.append(IntegerReduction(_fold(op), list(integers.values())))
     if others:
-        transfers.append(Gathering(others))
+        transfers.append(Gathering(others, nbytes, lambda others: {i: _plain(column) for i, column in others.items()}))
+    elif not integers and not numbers:
+        return Plan(transfers, lambda results: results[0] if dense else [])
 
     def finish(results: Sequence[Any]) -> list[Any]:
         found = dict(zip(dense, results[0], strict=True)) if dense else {}
-        leaves = {index: column.finish(found[index]) for index, column in dense.items()}
+        found |= {i: found[i].item() for i in numbers if i in found}
+        if integers:
+            totals = zip(integers, results[1 if dense else 0], strict=True)
+            found |= {i: total / span.layout.replicas if op is ReduceOp.MEAN else total for i, total in totals}
         for index in others:
             values = span.layout.in_order([worker[index] for worker in results[-1]])
-            leaves[index] = _reduced_things(op, values, types[index], accumulate)
-        return [leaves[index] for index in range(len(columns))]
+            found[index] = _reduced_things(op, values, types[index], accumulate)
+        return [found[index] for index in range(len(columns))]
 
-    return Plan(transfers, finish)
+    return Plan(transfers, finish, policy.SLOWNESS_BY_ROWS * nbytes)
 
 
 def _is_dense(leaf_type: LeafMark) -> bool:
@@ -115,40 +140,27 @@ def _reduced_things(op: ReduceOp, values: Sequence[Any], leaf_type: LeafMark, ac
     return sparse.combine(op, [IndexedSlices(*value) for value in values], accumulate)
 
 
-def _reduction(op: ReduceOp, columns: Sequence[_Column], span: Span) -> Reduction:
-    fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
-    if span.ordered:
-        return OrderedReduction(fold, span.layout, [column.parts for column in columns])
-    return Reduction(fold, [_folded(fold, column.parts) for column in columns])
+def _nbytes(value: Any) -> int:
+    return int(getattr(value.values if isinstance(value, IndexedSlices) else value, "nbytes", 0))
 
 
-def _folded(op: ReduceOp, parts: Sequence[Array]) -> Array:
-    return parts[0] if len(parts) == 1 else kernels.reduce(op, parts)
+def _fold(op: ReduceOp) -> ReduceOp:
+    return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
 
-def _dense(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate, span: Span) -> _Column:
+def _leaf(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate) -> Leaf:
+    if leaf_type == LeafType.PYTHON_NUMBER:
+        kernels.check_number(op, type(column[0]))
+        accumulate = "native"
     arrays = [np.asarray(value) for value in column]
-    rule = rule_for(op, arrays[0].dtype, accumulate)
-    parts = [array.astype(rule.accumulator, copy=False) for array in arrays]
-    scalar = leaf_type == LeafType.NUMPY_SCALAR
-
-    def finish(total: Array) -> Any:
-        result = finished(rule, total, span.layout.replicas)
-        return result[()] if scalar else frozen(result)
-
-    return _Column(parts, finish)
+    return Leaf(rule_for(op, arrays[0].dtype, accumulate), arrays, scalar=leaf_type == LeafType.NUMPY_SCALAR)
 
 
-def finished(rule: Rule, total: Array, count: int) -> Array:
-    """Return the result of a fold's total: divided where it is a mean, and rounded once."""
-    total = np.asarray(total)
-    with np.errstate(all="ignore"):
-        for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
-            if rule.finish is Finish.DIVIDE:
-                np.divide(part, count, out=part)
-            elif rule.finish is Finish.SCALE:
-                np.multiply(part, 1.0 / count, out=part)
-        return rounded(total, rule.result)
+def _reduction(op: ReduceOp, leaves: Sequence[Leaf], span: Span) -> Reduction:
+    fold, layout = _fold(op), span.layout
+    if span.ordered:
+        return Reduction(fold, leaves, layout.replicas, tree_of(layout), through_engine=False)
+    return Reduction(fold, leaves, layout.replicas, Folding(layout.rank, [1] * layout.workers))
 
 
 def frozen(array: Array) -> Array:
@@ -164,7 +176,7 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
     columns = [values] if single else list(zip(*values, strict=True))
     plan = reduce_columns(signature[OP], columns, types, accumulate, span)
     if single:
-        return Plan(plan.transfers, lambda results: plan.finish(results)[0])
+        return plan._replace(finish=lambda results: plan.finish(results)[0])
     return plan
 
 
@@ -179,13 +191,13 @@ def barrier(signature: Signature, values: Sequence[None], accumulate: Accumulate
 def broadcast(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
     """Plan a broadcast from one replica."""
     worker, place = span.layout.worker_of(signature[DETAIL])
-    mine = _leaves(signature, values[place]) if worker == span.layout.rank else None
+    mine = _leaves(signature, values[place]) if worker == span.layout.rank else []
 
     def finish(results: Sequence[Any]) -> Any:
         leaves = [frozen(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in results[0]]
         return leaves[0] if signature[STRUCTURE] is None else leaves
 
-    return Plan([Broadcast(mine, worker, span.layout.rank)], finish)
+    return Plan([Broadcast(mine, worker, span.layout.rank, sum(map(_nbytes, mine)))], finish)
 
 
 def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
@@ -193,25 +205,32 @@ def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumula
     axes = _axes(signature)
     columns = list(zip(*(_leaves(signature, value) for value in values), strict=True))
     if span.layout.in_blocks:
-        return gather_columns(columns, axes, single=signature[STRUCTURE] is None)
-    apart = [[_native(np.asarray(array)) for array in column] for column in columns]
+        return gather_columns(columns, axes, span.layout, single=signature[STRUCTURE] is None)
+    nbytes = _nbytes_of(columns)
+
+    def apart(columns: Sequence[Sequence[Any]]) -> list[list[Array]]:
+        return [[_native(np.asarray(array)) for array in column] for column in columns]
 
     def finish(results: Sequence[Any]) -> Any:
         ordered = [span.layout.in_order(column) for column in zip(*results[0], strict=True)]
         return _nest(signature, [frozen(_concatenated(c, axis)) for c, axis in zip(ordered, axes, strict=True)])
 
-    return Plan([Gathering(apart)], finish)
+    return Plan([Gathering(columns, nbytes, apart)], finish, nbytes * span.layout.workers)
 
 
-def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], *, single: bool) -> Plan:
+def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], layout: Layout, *, single: bool) -> Plan:
     """Plan the gathering of leaves, each along its axis, where each worker's follow on those of the one before.
 
     Args:
         columns: by leaf, the local replicas' arrays.
         axes: by leaf, the axis.
+        layout: the workers.
         single: the result is the only leaf, not a list.
     """
-    mine = [_concatenated(column, axis) for column, axis in zip(columns, axes, strict=True)]
+    nbytes = _nbytes_of(columns)
+
+    def mine(columns: Sequence[Sequence[Any]]) -> list[Array]:
+        return [_concatenated(column, axis) for column, axis in zip(columns, axes, strict=True)]
 
     def finish(results: Sequence[Any]) -> Any:
         leaves = [
@@ -220,7 +239,7 @@ def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], *, sin
         ]
         return leaves[0] if single else leaves
 
-    return Plan([Gathering(mine)], finish)
+    return Plan([Gathering(columns, nbytes, mine)], finish, nbytes * layout.workers)
 
 
 def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
@@ -233,7 +252,7 @@ def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accu
         parts = [np.split(leaf, layout.replicas, axis=axis) for leaf, axis in zip(whole, axes, strict=True)]
         return [_nest(signature, [leaf[replica_id] for leaf in parts]) for replica_id in layout.mine]
 
-    return Plan(plan.transfers, finish)
+    return plan._replace(finish=finish)
 
 
 def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
@@ -244,16 +263,18 @@ def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumula
         [np.split(_native(np.asarray(array)), layout.replicas, axis=split_axis) for array in column]
         for column, (split_axis, _) in zip(columns, axes, strict=True)
     ]
-    for_each = [_for_worker(cut, ids) for ids in layout.places]
     shapes = [(column[0][0].shape, column[0][0].dtype) for column in cut]
     part = sum(int(np.prod(shape, dtype=int)) * dtype.itemsize for shape, dtype in shapes)
     sizes = [count * layout.local * part for count in layout.counts]
+
+    def for_each() -> list[Array]:
+        return [_for_worker(cut, ids) for ids in layout.places]
 
     def finish(results: Sequence[Any]) -> list[Any]:
         received = [_parts_of(data, shapes, layout.local, layout.counts[w]) for w, data in enumerate(results[0])]
         return [_nest(signature, _put_together(received, axes, place, layout)) for place in range(layout.local)]
 
-    return Plan([Exchange(for_each, sizes)], finish)
+    return Plan([Exchange(for_each, sizes, sizes, part * max(layout.counts) ** 2)], finish, sum(sizes))
 
 
 def _for_worker(cut: Sequence[Sequence[Sequence[Array]]], ids: Sequence[int]) -> Array:
@@ -309,6 +330,10 @@ def _nest(signature: Signature, leaves: list[Any]) -> Any:
 
 def _native(array: Array) -> Array:
     return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _nbytes_of(columns: Sequence[Sequence[Any]]) -> int:
+    return sum(_nbytes(value) for column in columns for value in column)
 
 
 def _concatenated(arrays: Sequence[Any], axis: int) -> Array:

@@ -14,7 +14,7 @@ from aiodist.workers.calls import chained
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.crossing import Plan
 from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Notice, Opening, Row
-from aiodist.workers.transfers import Steps, Transfer
+from aiodist.workers.transfers import Hands, Steps, Transfer
 from aiodist_kernels import Accumulate
 
 _BESIDE_ANOTHER = 256
@@ -144,7 +144,7 @@ class Lane:
         if not self._opening.agreed():
             raise Disagreement
 
-    def carry_out(self, agreed: Agreed) -> Steps[list[Any]]:
+    def carry_out(self, agreed: Agreed, hands: Hands) -> Steps[list[Any]]:
         """Exchange what was agreed on; return the results of the plan's transfers."""
         results = []
         at = 0
@@ -157,7 +157,7 @@ class Lane:
                 at += transfer.room or 0
             else:
                 known = lengths if transfer.room is None else None
-                results.append((yield from transfer.carry_out(self.communicator, known)))
+                results.append((yield from transfer.carry_out(self.communicator, known, hands)))
         return results
 
     def catch_up(self, posted: int) -> Steps[None]:

@@ -12,15 +12,8 @@ from aiodist.workers.communicator import Array, Request
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
+from aiodist.workers.transfers import Done
 from aiodist_kernels import ReduceOp
-
-
-class Done:
-    """A request that is complete."""
-
-    def test(self) -> bool:
-        """Return that it is."""
-        return True
 
 
 class LocalCommunicator:

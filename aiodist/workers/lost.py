@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from aiodist.collective.wording import ids
 from aiodist.vocabulary.errors import WorkerLostError
@@ -31,6 +32,12 @@ def _replicas_of(layout: Layout, rank: int) -> Sequence[int]:
 
 
 def _error(layout: Layout, gone: Sequence[int], text: str) -> WorkerLostError:
-    states = [ReplicaState.FAILED if i in gone else ReplicaState.RUNNING for i in range(layout.replicas)]
-    replicas = tuple(ReplicaReport(i, layout.names[i], state) for i, state in enumerate(states))
-    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, tuple(gone), text))
+    return WorkerLostError(_report(layout.names, tuple(gone), text))
+
+
+@lru_cache(maxsize=1)  # simulated workers, of which there may be thousands in one process, share it
+def _report(names: tuple[str, ...], gone: tuple[int, ...], text: str) -> CollectiveReport:
+    lost = set(gone)
+    states = [ReplicaState.FAILED if i in lost else ReplicaState.RUNNING for i in range(len(names))]
+    replicas = tuple(map(ReplicaReport, range(len(names)), names, states))
+    return CollectiveReport(Reason.WORKER_LOST, 0, replicas, gone, text)

@@ -79,6 +79,11 @@ class MpiRequest:
             self._done = self._request.Test()
         return self._done
 
+    def __del__(self) -> None:
+        """Keep what MPI may still read and write, where nobody waits for it any more."""
+        if not self._done:
+            unfinished.append((self._request, self._buffers))
+
 
 class MpiDuplication(MpiRequest):
     """A communicator of MPI's in the making."""

@@ -1,90 +1,115 @@
-"""Ordered reductions: the same bits however the replicas are laid out over workers."""
+"""Ordered reductions: the same bits however the replicas are laid out over workers.
+
+The sum is a balanced tree over replica ids: a node covers ids from k·2^h to (k+1)·2^h, and is the reduction of its two
+halves, or the one that has replicas. A worker brings the largest nodes that have no replicas but its own.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from itertools import chain, pairwise
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Final, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist.workers.communicator import Array, Communicator
+from aiodist.workers.communicator import Array
 from aiodist.workers.layout import Layout
-from aiodist.workers.transfers import Reduction, Steps, as_bytes, gather_shares, shares_of
+from aiodist.workers.reduction import Folding
 from aiodist_kernels import ReduceOp
 
+Node: TypeAlias = tuple[int, int]
+"""The first id that a node covers, and how many."""
 
-class OrderedReduction(Reduction):
-    """A reduction that gives the same bits however the replicas are laid out over workers.
+Tree: TypeAlias = "int | tuple[Tree, Tree]"
+"""The index of a part, or two halves."""
 
-    The sum is a balanced tree over replica ids: a node covers ids from k·2^h to (k+1)·2^h, and is the reduction of its
-    two halves, or the one that has replicas. A worker brings the largest nodes that have no replicas but its own.
+
+class TreeFolding(Folding):
+    """What each worker brings to an ordered reduction, and how that goes up the tree.
 
     Args:
-        op: SUM, PRODUCT, MIN or MAX.
         layout: the replicas' layout.
-        values: by array, the local replicas' parts, in their order.
     """
 
-    def __init__(self, op: ReduceOp, layout: Layout, values: Sequence[Sequence[Array]]) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout) -> None:
         everyone = sorted(chain(*layout.places))
-        self._nodes = [_largest_nodes(ids, everyone, layout.size) for ids in layout.places]
-        own = [
-            np.stack([_subtree(op, node, layout.mine, column) for node in self._nodes[layout.rank]])
-            for column in values
-        ]
-        super().__init__(op, own)
-        self.room = max(map(len, self._nodes)) * sum(array[0].nbytes for array in own)
+        nodes = [_largest_nodes(ids, everyone, layout.size) for ids in layout.places]
+        super().__init__(layout.rank, list(map(len, nodes)))
+        self.parts = [_part(node, layout.mine) for node in nodes[layout.rank]]
+        index_of = {node: index for index, node in enumerate(chain(*nodes))}
+        self._tree = _tree((0, _power(layout.size)), index_of.get)
 
-    def from_records(self, parts: Sequence[memoryview]) -> list[Array]:
-        """Return the arrays, reduced along the tree."""
-        totals, at = [], [0] * len(parts)
-        for pack in self._packs:
-            shapes = [self._arrays[index].shape[1:] for index in pack]
-            dtype = self._arrays[pack[0]].dtype
-            for shape in shapes:
-                nodes: dict[tuple[int, int], Array] = {}
-                for worker, part in enumerate(parts):
-                    size = int(np.prod(shape, dtype=int)) * dtype.itemsize
-                    for node in self._nodes[worker]:
-                        data = bytearray(part[at[worker] : at[worker] + size])
-                        nodes[node] = np.frombuffer(data, np.uint8).view(dtype).reshape(shape)
-                        at[worker] += size
-                totals.append(self._root(nodes))
-        return self._in_order(totals)
+    def fold(self, op: ReduceOp, parts: Sequence[Array]) -> Array:
+        """Return the root of the tree, which lies in one of the parts."""
+        assert self._tree is not None
+        return _up(op, self._tree, parts)
 
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[list[Array]]:  # noqa: ARG002
-        """Give each worker a share of the elements of every node, let it go up the tree, and gather the shares."""
-        totals = []
-        for pack in self._packs:
-            for index in pack:
-                stacked = self._arrays[index]
-                total = yield from self._one(communicator, stacked.reshape(len(stacked), -1))
-                totals.append(total.reshape(stacked.shape[1:]))
-        return self._in_order(totals)
 
-    def _one(self, communicator: Communicator, stacked: Array) -> Steps[Array]:
-        shares = shares_of(stacked.shape[1], communicator.size)
-        bounds = np.cumsum([0, *shares])
-        send = np.concatenate([stacked[:, a:b].reshape(-1) for a, b in pairwise(bounds)])
-        own, item, rank = shares[communicator.rank], stacked.itemsize, communicator.rank
-        counts = [share * len(self._nodes[rank]) * item for share in shares]
-        received_counts = [own * len(nodes) * item for nodes in self._nodes]
-        received = np.empty(sum(received_counts) // item, stacked.dtype)
-        yield communicator.ialltoallv(as_bytes(send), counts, as_bytes(received), received_counts)
-        nodes = [node for worker in self._nodes for node in worker]
-        total = self._root(dict(zip(nodes, received.reshape(len(nodes), own), strict=True)))
-        return (yield from gather_shares(communicator, total, shares))
+_known: Final[WeakKeyDictionary[Layout, TreeFolding]] = WeakKeyDictionary()
 
-    def _root(self, nodes: dict[tuple[int, int], Array]) -> Array:
-        return np.asarray(_up(self._op, (0, _power(self._layout.size)), nodes))
 
-    def _in_order(self, totals: Sequence[Array]) -> list[Array]:
-        order = [index for pack in self._packs for index in pack]
-        found = dict(zip(order, totals, strict=True))
-        return [found[index] for index in range(len(order))]
+def tree_of(layout: Layout) -> TreeFolding:
+    """Return the tree over the replicas of a layout."""
+    found = _known.get(layout)
+    if found is None:
+        found = _known[layout] = TreeFolding(layout)
+    return found
+
+
+def _part(node: Node, ids: Sequence[int]) -> tuple[slice, Callable[[ReduceOp, Sequence[Array], Array], None]]:
+    """Return which of a worker's replicas a node is of, and how it is made of them."""
+    begin, end = bisect_left(ids, node[0]), bisect_left(ids, node[0] + node[1])
+    index_of = {(replica_id, 1): index for index, replica_id in enumerate(ids[begin:end])}
+    tree = _tree(node, index_of.get)
+    assert tree is not None
+    return slice(begin, end), partial(_fold_into, tree)
+
+
+def _tree(node: Node, index_of: Callable[[Node], int | None]) -> Tree | None:
+    """Return the tree below a node, down to nodes that have an index; None where there are no replicas."""
+    index = index_of(node)
+    if index is not None:
+        return index
+    begin, width = node
+    if width == 1:
+        return None
+    left = _tree((begin, width // 2), index_of)
+    right = _tree((begin + width // 2, width // 2), index_of)
+    if left is None or right is None:
+        return left if right is None else right
+    return left, right
+
+
+def _up(op: ReduceOp, tree: Tree, parts: Sequence[Array]) -> Array:
+    """Return the reduction of parts along a tree, in the memory of the leftmost."""
+    if isinstance(tree, int):
+        return parts[tree]
+    left, right = (_up(op, half, parts) for half in tree)
+    return kernels.reduce(op, [left, right], out=left)
+
+
+def _fold_into(tree: Tree, op: ReduceOp, parts: Sequence[Array], out: Array) -> None:
+    """Reduce parts along a tree, leaving them as they are."""
+    if isinstance(tree, int):
+        out[...] = parts[tree]
+        return
+    first, second = tree
+    left = _made(first, op, parts, out)
+    right = _made(second, op, parts, out if left is not out else None)
+    kernels.reduce(op, [left, right], out=out)
+
+
+def _made(tree: Tree, op: ReduceOp, parts: Sequence[Array], room: Array | None) -> Array:
+    """Return the reduction of parts along a tree: a part as it is, or in the room."""
+    if isinstance(tree, int):
+        return parts[tree]
+    room = np.empty_like(parts[0]) if room is None else room
+    _fold_into(tree, op, parts, room)
+    return room
 
 
 def _power(count: int) -> int:
@@ -92,9 +117,9 @@ def _power(count: int) -> int:
     return 1 << max(0, count - 1).bit_length()
 
 
-def _largest_nodes(ids: Sequence[int], everyone: Sequence[int], size: int) -> list[tuple[int, int]]:
+def _largest_nodes(ids: Sequence[int], everyone: Sequence[int], size: int) -> list[Node]:
     """Return the nodes, as begin and width, that have all these replicas, and of ``everyone`` no others."""
-    found: list[tuple[int, int]] = []
+    found: list[Node] = []
 
     def visit(begin: int, width: int) -> None:
         own = bisect_left(ids, begin + width) - bisect_left(ids, begin)
@@ -108,24 +133,3 @@ def _largest_nodes(ids: Sequence[int], everyone: Sequence[int], size: int) -> li
 
     visit(0, _power(size))
     return found
-
-
-def _subtree(op: ReduceOp, node: tuple[int, int], ids: Sequence[int], values: Sequence[Array]) -> Array:
-    leaves = {(replica_id, 1): value for replica_id, value in zip(ids, values, strict=True)}
-    found = _up(op, node, leaves)
-    assert found is not None
-    return found
-
-
-def _up(op: ReduceOp, node: tuple[int, int], known: dict[tuple[int, int], Array]) -> Array | None:
-    """Return the value of a node of the tree, from those of nodes below it; None where there are no replicas."""
-    if node in known:
-        return known[node]
-    begin, width = node
-    if width == 1:
-        return None
-    left = _up(op, (begin, width // 2), known)
-    right = _up(op, (begin + width // 2, width // 2), known)
-    if left is None or right is None:
-        return left if right is None else right
-    return kernels.reduce(op, [left, right])

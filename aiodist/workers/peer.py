@@ -18,6 +18,12 @@ CUT_OFF_SECONDS: Final = 2.0
 LENGTH: Final = struct.Struct("<I")
 
 
+def message(name: str, *arguments: Any) -> bytes:
+    """Return a message as it is sent."""
+    pickled = pickle.dumps((name, *arguments))
+    return LENGTH.pack(len(pickled)) + pickled
+
+
 class Peer:
     """A worker at the other end of a connection.
 
@@ -42,11 +48,14 @@ class Peer:
 
     def send(self, name: str, *arguments: Any) -> None:
         """Let a message be sent at the next `flush`."""
-        message = pickle.dumps((name, *arguments))
-        self._to_send += LENGTH.pack(len(message)) + message
+        self.put(message(name, *arguments))
 
-    def flush(self) -> None:
-        """Give the system as much as it takes.
+    def put(self, message: bytes) -> None:
+        """Let a message that has been made be sent at the next `flush`."""
+        self._to_send += message
+
+    def flush(self) -> bool:
+        """Give the system as much as it takes; return whether that was all.
 
         Raises:
             OSError: the connection is lost.
@@ -56,7 +65,8 @@ class Peer:
                 sent = self.connection.send(self._to_send)
                 del self._to_send[:sent]
         except BlockingIOError:
-            return
+            return False
+        return True
 
     def messages(self) -> Iterator[tuple[Any, ...]]:
         """Yield the messages that have come.
@@ -77,9 +87,9 @@ class Peer:
             (length,) = LENGTH.unpack_from(self._received)
             if len(self._received) < LENGTH.size + length:
                 return
-            message = pickle.loads(bytes(self._received[LENGTH.size : LENGTH.size + length]))  # noqa: S301  (from a worker of this job)
+            taken = pickle.loads(bytes(self._received[LENGTH.size : LENGTH.size + length]))  # noqa: S301  (from a worker of this job)
             del self._received[: LENGTH.size + length]
-            yield message
+            yield taken
 
     def why_lost(self, error: Exception) -> str:
         """Return what is to be told of a worker whose connection has ended so."""

@@ -13,13 +13,15 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any
 
-from aiodist.collective.group import SyncGroup
+from aiodist.collective.group import Record, SyncGroup
 from aiodist.collective.member import Ending, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location, ReplicaState
 from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, site_of, to_wire
+
+_LAG = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,24 +101,59 @@ def tell(
     rank: int,
     posted: int,
     *,
+    brief: bool = False,
     overdue: tuple[int, float] | None = None,
     failures: Sequence[Failure] = (),
     note: str = "",
 ) -> WorkerState:
-    """Return what this worker has to tell of its group."""
+    """Return what this worker has to tell of its group.
+
+    Args:
+        group: the local part of it.
+        rank: this worker.
+        posted: how many records it has brought to the lane.
+        brief: others tell of the complete meetings that lie back, which are the same for all.
+        overdue: as in `WorkerState`, as are the others.
+        failures: likewise.
+        note: likewise.
+    """
     waits = _waits(group)
+    wire = _Wire()
     return WorkerState(
         rank=rank,
         posted=posted,
         replicas=tuple(_replica(member, waits) for member in group.members),
-        open={number: _calls(group, meeting) for number, meeting in list(group.open.items())},
+        open={number: _calls(group, meeting, wire) for number, meeting in list(group.open.items())},
         agreed={
-            number: to_wire((signature, code, offset)) for number, signature, code, offset, _ in list(group.agreed)
+            number: wire.of((signature, code, offset)) for number, signature, code, offset, _ in _agreed(group, brief)
         },
         overdue=overdue,
         failures=tuple(failures),
         note=note,
     )
+
+
+class _Wire:
+    """Makes calls ready to travel. Equal ones become one object, which is pickled once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, Call], WireCall] = {}
+
+    def of(self, call: Call) -> WireCall:
+        key = call[1].co_filename, call  # code objects of two files can be equal
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = to_wire(call)
+        return found
+
+
+def _agreed(group: SyncGroup, brief: bool) -> list[Record]:
+    """Return the last complete meetings; in brief, those that may still be open elsewhere, where others lag behind."""
+    records = list(group.agreed)
+    if not brief:
+        return records
+    first = min(list(group.open), default=max(member.sequence for member in group.members))
+    return [record for record in records if record[0] >= first - _LAG]
 
 
 def _waits(group: SyncGroup) -> Mapping[int, str]:
@@ -155,9 +192,9 @@ def _plain(value: Any) -> Any:
     return _Type(type(value).__qualname__)
 
 
-def _calls(group: SyncGroup, meeting: Rendezvous) -> dict[int, WireCall]:
+def _calls(group: SyncGroup, meeting: Rendezvous, wire: _Wire) -> dict[int, WireCall]:
     return {
-        member.position: to_wire(meeting.call_of(member.replica_id))
+        member.position: wire.of(meeting.call_of(member.replica_id))
         for member in group.members
         if member.sequence > meeting.number
     }

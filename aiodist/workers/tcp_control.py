@@ -22,18 +22,26 @@ import socket
 import sys
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.addresses import TOKEN_BYTES, Address, Listening, first_connection, receive_exactly
+from aiodist.workers.addresses import (
+    TOKEN_BYTES,
+    Address,
+    Listening,
+    allow_connections,
+    first_connection,
+    receive_exactly,
+)
 from aiodist.workers.health import Health
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.links import Links
-from aiodist.workers.peer import LENGTH, Peer
+from aiodist.workers.peer import LENGTH, Peer, message
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
@@ -45,6 +53,7 @@ ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 _CONNECT_SECONDS: Final = 60.0
+_BEAT: Final = message("beat")
 
 
 class TcpControl:
@@ -73,6 +82,9 @@ class TcpControl:
         self._listener: Listener | None = None
         self._pulse = Pulse()
         self._peers: dict[int, Peer] = {}
+        self._unsent: set[Peer] = set()
+        self._to_forget: list[Peer] = []
+        self._made: tuple[Verdict | None, bytes] = None, b""
         self._gone: dict[int, str] = {}
         self._cut: list[tuple[int, int]] = []
         self._requests: deque[tuple[Any, ...]] = deque()
@@ -129,6 +141,7 @@ class TcpControl:
             return
         if self._rank == 0:
             assert listening is not None
+            allow_connections(self._size - 1)
             while len(self._peers) < self._size - 1:
                 self._accept(listening)
             listening.socket.close()
@@ -183,15 +196,21 @@ class TcpControl:
                 key.data()
             while self._requests:
                 self._handle(*self._requests.popleft())
-            for peer in list(self._peers.values()):
-                self._flush(peer)
-            for peer in [p for p in self._peers.values() if p.rank in self._gone]:
-                selector.unregister(peer.connection)
-                peer.connection.close()
-                del self._peers[peer.rank]
+            for peer in list(self._unsent):
+                if self._flush(peer):
+                    self._unsent.discard(peer)
+            self._forget_the_gone()
         self._links.close()
         selector.close()
         self._left.set()
+
+    def _forget_the_gone(self) -> None:
+        while self._to_forget:
+            peer = self._to_forget.pop()
+            self._selector.unregister(peer.connection)
+            peer.connection.close()
+            del self._peers[peer.rank]
+            self._unsent.discard(peer)
 
     def _awake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -205,7 +224,7 @@ class TcpControl:
     def _beat(self, now: float) -> None:
         self._pulse.beat(self._listener, now)
         for peer in list(self._peers.values()):
-            peer.send("beat")
+            self._put(peer, _BEAT)
             why = self._health.trouble(peer.rank, now - peer.heard)
             if why is not None:
                 self._lose(peer.rank, why)
@@ -243,13 +262,14 @@ class TcpControl:
         if self._coordinator is not None:
             self._hear(0, key, state)
         elif 0 in self._peers:
-            self._peers[0].send("state", key, state)
+            self._put(self._peers[0], message("state", key, state))
 
     def _on_leave(self, why: str, wait: bool) -> None:
         self._leaving = True
         self._leave_by = time.monotonic() + (LEAVE_SECONDS if wait else 0.0)
+        farewell = message("farewell", why)
         for peer in self._peers.values():
-            peer.send("farewell", why)
+            self._put(peer, farewell)
             self._flush(peer)
 
     def _hear(self, rank: int, key: LaneKey, state: bytes) -> None:
@@ -267,14 +287,18 @@ class TcpControl:
         if rank == 0:
             self._on_ask(key)
         elif rank in self._peers:
-            self._peers[rank].send("ask", key)
+            self._put(self._peers[rank], message("ask", key))
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
         self._unfinished.append(key)
+        if self._made[0] is not verdict:  # which is long where there are thousands of workers, and the same for all
+            self._made = verdict, message("verdict", key, zlib.compress(pickle.dumps(verdict), 1))
         if rank == 0:
-            self._on_verdict(key, pickle.dumps(verdict))
+            self._unfinished.append(key)
+            if self._listener is not None:
+                self._listener.judged(key, verdict)
         elif rank in self._peers:
-            self._peers[rank].send("verdict", key, pickle.dumps(verdict))
+            self._put(self._peers[rank], self._made[1])
 
     def _on_ask(self, key: LaneKey) -> None:
         if self._listener is not None:
@@ -291,19 +315,22 @@ class TcpControl:
     def _on_verdict(self, key: LaneKey, verdict: bytes) -> None:
         self._unfinished.append(key)
         if self._listener is not None:
-            self._listener.judged(key, pickle.loads(verdict))  # noqa: S301  (from a worker of this job)
+            self._listener.judged(key, pickle.loads(zlib.decompress(verdict)))  # noqa: S301  (from a worker of this job)
 
     def _lose(self, rank: int, why: str) -> None:
         if rank in self._gone:
             return
         self._gone[rank] = why
         self._unfinished.append(rank)
+        if rank in self._peers:
+            self._to_forget.append(self._peers[rank])
         if self._listener is not None:
             self._listener.lose(rank, why)
         if self._rank == 0:
+            lost = message("lost", rank, why)
             for peer in self._peers.values():
                 if peer.rank != rank:
-                    peer.send("lost", rank, why)
+                    self._put(peer, lost)
 
     def _on_lost(self, rank: int, why: str) -> None:
         self._lose(rank, why)
@@ -313,7 +340,7 @@ class TcpControl:
         if self._rank == 0:
             self._later(CUT_GRACE_SECONDS, "cut", min(one, other), max(one, other))
         elif 0 in self._peers:
-            self._peers[0].send("cut_off", one, other)
+            self._put(self._peers[0], message("cut_off", one, other))
 
     def _on_cut(self, one: int, other: int) -> None:
         if (one, other) in self._cut or one in self._gone or other in self._gone:
@@ -324,15 +351,20 @@ class TcpControl:
             self._listener.cut(one, other)
         if self._rank == 0:
             for peer in self._peers.values():
-                peer.send("cut", one, other)
+                self._put(peer, message("cut", one, other))
 
     # Bytes.
 
-    def _flush(self, peer: Peer) -> None:
+    def _put(self, peer: Peer, message: bytes) -> None:
+        peer.put(message)
+        self._unsent.add(peer)
+
+    def _flush(self, peer: Peer) -> bool:
         try:
-            peer.flush()
+            return peer.flush()
         except OSError as error:
             self._lose(peer.rank, peer.why_lost(error))
+            return True
 
     def _receive(self, peer: Peer) -> None:
         try:

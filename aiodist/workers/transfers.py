@@ -1,31 +1,87 @@
 """Transfers: how one part a worker becomes what every worker needs. A small one travels in the record.
 
 A transfer is carried out by a generator that yields requests, to be completed before it is resumed, and returns the
-result: so nothing here knows how a request is waited for.
+result: so nothing here knows how a request is waited for. What takes long by itself is given to worker threads, whose
+jobs are requests, too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-import aiodist_kernels as kernels
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Array, Communicator, Request
-from aiodist_kernels import ReduceOp
+from aiodist_kernels import policy
+from aiodist_kernels.pool import results as pool
 
 T = TypeVar("T")
 Steps: TypeAlias = Generator[Request, None, T]
 
 SEGMENT: Final = 1 << 20
+_IN_FLIGHT: Final = 2
+
+
+class Done:
+    """A request that is complete."""
+
+    def test(self) -> bool:
+        """Return that it is."""
+        return True
+
+
+class Job(Request, Protocol):
+    """A call in a worker thread."""
+
+    def result(self) -> Any:
+        """Return what it has returned, or raise what it has raised; it is complete."""
+
+
+class Hands(Protocol):
+    """Worker threads."""
+
+    def begin(self, fn: Callable[..., Any], *args: Any) -> Job:
+        """Call a function in one."""
+        ...
+
+
+class AtOnce:
+    """The thread that asks, for who is in a worker thread already."""
+
+    def begin(self, fn: Callable[..., Any], *args: Any) -> Job:
+        """Call a function now."""
+        return _Made(fn(*args))
+
+
+class _Made(Done):
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        """Return it."""
+        return self._value
+
+
+def by_hand(hands: Hands, fn: Callable[..., T], *args: Any) -> Steps[T]:
+    """Call a function in a worker thread, and return what it returns."""
+    job = hands.begin(fn, *args)
+    yield job
+    result: T = job.result()
+    return result
 
 
 class Transfer(Protocol):
     """Something to be exchanged by all workers."""
+
+    @property
+    def is_light(self) -> bool:
+        """Whether `data` takes the event loop no time worth speaking of, the first time too."""
+        ...
 
     @property
     def data(self) -> Array:
@@ -45,83 +101,15 @@ class Transfer(Protocol):
         """Return the result from all workers' parts, by rank."""
         ...
 
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[Any]:
+    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None, hands: Hands) -> Steps[Any]:
         """Exchange the parts; return the result.
 
         Args:
             communicator: the lane's.
             lengths: by rank, how many bytes each worker brings; None where that is not known.
+            hands: worker threads.
         """
         ...
-
-
-class Reduction:
-    """Arrays to be reduced over the workers, each in its own dtype.
-
-    Args:
-        op: SUM, PRODUCT, MIN or MAX.
-        arrays: this worker's parts, of the same shapes and dtypes on every worker. They are left as they are.
-    """
-
-    def __init__(self, op: ReduceOp, arrays: Sequence[Array]) -> None:
-        self._op = op
-        self._arrays = arrays
-        self._packs = _by_dtype(arrays)
-        self.room = sum(array.nbytes for array in arrays)
-
-    def fits(self, room: int, lengths: Sequence[int]) -> bool:  # noqa: ARG002
-        """Return whether it fits, which is the same on every worker."""
-        return self.room <= room
-
-    @property
-    def data(self) -> Array:
-        """The parts, one after the other by dtype."""
-        return np.concatenate([as_bytes(_packed(self._arrays, pack)) for pack in self._packs])
-
-    def from_records(self, parts: Sequence[memoryview]) -> list[Array]:
-        """Return the arrays, reduced in the order of the workers."""
-        totals, at = [], 0
-        for pack in self._packs:
-            dtype = self._arrays[pack[0]].dtype
-            size = sum(self._arrays[index].nbytes for index in pack)
-            rows = [np.frombuffer(bytes(part[at : at + size]), np.uint8).view(dtype) for part in parts]
-            totals.append(kernels.reduce(self._op, rows))
-            at += size
-        return self._unpacked(totals)
-
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[list[Array]]:  # noqa: ARG002
-        """Reduce each pack by the engine where it does so with our meaning, else by moving parts."""
-        totals = []
-        for pack in self._packs:
-            arrays = [self._arrays[index] for index in pack]
-            if communicator.reduces(self._op, arrays[0].dtype):
-                totals.append((yield from _reduce_in_engine(communicator, self._op, arrays)))
-            else:
-                flat = _packed(self._arrays, pack)
-                totals.append((yield from _reduce_by_moving(communicator, self._op, flat)))
-        return self._unpacked(totals)
-
-    def _unpacked(self, totals: Sequence[Array]) -> list[Array]:
-        found: dict[int, Array] = {}
-        for pack, total in zip(self._packs, totals, strict=True):
-            at = 0
-            for index in pack:
-                array = self._arrays[index]
-                found[index] = total[at : at + array.size].reshape(array.shape)
-                at += array.size
-        return [found[index] for index in range(len(self._arrays))]
-
-
-def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    packs: dict[np.dtype[Any], list[int]] = {}
-    for index, array in enumerate(arrays):
-        packs.setdefault(array.dtype, []).append(index)
-    return list(packs.values())
-
-
-def _packed(arrays: Sequence[Array], pack: Sequence[int]) -> Array:
-    """Return a copy of these arrays, one after the other."""
-    return np.concatenate([arrays[index].reshape(-1) for index in pack])
 
 
 def as_bytes(array: Array) -> Array:
@@ -129,78 +117,26 @@ def as_bytes(array: Array) -> Array:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _reduce_in_engine(communicator: Communicator, op: ReduceOp, arrays: Sequence[Array]) -> Steps[Array]:
-    """Reduce arrays, one behind the other, in segments, each of which is copied just before its turn."""
-    flat = np.empty(sum(array.size for array in arrays), arrays[0].dtype)
-    step = max(1, SEGMENT // flat.itemsize)
-    pending: deque[Request] = deque()
-    for begin, end in _filled(flat, arrays, step):
-        if len(pending) == communicator.segment_depth:
-            yield pending.popleft()
-        segment = flat[begin:end]
-        pending.append(communicator.iallreduce(op, segment, segment))
-    while pending:
-        yield pending.popleft()
-    return flat
-
-
-def _filled(flat: Array, arrays: Sequence[Array], step: int) -> Iterator[tuple[int, int]]:
-    """Fill an array with others, one behind the other; yield the bounds of each segment when it is full."""
-    filled = posted = 0
-    for array in arrays:
-        source = array.reshape(-1)
-        for at in range(0, source.size, step):
-            part = source[at : at + step]
-            flat[filled : filled + part.size] = part
-            filled += part.size
-            while filled - posted >= step:
-                yield posted, posted + step
-                posted += step
-    if filled > posted:
-        yield posted, filled
-
-
-def _reduce_by_moving(communicator: Communicator, op: ReduceOp, flat: Array) -> Steps[Array]:
-    """Give each worker a share of the elements, let it fold them in the order of the workers, and gather the shares."""
-    shares = shares_of(flat.size, communicator.size)
-    received = yield from _exchange_shares(communicator, flat, shares)
-    own = kernels.reduce(op, received)
-    return (yield from gather_shares(communicator, own, shares))
-
-
-def shares_of(size: int, workers: int) -> list[int]:
-    """Return how many elements each worker's share has."""
-    share = -(-size // workers)
-    return [max(0, min(share, size - worker * share)) for worker in range(workers)]
-
-
-def _exchange_shares(communicator: Communicator, flat: Array, shares: Sequence[int]) -> Steps[list[Array]]:
-    """Return this worker's share of every worker's elements, by rank."""
-    own, item = shares[communicator.rank], flat.itemsize
-    received = np.empty(own * communicator.size, flat.dtype)
-    counts, received_counts = [share * item for share in shares], [own * item] * communicator.size
-    yield communicator.ialltoallv(as_bytes(flat), counts, as_bytes(received), received_counts)
-    return list(received.reshape(communicator.size, own))
-
-
-def gather_shares(communicator: Communicator, own: Array, shares: Sequence[int]) -> Steps[Array]:
-    """Put the workers' shares together."""
-    whole = np.empty(sum(shares), own.dtype)
-    yield communicator.iallgatherv(as_bytes(own), as_bytes(whole), [share * own.itemsize for share in shares])
-    return whole
-
-
 class Gathering:
     """An object of each worker, given to all.
 
     Args:
         value: this worker's.
+        nbytes: about how many bytes that are, where they may be many.
+        make: makes what is given of ``value``, in a worker thread if they are many; None: it is that itself.
     """
 
     room = None
 
-    def __init__(self, value: Any) -> None:
-        self.data = encode(value)
+    def __init__(self, value: Any, nbytes: int = 0, make: Callable[[Any], Any] | None = None) -> None:
+        self._value = value
+        self._make = make
+        self.is_light = not policy.blocks(nbytes)
+
+    @cached_property
+    def data(self) -> Array:
+        """The object as bytes."""
+        return encode(self._value if self._make is None else self._make(self._value))
 
     def fits(self, room: int, lengths: Sequence[int]) -> bool:
         """Return whether every worker's object fits."""
@@ -210,14 +146,41 @@ class Gathering:
         """Return the objects by rank."""
         return [decode(memoryview(bytearray(part))) for part in parts]
 
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[list[Any]]:
-        """Gather the bytes, after their sizes where those are not known."""
+    def carry_out(
+        self,
+        communicator: Communicator,
+        lengths: Sequence[int] | None,
+        hands: Hands,  # noqa: ARG002
+    ) -> Steps[list[Any]]:
+        """Gather the bytes, after their sizes where those are not known, in segments."""
         if lengths is None:
             lengths = yield from _sizes(communicator, len(self.data))
-        whole = np.empty(sum(lengths), np.uint8)
-        yield communicator.iallgatherv(self.data, whole, lengths)
-        bounds = np.cumsum([0, *lengths])
-        return [decode(whole[a:b].copy()) for a, b in pairwise(bounds)]
+        found = [pool.empty((length,), _BYTE) for length in lengths]
+        pending: deque[_Pieces] = deque()
+        step = max(1, SEGMENT // communicator.size)
+        for at in range(0, max(lengths), step):
+            if len(pending) == _IN_FLIGHT:
+                yield from _take_apart(pending)
+            pieces = [part[at : at + step] for part in found]
+            counts = [len(piece) for piece in pieces]
+            room = np.empty(sum(counts), np.uint8)
+            request = communicator.iallgatherv(self.data[at : at + step], room, counts)
+            pending.append((request, room, pieces))
+        while pending:
+            yield from _take_apart(pending)
+        return [decode(part) for part in found]
+
+
+_BYTE: Final = np.dtype(np.uint8)
+_Pieces: TypeAlias = tuple[Request, Array, Sequence[Array]]
+
+
+def _take_apart(pending: deque[_Pieces]) -> Steps[None]:
+    """Put what has come together where its pieces belong."""
+    request, room, pieces = pending.popleft()
+    yield request
+    for piece, (begin, end) in zip(pieces, pairwise(accumulate(map(len, pieces), initial=0)), strict=True):
+        piece[...] = room[begin:end]
 
 
 def _sizes(communicator: Communicator, own: int) -> Steps[list[int]]:
@@ -233,13 +196,21 @@ class Broadcast:
         value: the object, on the worker that gives it.
         root: that worker.
         rank: this worker.
+        nbytes: about how many bytes that are, where they may be many.
     """
 
     room = None
 
-    def __init__(self, value: Any, root: int, rank: int) -> None:
+    def __init__(self, value: Any, root: int, rank: int, nbytes: int = 0) -> None:
+        self._value = value
         self.root = root
-        self.data = encode(value) if rank == root else np.empty(0, np.uint8)
+        self._gives = rank == root
+        self.is_light = not (self._gives and policy.blocks(nbytes))
+
+    @cached_property
+    def data(self) -> Array:
+        """The object as bytes, where it is given; else none."""
+        return encode(self._value) if self._gives else np.empty(0, np.uint8)
 
     def fits(self, room: int, lengths: Sequence[int]) -> bool:
         """Return whether the object fits."""
@@ -249,42 +220,81 @@ class Broadcast:
         """Return the object."""
         return decode(memoryview(bytearray(parts[self.root])))
 
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[Any]:
-        """Broadcast the bytes, after their number where that is not known."""
+    def carry_out(
+        self,
+        communicator: Communicator,
+        lengths: Sequence[int] | None,
+        hands: Hands,  # noqa: ARG002
+    ) -> Steps[Any]:
+        """Broadcast the bytes, after their number where that is not known, in segments."""
+        size = np.array([len(self.data) if lengths is None else lengths[self.root]], np.int64)
         if lengths is None:
-            lengths = yield from _sizes(communicator, len(self.data))
-        buffer = self.data if communicator.rank == self.root else np.empty(lengths[self.root], np.uint8)
+            yield communicator.ibcast(size.view(np.uint8), self.root)
+        buffer = self.data if self._gives else pool.empty((int(size[0]),), _BYTE)
+        pending: deque[Request] = deque()
         for at in range(0, len(buffer), SEGMENT):
-            yield communicator.ibcast(buffer[at : at + SEGMENT], self.root)
+            if len(pending) == _IN_FLIGHT:
+                yield pending.popleft()
+            pending.append(communicator.ibcast(buffer[at : at + SEGMENT], self.root))
+        while pending:
+            yield pending.popleft()
         return decode(buffer)
 
 
 class Exchange:
-    """An array for each worker; every worker receives one from each.
+    """An array of bytes for each worker; every worker receives one from each.
 
     Args:
-        parts: by rank, what that worker is to receive, of a size that it knows.
+        make: returns, by rank, what that worker is to receive.
+        counts: by rank, how many bytes those are.
         sizes: by rank, how many bytes come from that worker.
+        most: how many bytes any worker sends any other, at most; the same on every worker.
     """
 
     room = 0
+    is_light = True  # for there is nothing of it in records
 
-    def __init__(self, parts: Sequence[Array], sizes: Sequence[int]) -> None:
-        self._counts = [part.nbytes for part in parts]
-        self.data = np.concatenate([as_bytes(part) for part in parts])
+    def __init__(
+        self, make: Callable[[], Sequence[Array]], counts: Sequence[int], sizes: Sequence[int], most: int
+    ) -> None:
+        self._make = make
+        self._counts = counts
         self._sizes = sizes
+        self._most = most
+
+    @property
+    def data(self) -> Array:
+        """Nothing: every worker receives every record, and this is for each its own."""
+        return np.empty(0, np.uint8)
 
     def fits(self, room: int, lengths: Sequence[int]) -> bool:  # noqa: ARG002
-        """Return that it does not: every worker receives every record, and this is for each its own."""
+        """Return that it does not."""
         return False
 
     def from_records(self, parts: Sequence[memoryview]) -> list[Array]:
-        """Never called: an exchange does not travel in records, which everybody receives."""
+        """Never called: an exchange does not travel in records."""
         raise NotImplementedError
 
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None) -> Steps[list[Array]]:  # noqa: ARG002
-        """Exchange; return bytes by rank."""
-        received = np.empty(sum(self._sizes), np.uint8)
-        yield communicator.ialltoallv(self.data, self._counts, received, self._sizes)
-        bounds = np.cumsum([0, *self._sizes])
-        return [received[a:b] for a, b in pairwise(bounds)]
+    def carry_out(
+        self,
+        communicator: Communicator,
+        lengths: Sequence[int] | None,  # noqa: ARG002
+        hands: Hands,
+    ) -> Steps[list[Array]]:
+        """Exchange, in segments; return bytes by rank."""
+        large = policy.blocks(sum(self._counts))
+        parts = (yield from by_hand(hands, self._make)) if large else self._make()
+        found = [pool.empty((size,), _BYTE) for size in self._sizes]
+        pending: deque[_Pieces] = deque()
+        step = max(1, SEGMENT // communicator.size)
+        for at in range(0, self._most, step):
+            if len(pending) == _IN_FLIGHT:
+                yield from _take_apart(pending)
+            going = [part[at : at + step] for part in parts]
+            pieces = [part[at : at + step] for part in found]
+            counts, sizes = list(map(len, going)), list(map(len, pieces))
+            room = np.empty(sum(sizes), np.uint8)
+            pending.append((communicator.ialltoallv(np.concatenate(going), counts, room, sizes), room, pieces))
+        while pending:
+            yield from _take_apart(pending)
+        return found

@@ -18,8 +18,11 @@ import numpy as np
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReduceOp, get_replica_context
 from aiodist.replica.awaiting import Bell, complete
+from aiodist.replica.hands import Hands
+from aiodist.workers.leaves import Leaf
 from aiodist.workers.mpi import load_mpi
-from aiodist.workers.transfers import Reduction
+from aiodist.workers.reduction import Folding, Reduction
+from aiodist_kernels.rules import rule_for
 
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
 ROUNDS = 7
@@ -41,6 +44,7 @@ async def replica(rows: dict[str, list[float]], *, ordered: bool) -> None:
     ctx = get_replica_context()
     world = load_mpi().COMM_WORLD
     bell = Bell(asyncio.get_running_loop().call_soon_threadsafe, for_values=True)
+    hands = Hands()
     engine = ctx.strategy._team._lanes[0].communicator
     for name, size in SIZES.items():
         value, out = np.ones(size, np.float32), np.empty(size, np.float32)
@@ -50,7 +54,9 @@ async def replica(rows: dict[str, list[float]], *, ordered: bool) -> None:
             world.Allreduce(value, out)
 
         async def unverified(value: Any = value) -> None:
-            await complete(Reduction(ReduceOp.SUM, [value]).carry_out(engine, None), bell)
+            leaf = Leaf(rule_for(ReduceOp.SUM, value.dtype), [value], scalar=False)
+            folding = Folding(engine.rank, [1] * engine.size)
+            await complete(Reduction(ReduceOp.SUM, [leaf], engine.size, folding).carry_out(engine, None, hands), bell)
 
         async def verified(value: Any = value) -> None:
             await ctx.all_reduce(ReduceOp.SUM, value)

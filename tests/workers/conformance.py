@@ -12,9 +12,13 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist.replica.hands import Hands
 from aiodist.workers.communicator import Communicator, Request
-from aiodist.workers.transfers import SEGMENT, Reduction
+from aiodist.workers.leaves import Leaf
+from aiodist.workers.reduction import Folding, Reduction
+from aiodist.workers.transfers import SEGMENT, Steps
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.rules import rule_for
 
 Case = Callable[[Communicator], Iterator[Request]]
 
@@ -86,12 +90,22 @@ def least_of_records(c: Communicator) -> Iterator[Request]:
     assert values.tolist() == [0, ~(c.size - 1) & (2**64 - 1), 1 << 63, (1 << 63) - 1]
 
 
+def over_workers(op: ReduceOp, arrays: Sequence[np.ndarray], c: Communicator) -> Steps[list[Any]]:
+    """Reduce arrays as aiodist does, with one replica a worker."""
+    hands = Hands()
+    leaves = [Leaf(rule_for(op, array.dtype), [array], scalar=False) for array in arrays]
+    try:
+        return (yield from Reduction(op, leaves, c.size, Folding(c.rank, [1] * c.size)).carry_out(c, None, hands))
+    finally:
+        hands.close()
+
+
 def reductions(c: Communicator) -> Iterator[Request]:
     """All that aiodist reduces, by the engine or by moving shares, several arrays at a time."""
     for op in FOLDS:
         dtypes = [dtype for dtype in DTYPES if takes(op, dtype)]
         for size in SIZES:
-            results = yield from Reduction(op, [brought(c.rank, size, d) for d in dtypes]).carry_out(c, None)
+            results = yield from over_workers(op, [brought(c.rank, size, d) for d in dtypes], c)
             for dtype, result in zip(dtypes, results, strict=True):
                 check(op, result, reduced(op, size, dtype, range(c.size)))
 
@@ -101,7 +115,7 @@ def reductions_at_the_edges_of_segments(c: Communicator) -> Iterator[Request]:
     for dtype, op in ((np.dtype(np.float32), ReduceOp.SUM), (np.dtype(np.int16), ReduceOp.MAX)):
         edge = SEGMENT // dtype.itemsize
         for sizes in ([edge - 1], [edge], [edge + 1], [5, edge, edge - 5, 1]):
-            results = yield from Reduction(op, [brought(c.rank, size, dtype) for size in sizes]).carry_out(c, None)
+            results = yield from over_workers(op, [brought(c.rank, size, dtype) for size in sizes], c)
             for size, result in zip(sizes, results, strict=True):
                 check(op, result, reduced(op, size, dtype, range(c.size)))
 

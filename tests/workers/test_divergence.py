@@ -272,32 +272,6 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
     assert await job.everywhere(program) == [[15, 30, 45]] * 2
 
 
-async def test_many_workers_match() -> None:
-    job = Job(*[1] * 100)
-
-    async def program(ctx: ReplicaContext) -> int:
-        total = 0
-        for _ in range(3):
-            total = await ctx.all_reduce("SUM", 1)
-        return total
-
-    assert await job.values(program) == [100] * 100
-
-
-async def test_culprit_among_many_workers() -> None:
-    job = Job(*[1] * 80)
-
-    async def program(ctx: ReplicaContext) -> None:
-        await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 61:
-            await ctx.barrier()
-        await ctx.all_reduce("SUM", np.ones(2))
-
-    outcomes = await job.run(program)
-    assert len({str(outcome) for outcome in outcomes}) == 1
-    assert outcomes[0].report.suspects == (61,)
-
-
 async def test_groups_are_refused_with_a_reason() -> None:
     async def program(ctx: ReplicaContext) -> None:
         with pytest.raises(ValueError, match="new_group is for strategies whose replicas live in one process"):

@@ -14,12 +14,13 @@ from aiodist import CollectiveError, ReplicaContext
 from tests.workers.simulated import Job, Program
 
 LAYOUTS = [(2, 2), (1, 1, 1), (1, 3), (2, 1, 2), (1, 1)]
+MANY = (*[1] * 64, 2, 1)
 KINDS = ["sum", "barrier", "gather", "max", "merge"]
 pytestmark = pytest.mark.anyio
 
 
-def steps_of(rng: random.Random, replicas: int) -> tuple[list[list[str]], bool]:
-    """Return each replica's steps, and whether they are the same."""
+def steps_of(rng: random.Random, replicas: int) -> tuple[list[list[str]], int | None]:
+    """Return each replica's steps, and the one whose are not the others'."""
     common = [rng.choice(KINDS) for _ in range(rng.randint(1, 6))]
     steps = [list(common) for _ in range(replicas)]
     bad, at = rng.randrange(replicas), rng.randrange(len(common))
@@ -32,7 +33,7 @@ def steps_of(rng: random.Random, replicas: int) -> tuple[list[list[str]], bool]:
         del steps[bad][at:]
     elif mutation != "none":
         steps[bad].insert(at, rng.choice(KINDS) if mutation == "extra" else mutation)
-    return steps, all(one == common for one in steps)
+    return steps, None if steps[bad] == common else bad
 
 
 def issue(ctx: ReplicaContext, kind: str) -> Any:
@@ -77,13 +78,29 @@ async def test_every_run_ends_on_every_worker_alike(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(8):
         layout = rng.choice(LAYOUTS)
-        steps, same = steps_of(rng, sum(layout))
+        steps, culprit = steps_of(rng, sum(layout))
         job = Job(*layout)
         outcomes = await job.run(program_of(rng, steps))
-        if same:
+        if culprit is None:
             assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
         else:
             assert all(isinstance(outcome, (CollectiveError, ValueError)) for outcome in outcomes), outcomes
             reports = {str(o) for o in outcomes if isinstance(o, CollectiveError)}
             assert len(reports) <= 1
         await job.check_that_it_works()
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_culprit_among_many_workers_is_always_named(seed: int) -> None:
+    rng = random.Random(100 + seed)
+    job = Job(*MANY)
+    for _ in range(6):
+        steps, culprit = steps_of(rng, sum(MANY))
+        outcomes = await job.run(program_of(rng, steps))
+        if culprit is None:
+            assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
+            continue
+        errors = [outcome for outcome in outcomes if isinstance(outcome, CollectiveError)]
+        assert len(errors) >= len(outcomes) - 1, outcomes  # who raises on its own raises that
+        assert {error.report.suspects for error in errors} == {(culprit,)}, errors[0]
+        assert len({str(error) for error in errors}) == 1

@@ -1,0 +1,149 @@
+"""The program of `worker_faults`: three workers, of which the last does something wrong.
+
+    python worker_fault_job.py aiodist FAULT SECONDS      what the others are told, and when
+    python worker_fault_job.py mpi FAULT SECONDS          the same calls of mpi4py's, blocking
+    python worker_fault_job.py gloo FAULT SECONDS         the same calls of torch.distributed's
+
+Times are by the clock of the machine, which all workers share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
+
+LONG = 1 << 17
+
+
+def say(word: str, *told: object) -> None:
+    """Print a line in one piece."""
+    sys.stdout.write(" ".join(map(str, (word, f"{time.time():.4f}", *told))) + "\n")
+    sys.stdout.flush()
+
+
+def go_wrong(fault: str, seconds: float) -> None:
+    """Do what no collective sees."""
+    say("fault")
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "raises":
+        raise ValueError("bad batch")
+    if fault == "blocks its loop":
+        time.sleep(seconds + 4)
+
+
+async def replica(fault: str, seconds: float) -> None:
+    """Go wrong on the last worker."""
+    ctx = get_replica_context()
+    await ctx.barrier()
+    if fault.startswith("cut link"):
+        say("running")
+        while True:
+            await ctx.all_reduce("SUM", np.ones(LONG))
+    odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
+    if odd:
+        go_wrong(fault, seconds)
+    if odd and fault == "never arrives":
+        await asyncio.get_running_loop().create_future()
+    if odd and fault == "returns early":
+        return
+    first, second = (np.zeros(5), np.ones(5)) if fault == "swapped order" else (np.ones(5), None)
+    if odd and fault == "swapped order":
+        await ctx.all_reduce("SUM", second)
+        await ctx.all_reduce("SUM", first)
+    elif odd and fault == "other kind":
+        await ctx.barrier()
+    else:
+        op = "MAX" if odd and fault == "other op" else "SUM"
+        await ctx.all_reduce(op, value_of(fault, first, odd=odd))
+        if second is not None:
+            await ctx.all_reduce("SUM", second)
+
+
+def value_of(fault: str, value: Any, *, odd: bool) -> Any:
+    """Return the odd worker's value, or everybody's."""
+    if odd and fault == "other shape":
+        return np.ones(7)
+    return value.astype(np.int64) if odd and fault == "other dtype" else value
+
+
+def ours(fault: str, seconds: float) -> None:
+    """Run it on aiodist."""
+    limit = seconds if fault in {"blocks its loop", "never arrives"} else None
+    strategy = MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(timeout_seconds=limit))
+    try:
+        asyncio.run(strategy.run(replica, (fault, seconds)))
+    except Exception as error:
+        say("told", strategy.cluster_resolver.task_id, type(error).__name__, str(error).splitlines()[0])
+        raise
+
+
+def bare(fault: str, seconds: float, rank: int, size: int, calls: Calls) -> None:
+    """Run it on an engine alone; a worker that gets through says what it got."""
+    odd = rank == size - 1
+    calls["barrier"]()
+    if odd:
+        go_wrong(fault, seconds)
+    if odd and fault == "never arrives":
+        time.sleep(60)
+    if odd and fault == "returns early":
+        return
+    first, second = (np.zeros(5), np.ones(5)) if fault == "swapped order" else (np.ones(5), None)
+    if odd and fault == "other kind":
+        calls["barrier"]()
+        return
+    if odd and second is not None:
+        first, second = second, first
+    op = "MAX" if odd and fault == "other op" else "SUM"
+    for value in (value_of(fault, first, odd=odd), *([] if second is None else [second])):
+        say("got", rank, *calls["all_reduce"](op, value))
+
+
+Calls = dict[str, Callable[..., Any]]
+
+
+def with_mpi(fault: str, seconds: float) -> None:
+    """Run it on mpi4py."""
+    mpi = importlib.import_module("mpi4py.MPI")
+    world = mpi.COMM_WORLD
+
+    def all_reduce(op: str, value: Any) -> Any:
+        out = np.empty_like(value)
+        world.Allreduce(value, out, getattr(mpi, op))
+        return out
+
+    bare(fault, seconds, world.rank, world.size, {"barrier": world.Barrier, "all_reduce": all_reduce})
+
+
+def with_gloo(fault: str, seconds: float) -> None:
+    """Run it on torch.distributed."""
+    from datetime import timedelta
+
+    torch = importlib.import_module("torch")
+    dist = importlib.import_module("torch.distributed")
+    meeting, rank, size = sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
+    limit = timedelta(seconds=seconds)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=limit)
+
+    def all_reduce(op: str, value: Any) -> Any:
+        tensor = torch.from_numpy(value.copy())
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+        return tensor.numpy()
+
+    bare(fault, seconds, rank, size, {"barrier": dist.barrier, "all_reduce": all_reduce})
+
+
+if __name__ == "__main__":
+    {"aiodist": ours, "mpi": with_mpi, "gloo": with_gloo}[sys.argv[1]](sys.argv[2], float(sys.argv[3]))
