@@ -1,5 +1,7 @@
 """Cooperative replicas on one event loop, after ``tf.distribute``, with collectives whose order is always checked."""
 
+import typing
+
 from aiodist.collective.recorder import RecordedCall, Recorder, RunRecord
 from aiodist.data.contexts import InputContext, ValueContext
 from aiodist.data.dataset import NumpyDataset
@@ -22,7 +24,6 @@ from aiodist.strategy.in_force import (
     in_cross_replica_context,
 )
 from aiodist.strategy.mirrored import MirroredStrategy
-from aiodist.strategy.multi_worker import MultiWorkerMirroredStrategy
 from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
@@ -54,6 +55,23 @@ from aiodist.vocabulary.reports import (
 )
 from aiodist.vocabulary.values import DistributedValues, Mirrored, PerReplica
 from aiodist_kernels import ReduceOp
+
+if typing.TYPE_CHECKING:
+    from aiodist.strategy.multi_worker import MultiWorkerMirroredStrategy
+else:
+
+    def __getattr__(name: str) -> object:
+        """Load what connects workers for those who ask for it: it is a fifth of this package."""
+        if name != "MultiWorkerMirroredStrategy":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from aiodist.strategy.multi_worker import MultiWorkerMirroredStrategy
+
+        globals()[name] = MultiWorkerMirroredStrategy
+        return MultiWorkerMirroredStrategy
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __version__ = "0.1.0"
 

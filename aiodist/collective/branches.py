@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from aiodist.collective.cycles import CycleWatch
-
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
 
@@ -24,6 +22,8 @@ class Branches:
     """
 
     def __init__(self, root: SyncGroup) -> None:
+        from aiodist.collective.cycles import CycleWatch  # few programs have groups
+
         self.groups: WeakSet[SyncGroup] = WeakSet()
         self.kept: set[SyncGroup] = set()
         self.watch = CycleWatch(root)

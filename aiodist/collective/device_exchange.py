@@ -6,7 +6,7 @@ What all replicas of a device get is moved there once, for the first of them, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -143,3 +143,13 @@ class ReduceScatter(AllReduce):
         column, mark = self.columns[place], self.marks[place]
         total = reduce_leaf(self.signature[OP], column, mark, self.options.accumulate)
         return [each(mark, part, 1)[0] for part in np.split(total, len(column), axis=self.detail(place))]
+
+
+WORK: Final[Mapping[str, type[DeviceWork]]] = {
+    "all_reduce": AllReduce,
+    "all_gather": AllGather,
+    "broadcast": Broadcast,
+    "reduce_scatter": ReduceScatter,
+    "all_to_all": AllToAll,
+}
+"""What a collective with arrays on devices is, by its kind's name."""

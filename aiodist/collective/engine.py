@@ -9,11 +9,11 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.work import Work
 from aiodist.vocabulary.nests import Structure
 from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.waits import Look
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.member import Member
+    from aiodist.vocabulary.waits import Look
 
 
 class Engine(Protocol):

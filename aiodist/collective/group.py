@@ -29,7 +29,7 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from aiodist.collective import joining, sameness, verdict
+from aiodist.collective import joining, judging, sameness
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
 from aiodist.collective.grace import GRACE_SECONDS, decide_after_turns
@@ -273,7 +273,7 @@ class SyncGroup:
         """Let a replica arrive where others are at odds."""
         assert self.trouble is not None
         if self.closed:
-            self._fail(meeting, self.verdict or verdict.judge(self))
+            self._fail(meeting, self.verdict or judging.judge(self))
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)
@@ -326,7 +326,7 @@ class SyncGroup:
     def _decide(self, overdue: Rendezvous | None = None) -> None:
         if all(member.end is not None for member in self.members):
             return  # nobody is left to be told: `conclude` judges, if it comes to that
-        self.root.give_up(verdict.judge(self, overdue))
+        self.root.give_up(judging.judge(self, overdue))
 
     def give_up(self, error: CollectiveError) -> None:
         """End the run with a verdict on it, also one found outside, where it is seen that nobody can go on."""
@@ -342,7 +342,7 @@ class SyncGroup:
         """Return the verdict, once all replicas have ended; None when there was no trouble, in any group of the run."""
         for group in self.groups():
             if self.verdict is None and group.trouble is not None and not self.closed:
-                self._note(verdict.judge(group))
+                self._note(judging.judge(group))
         return self.verdict
 
     def groups(self) -> list[SyncGroup]:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from aiodist.collective import device_exchange, device_reduction, exchange, reduction
+from aiodist.collective import exchange, reduction
 from aiodist.collective.all_reduce import all_reduce
-from aiodist.collective.device_work import DeviceWork
-from aiodist.collective.signature import Signature
+from aiodist.collective.signature import KIND, Signature
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers import crossing
 from aiodist.workers.crossing import Crossing
+
+if TYPE_CHECKING:
+    from aiodist.collective.device_work import DeviceWork
 
 
 def _accept(signature: Signature, size: int) -> None:
@@ -53,12 +55,18 @@ class Kind:
         return self.name
 
 
+def _on_devices(signature: Signature, *others: Any) -> DeviceWork:
+    from aiodist.collective.device_exchange import WORK  # loaded where there are arrays on GPUs
+
+    return WORK[signature[KIND].name](signature, *others)
+
+
 ALL_REDUCE = Kind(
     "all_reduce",
     Reason.AXIS,
     all_reduce,
     check=reduction.check,
-    on_devices=device_reduction.AllReduce,
+    on_devices=_on_devices,
     across=crossing.all_reduce,
 )
 ALL_GATHER = Kind(
@@ -66,7 +74,7 @@ ALL_GATHER = Kind(
     Reason.AXIS,
     exchange.all_gather,
     check=exchange.check,
-    on_devices=device_exchange.AllGather,
+    on_devices=_on_devices,
     across=crossing.all_gather,
 )
 BROADCAST = Kind(
@@ -74,7 +82,7 @@ BROADCAST = Kind(
     Reason.SOURCE,
     exchange.broadcast,
     check=exchange.check_source,
-    on_devices=device_exchange.Broadcast,
+    on_devices=_on_devices,
     across=crossing.broadcast,
 )
 REDUCE_SCATTER = Kind(
@@ -83,7 +91,7 @@ REDUCE_SCATTER = Kind(
     exchange.reduce_scatter,
     shared=False,
     check=exchange.check_reduce_scatter,
-    on_devices=device_exchange.ReduceScatter,
+    on_devices=_on_devices,
     across=crossing.reduce_scatter,
 )
 ALL_TO_ALL = Kind(
@@ -92,7 +100,7 @@ ALL_TO_ALL = Kind(
     exchange.all_to_all,
     shared=False,
     check=exchange.check_all_to_all,
-    on_devices=device_exchange.AllToAll,
+    on_devices=_on_devices,
     across=crossing.all_to_all,
 )
 BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier, across=crossing.barrier)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from aiodist.vocabulary.reports import Location
 
@@ -57,5 +56,7 @@ def place(location: Location) -> str:
 
 def shown_file(file: str) -> str:
     """Return a file's name, relative to the working directory where it lies below it."""
+    from pathlib import Path  # nothing else of what every program imports needs it
+
     here = f"{Path.cwd()}{os.sep}"
     return file.removeprefix(here)

@@ -9,7 +9,6 @@ import anyio.to_thread
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist.collective import device_out
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import (
@@ -207,14 +206,22 @@ def out_buffers(out: Any, signature: Signature, leaves: Any) -> OutBuffers | Non
         raise ValueError(f"out must be a nest like the value, {_text(signature[STRUCTURE])}, got {_text(structure)}")
     own, fields = [leaves] if signature[STRUCTURE] is None else leaves, leaf_fields(signature)
     buffers = [
-        device_out.checked(buffer, value, leaf_type, signature[OP])
+        _checked_out_on_device(buffer, value, leaf_type, signature[OP])
         if isinstance(leaf_type, DeviceType)
         else _checked_out(buffer, shape, dtype, leaf_type, signature[OP])
         for buffer, value, (shape, dtype, leaf_type) in zip(brought, own, fields, strict=True)
     ]
     if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
-        device_out.check_overlap(own, buffers)
+        from aiodist.collective.device_out import check_overlap
+
+        check_overlap(own, buffers)
     return OutBuffers(buffers, out)
+
+
+def _checked_out_on_device(buffer: Any, value: Any, mark: DeviceType, op: ReduceOp) -> Any:
+    from aiodist.collective.device_out import checked  # loaded where there are arrays on GPUs
+
+    return checked(buffer, value, mark, op)
 
 
 def _flat(out: Any) -> tuple[list[Any], nests.Structure | None]:

@@ -35,12 +35,8 @@ from aiodist.replica.handle import (
     TrioHandle,
     watched,
 )
-from aiodist.replica.looking import look_at_replicas
-from aiodist.replica.races import RaceWatch
 from aiodist.replica.reducers import Done, Reducers
 from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.waits import Look
 
 with suppress(
     ImportError
@@ -49,6 +45,9 @@ with suppress(
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
+    from aiodist.replica.races import RaceWatch
+    from aiodist.vocabulary.reports import Location
+    from aiodist.vocabulary.waits import Look
 
 Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 Merge: TypeAlias = "Callable[[SyncGroup, Rendezvous], Coroutine[Any, Any, None]]"
@@ -88,6 +87,8 @@ class _TaskEngine:
 
     def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:
         """Look at the tasks of these replicas: what they wait for, as far as it can be seen."""
+        from aiodist.replica.looking import look_at_replicas  # loaded when something has gone wrong
+
         return look_at_replicas(self._group, replicas, calls)
 
     def cancel(self) -> None:
@@ -256,6 +257,8 @@ class SoloEngine:
 
     def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002  (the protocol's)
         """See nothing: a replica that is alone waits for no other."""
+        from aiodist.vocabulary.waits import Look
+
         return Look()
 
     def cancel(self) -> None:

@@ -22,15 +22,14 @@ from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist.collective.group import SyncGroup
+from aiodist.collective.judging import judge
 from aiodist.collective.member import Ending, Member
 from aiodist.collective.observer import Observer, who_listens
-from aiodist.collective.verdict import judge
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
 from aiodist.replica.engine import AsyncioEngine, TrioEngine, new_engine
 from aiodist.replica.merge import merge
 from aiodist.replica.outcome import error_of, note_of_failure, origin_of
-from aiodist.replica.races import RaceWatch
 from aiodist.replica.stacks import await_chain
 from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.replica.worker import DeviceWorker
@@ -113,6 +112,8 @@ class _Run:
     def _attach(self, engine: AsyncioEngine | TrioEngine, observer: Observer | None) -> None:
         group = self._group
         if observer is not None:
+            from aiodist.replica.races import RaceWatch  # which looks at tasks, and is loaded for who observes
+
             engine.handle = engine.observed_handle
             engine.races = RaceWatch()
         group.attach(engine, get_ident())

@@ -27,7 +27,6 @@ from weakref import WeakKeyDictionary, ref
 
 from aiodist.collective.callsite import location
 from aiodist.replica.engine import running_on_trio
-from aiodist.replica.waits import look_at_loop
 from aiodist.vocabulary.environment import stall_seconds
 from aiodist.vocabulary.errors import StallWarning
 
@@ -115,6 +114,8 @@ def _waited_for(group: SyncGroup) -> Rendezvous | None:
 
 
 def _warn(meeting: Rendezvous, seconds: float) -> None:
+    from aiodist.replica.waits import look_at_loop  # loaded when there is something to tell
+
     place = location(meeting.code, meeting.offset)
     graph = look_at_loop()
     lines = graph.lines(replicas_alone=True)

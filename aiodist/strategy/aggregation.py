@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -82,6 +81,8 @@ def plan_aggregate(
 
 def _digest(value: Array) -> bytes:
     """Return the same bytes for arrays of one shape that hold the same values; one NaN is like another."""
+    import hashlib
+
     known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
     zero = np.zeros((), value.dtype)
     plain = np.where(known == zero, zero, known)  # there are two zeros

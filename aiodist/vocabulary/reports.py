@@ -7,7 +7,6 @@ pickled, compared and kept. `str(report)` is the text for a person.
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -214,6 +213,8 @@ class CollectiveReport:
 
     def to_json(self) -> str:
         """Return the report as JSON, with the keys that `to_dict` describes."""
+        import json
+
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     @classmethod

@@ -23,11 +23,11 @@ import aiodist
 from aiodist import MirroredStrategy, get_replica_context
 from aiodist.collective.group import HISTORY
 from aiodist.collective.observer import observing
-from aiodist.tools.tracing import trace as tracing
 from aiodist.tools.tracing.page import page_of
 from aiodist.tools.tracing.reading import read_trace
 from aiodist.tools.tracing.recording import Collective
 from aiodist.tools.tracing.statistics import count_up
+from aiodist.tools.tracing.tracer import Tracer
 from tests.benchmarks.collectives import array, barrier
 
 TURNS = 15
@@ -83,7 +83,7 @@ def files(folder: Path) -> None:
     print("\n| replicas × collectives | kept in memory | written | file | read | statistics | page | page's size |")
     print("|---|---|---|---|---|---|---|---|")
     for size, rounds in ((8, 12_500), (1_000, 100), (10_000, 90)):
-        tracer = tracing._Tracer(folder / "run.json")
+        tracer = Tracer(folder / "run.json")
         with observing(tracer.recording):
             asyncio.run(MirroredStrategy([f"CPU:{i}" for i in range(size)]).run(program, (rounds,)))
         kept = sum(

@@ -26,3 +26,39 @@ def test_import_prints_and_warns_nothing(tmp_path: Path) -> None:
 def test_import_starts_no_thread(tmp_path: Path) -> None:
     program = "import aiodist, threading; print(threading.active_count())"
     assert run_python(["-c", program], tmp_path) == "1\n"
+
+
+LATER = {
+    "aiodist.collective.device_work",
+    "aiodist.collective.verdict",
+    "aiodist.gpu.plan",
+    "aiodist.replica.looking",
+    "aiodist.replica.suspension",
+    "aiodist.replica.team",
+    "aiodist.tools.tracing.tracer",
+    "aiodist.workers.state",
+    "json",
+    "pathlib",
+}
+FIRST_RUN = """
+import asyncio, sys
+import numpy as np, aiodist
+
+async def step():
+    return await aiodist.get_replica_context().all_reduce("SUM", {"w": np.ones(3, np.float32)})
+
+asyncio.run(aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step))
+print(*sys.modules)
+"""
+
+
+def test_import_and_a_run_that_goes_well_leave_out_what_they_do_not_need(tmp_path: Path) -> None:
+    assert set(run_python(["-c", FIRST_RUN], tmp_path).split()) & LATER == set()
+
+
+def test_a_name_that_is_loaded_later_is_there_for_everybody(tmp_path: Path) -> None:
+    lines = ["import pickle", "import aiodist", "print('MultiWorkerMirroredStrategy' in dir(aiodist))"]
+    lines += ["from aiodist import *", "print(MultiWorkerMirroredStrategy is aiodist.MultiWorkerMirroredStrategy)"]
+    lines += ["print(pickle.loads(pickle.dumps(MultiWorkerMirroredStrategy)) is MultiWorkerMirroredStrategy)"]
+    lines += ["print(hasattr(aiodist, 'MultiWorkerStrategy'))"]
+    assert run_python(["-c", "\n".join(lines)], tmp_path).split() == ["True", "True", "True", "False"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiodist.tools.tracing.trace import FORMAT
+from aiodist.tools.tracing.tracer import FORMAT
 
 Event = dict[str, Any]
 _LANE = re.compile(r"replica (\d+)(?: (\S+)|, other tasks)")

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from functools import cache
-from pathlib import Path
-from threading import Lock
+from typing import TYPE_CHECKING
 
 from aiodist.collective.observer import Observer, observe_process, observing
-from aiodist.tools.tracing.events import EventWriter
-from aiodist.tools.tracing.recording import Recording
-from aiodist.tools.tracing.whole_file import WholeFile
 from aiodist.vocabulary import environment
 
-FORMAT = 1
-"""The version of what a trace file tells beyond the Trace Event format."""
-KEPT_ARRIVALS = 1_000_000
-"""So many arrivals are kept before they are written out, which takes some seconds."""
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from aiodist.tools.tracing.tracer import Tracer
 
 
 @contextmanager
@@ -44,7 +38,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         OSError: the folder does not exist or cannot be written to, or the file cannot be written at the end.
     """
-    tracer = _Tracer(path)
+    from pathlib import Path
+
+    from aiodist.tools.tracing.tracer import Tracer  # few programs trace, and all import this
+
+    tracer = Tracer(path)
     try:
         with observing(tracer.recording):
             yield Path(path)
@@ -58,70 +56,23 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
         tracer.close()
 
 
-class _Tracer:
-    """A recording, and the file that it goes to."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.recording = Recording(self._fuller)
-        self._file = WholeFile(path)
-        self._events = EventWriter()
-        self._lock = Lock()
-        self._problem: OSError | None = None
-        self._separator = "\n"
-        about = {
-            "aiodist_trace": FORMAT,
-            "began": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "python": sys.version.partition(" ")[0],
-            "command": " ".join(sys.argv),
-        }
-        self._file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[')
-        self._file.flush()  # or a fork of the process would write it once more
-
-    def _fuller(self) -> None:
-        if self.recording.arrivals >= KEPT_ARRIVALS and self._problem is None:
-            try:
-                self._write_out()
-            except OSError as problem:  # told when the trace ends: the run is not to blame
-                self._problem = problem
-
-    def _write_out(self) -> None:
-        with self._lock:
-            for line in self._events.lines(self.recording.take()):
-                self._file.write(self._separator)
-                self._file.write(line)
-                self._separator = ",\n"
-            self._file.flush()
-
-    def close(self) -> None:
-        """Write what is left, and put the file in its place."""
-        self.recording.close()
-        if self._problem is not None:
-            self._file.discard()
-            raise self._problem
-        try:
-            self._write_out()
-            self._file.write("\n]}\n")
-        except BaseException:
-            self._file.discard()
-            raise
-        self._file.keep()
-
-
 @cache
 def _of_process() -> Observer | None:
     """Begin the trace that ``AIODIST_TRACE`` asks for, if it does, at the process's first run."""
     path = environment.trace_path()
     if path is None:
         return None
+    from aiodist.tools.tracing.tracer import Tracer
+
     try:
-        tracer = _Tracer(path)
+        tracer = Tracer(path)
     except OSError as problem:
         raise type(problem)(problem.errno, f"AIODIST_TRACE: {problem.strerror}") from None
     atexit.register(_close, tracer, path, os.getpid())
     return tracer.recording
 
 
-def _close(tracer: _Tracer, path: str, process: int) -> None:
+def _close(tracer: Tracer, path: str, process: int) -> None:
     if os.getpid() != process:  # a fork's end is not the end
         return
     try:

@@ -171,7 +171,7 @@ def test_disk_that_fills_up_on_the_way_is_told_at_the_end(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     ended = []
-    monkeypatch.setattr("aiodist.tools.tracing.trace.KEPT_ARRIVALS", 2)
+    monkeypatch.setattr("aiodist.tools.tracing.tracer.KEPT_ARRIVALS", 2)
     monkeypatch.setattr("aiodist.tools.tracing.events.EventWriter.lines", fail)
     with pytest.raises(OSError, match="No space left"):  # noqa: PT012, SIM117
         with aiodist.trace(tmp_path / "run.json"):
