@@ -62,7 +62,7 @@ def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
         ImportError: it is a foreign array of bfloat16, and ml_dtypes is not installed.
         TypeError: it is no array, NumPy scalar, Python number or IndexedSlices.
     """
-    kind = type(leaf)
+    kind: Any = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
     likely = device_frameworks.TYPES.get(device_frameworks.packages(kind)[0])
