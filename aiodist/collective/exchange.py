@@ -24,7 +24,8 @@ from aiodist.collective.signature import (
 )
 from aiodist.collective.work import Work
 from aiodist.vocabulary.options import CommunicationOptions
-from aiodist_kernels import policy
+from aiodist_kernels import policy, pool
+from aiodist_kernels.layout import empty_like
 
 Array = np.ndarray[Any, Any]
 
@@ -202,11 +203,23 @@ def copied(leaf: Any) -> Any:
     """Return a copy of an array, and anything else as it is."""
     if not isinstance(leaf, np.ndarray):
         return leaf
-    return _frozen(np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="K", subok=False))
+    native = leaf.dtype.newbyteorder("=")
+    if leaf.nbytes < pool.POOLED_FROM:
+        return _frozen(np.array(leaf, dtype=native, order="K", subok=False))
+    copy = empty_like(leaf, native)
+    np.copyto(copy, leaf)
+    return _frozen(copy)
 
 
 def _concatenate(arrays: Sequence[Array], axis: int) -> Array:
-    return np.concatenate([array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays], axis=axis)
+    native = arrays[0].dtype.newbyteorder("=")
+    if sum([array.nbytes for array in arrays]) < pool.POOLED_FROM:
+        return np.concatenate([array.astype(native, copy=False) for array in arrays], axis=axis)
+    shape = list(arrays[0].shape)
+    shape[axis] = sum([array.shape[axis] for array in arrays])
+    fortran = all(array.flags.f_contiguous and not array.flags.c_contiguous for array in arrays)
+    together = pool.results.empty(shape, native, "F" if fortran else "C")
+    return np.concatenate(arrays, axis=axis, out=together)
 
 
 def _frozen(array: Array) -> Array:

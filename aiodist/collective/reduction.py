@@ -62,4 +62,4 @@ def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: LeafMark, accumu
         return kernels.reduce_numbers(op, leaves)
     if leaf_type is LeafType.INDEXED_SLICES:
         return sparse.combine(op, leaves, accumulate)
-    return kernels.reduce(op, [np.asarray(leaf) for leaf in leaves], accumulate=accumulate)[()]
+    return kernels.reduce_scalars(op, leaves, accumulate)

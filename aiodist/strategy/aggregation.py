@@ -12,17 +12,31 @@ from aiodist.collective.reduction import reduce_leaf
 from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.workers.crossing import Plan, Span, reduce_columns
 from aiodist.workers.transfers import Broadcast, Gathering
-from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels import Accumulate, ReduceOp, pool
+from aiodist_kernels.layout import empty_like
 
 Array = np.ndarray[Any, Any]
 _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 
 
-def updated(method: str, old: Array, value: Array) -> Array:
-    """Return what a component becomes: a read-only array that shares no memory with the value."""
-    new = np.array(value, order="K", subok=False) if method == "assign" else np.asarray(_CHANGES[method](old, value))
+def updated(method: str, old: Array, value: Array, *, fresh: bool = False) -> Array:
+    """Return what a component becomes: a read-only array that shares no memory with the value, unless that is fresh."""
+    if method == "assign":
+        new = value if fresh else _copy(value)
+    elif value.nbytes < pool.POOLED_FROM:
+        new = np.asarray(_CHANGES[method](old, value))
+    else:
+        new = _CHANGES[method](old, value, out=empty_like(value, old.dtype))
     new.flags.writeable = False
     return new
+
+
+def _copy(value: Array) -> Array:
+    if value.nbytes < pool.POOLED_FROM:
+        return np.array(value, order="K", subok=False)
+    copy = empty_like(value, value.dtype)
+    np.copyto(copy, value)
+    return copy
 
 
 def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
+from aiodist.collective.work import Work
 from aiodist.replica import refusal
 from aiodist.strategy.aggregation import aggregate, parts, plan_aggregate, updated
+from aiodist.strategy.changing import Change, settle
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.vocabulary.arraylike import Array
@@ -22,7 +24,7 @@ from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span
-from aiodist_kernels import Accumulate
+from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
     from aiodist.replica.context import ReplicaContext
@@ -74,8 +76,11 @@ def _kind(variable: Variable, method: str) -> Kind:
 
 def _meet(
     variable: Variable, method: str, _: Signature, values: Sequence[Array], options: CommunicationOptions
-) -> Variable:
+) -> Variable | Work:
     """Apply what the replicas assign: all of them have arrived."""
+    settle(variable)
+    if policy.blocks(values[0].nbytes * (len(values) + 2)):
+        return Change(variable, method, values, options).work()
     _update_all(variable, method, aggregate(variable.aggregation, values, variable.name, options.accumulate))
     return variable
 
@@ -101,6 +106,7 @@ def _update_all(variable: Variable, method: str, value: Array) -> None:
 
 def across(variable: Variable, method: str, value: Any) -> None:
     """Assign outside replicas, at once; see `Variable.assign`."""
+    settle(variable)
     size = len(variable._present())
     if isinstance(value, DistributedValues):
         _check_count(variable, value, size)

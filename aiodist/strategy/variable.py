@@ -62,7 +62,8 @@ class Variable(ArrayLike):
             variable that is sync-on-read; the replicas create different variables.
     """
 
-    __slots__ = ("__weakref__", "_components", "_kinds", "_spec", "_strategy", "_token")
+    __slots__ = ("__weakref__", "_change", "_components", "_kinds", "_spec", "_strategy", "_token")
+    _change: Any  # an assignment that is still being made, or None
     _components: list[Array]
     _kinds: dict[str, Kind]
     _spec: Spec
@@ -122,6 +123,7 @@ class Variable(ArrayLike):
         variable._strategy = strategy
         variable._kinds = {}
         variable._token = None
+        variable._change = None
         variable._put(components)
         return variable
 

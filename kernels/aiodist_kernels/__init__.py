@@ -9,7 +9,7 @@ from aiodist_kernels.pieces import Pieces
 from aiodist_kernels.plans import KernelSpec, is_ready, pays_from, warm
 from aiodist_kernels.python_numbers import Number, check_number, reduce_numbers
 from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.reductions import bytes_moved, cost, cut, reduce, reduce_alike, result_dtype
+from aiodist_kernels.reductions import bytes_moved, cost, cut, reduce, reduce_alike, reduce_scalars, result_dtype
 from aiodist_kernels.rules import Accumulate
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "reduce",
     "reduce_alike",
     "reduce_numbers",
+    "reduce_scalars",
     "result_dtype",
     "warm",
 ]

@@ -25,6 +25,8 @@ Range = Callable[[int, int], None]
 """Reduces the elements [start, stop)."""
 
 _compiled: Final[dict[Recipe, Kernel]] = {}
+_small: Final[dict[tuple[Recipe, Rule], Any]] = {}
+_small_code: Final[dict[Recipe, Any]] = {}
 _refused: Final[set[Recipe]] = set()
 _compiling: Final = threading.Lock()
 
@@ -48,6 +50,20 @@ def compile_for(rule: Rule, count: int) -> Kernel | None:
         if recipe not in _compiled and recipe not in _refused:
             _compile(recipe, rule, count)
     return _compiled.get(recipe)
+
+
+def compile_small_for(rule: Rule) -> Any:
+    """Return the kernel for small values, of any number of buffers, compiling it if need be; None where there is none.
+
+    It is a `kernels_small.SmallKernel`.
+    """
+    recipe = recipe_for(rule, UNROLLED_COUNT + 1)
+    if recipe is None:
+        return None
+    with _compiling:
+        if (recipe, rule) not in _small:
+            _small[recipe, rule] = _compile_small(recipe, rule)
+    return _small[recipe, rule]
 
 
 def bind(kernel: Kernel, rule: Rule, buffers: Sequence[Array], out: Array) -> Range | None:
@@ -93,6 +109,30 @@ def _compile(recipe: Recipe, rule: Rule, count: int) -> None:
         _compiled[recipe] = kernel
     else:
         _refused.add(recipe)
+
+
+def _compile_small(recipe: Recipe, rule: Rule) -> Any:
+    from aiodist_kernels import kernels_small
+
+    if not kernels_small.layout_is_known():
+        return None
+    kernel = _small_code.get(recipe) or kernels_small.compile_small(recipe)
+    _small_code[recipe] = kernel
+    return kernel if _small_agrees(kernel, rule) else None
+
+
+def _small_agrees(kernel: Any, rule: Rule) -> bool:
+    """Compare a kernel for small values with NumPy: arrays in a list and in a tuple, and single numbers."""
+    buffers = [_probe(rule.dtype, seed) for seed in range(5)]
+    elements = [[buffer[place] for buffer in buffers] for place in range(64)]
+    for given in (buffers, tuple(buffers), *elements, *([np.asarray(n) for n in some] for some in elements)):
+        arrays = [np.asarray(buffer) for buffer in given]
+        with np.errstate(all="ignore"):
+            wanted = fold_for(rule)(rule, arrays, None)
+        got: Array = np.zeros(arrays[0].shape, rule.result)
+        if not (kernel(given, got, arrays[0].nbytes) and _same_bits(got.reshape(-1), wanted.reshape(-1))):
+            return False
+    return True
 
 
 def _agrees(kernel: Kernel, rule: Rule, count: int) -> bool:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One door to the LLVM instructions that Numba brings along."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 from numba.core import cgutils
@@ -42,3 +44,15 @@ def multiply_add(builder: Builder, x: Value, y: Value, z: Value) -> Value:
 def function(module: Any, signature: Any, name: str) -> Value:
     """Return a function of the module, declared at the first call."""
     return _numba.get_or_insert_function(module, signature, name)
+
+
+def alloca(builder: Builder, kind: Any) -> Value:
+    """Return a place for a value, which becomes a register."""
+    return _numba.alloca_once(builder, kind)
+
+
+@contextmanager
+def count_from_one(builder: Builder, stop: Value) -> Iterator[Value]:
+    """Repeat what is built inside, for 1, 2, … below `stop`."""
+    with _numba.for_range(builder, stop, start=constant(stop.type, 1)) as loop:
+        yield loop.index

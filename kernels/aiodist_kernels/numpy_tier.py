@@ -10,18 +10,17 @@ or None, all of them checked; it returns `out`, or an array in fresh memory.
 """
 
 import functools
-import operator
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from aiodist_kernels import pool
 from aiodist_kernels.arguments import Array
+from aiodist_kernels.elements import fold_elements
 from aiodist_kernels.layout import empty_like, flat_views, overlaps, spoils
-from aiodist_kernels.reduce_op import ReduceOp
 from aiodist_kernels.rounding import rounded
-from aiodist_kernels.rules import FLOAT64, Finish, Rule
+from aiodist_kernels.rules import Finish, Rule
 
 Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
 
@@ -31,11 +30,11 @@ BLOCK_BYTES: Final = 256 * 1024
 SCRATCH_BYTES: Final = 16 * 1024
 """Up to here it costs less to fold beside `out` than to find out whether it overlaps a buffer."""
 
-_OPERATORS: Final[dict[ReduceOp, Callable[[Any, Any], Any]]] = {
-    ReduceOp.SUM: operator.add,
-    ReduceOp.MEAN: operator.add,
-    ReduceOp.PRODUCT: operator.mul,
-}
+STEPPED_TO: Final = 512
+"""Bytes of one buffer up to which a new array for each step costs less than writing in place."""
+
+ELEMENT_BYTES: Final = 32
+"""Of the largest element of any dtype."""
 
 
 def fold_for(rule: Rule) -> Fold:
@@ -66,6 +65,22 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
 def is_plain(rule: Rule) -> bool:
     """Say whether a fold is nothing but its ufunc, called from buffer to buffer, whatever the layout."""
     return _is_native(rule) and not rule.contiguous and rule.dtype.isnative
+
+
+def fold_plain(rule: Rule, buffers: Sequence[Array], nbytes: int) -> Array:
+    """Fold at least two buffers of so many bytes by a plain rule, into fresh memory."""
+    ufunc = rule.ufunc
+    if nbytes <= STEPPED_TO:
+        if nbytes <= ELEMENT_BYTES and buffers[0].shape == ():
+            return np.asarray(fold_elements(rule, buffers))
+        stepped: Array = functools.reduce(ufunc, buffers)
+        return stepped
+    if nbytes > BLOCK_BYTES:
+        return _fold_blocks(rule, buffers, None)
+    total: Array = ufunc(buffers[0], buffers[1])
+    for place in range(2, len(buffers)):
+        ufunc(total, buffers[place], out=total)
+    return total
 
 
 def _is_native(rule: Rule) -> bool:
@@ -114,8 +129,8 @@ def _native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     """Fold in the buffers' own dtype, straight into the result."""
     if len(buffers) == 1:
         return _deliver(np.array(buffers[0], rule.result), out)
-    if buffers[0].size == 1:
-        return _deliver(_native_element(rule, buffers), out)
+    if buffers[0].nbytes <= STEPPED_TO:
+        return _deliver(fold_plain(rule, buffers, buffers[0].nbytes), out)
     ufunc = rule.ufunc
     if out is None or len(buffers) == 2 or (buffers[0].nbytes > SCRATCH_BYTES and not overlaps(out, buffers[2:])):
         total: Array = ufunc(buffers[0], buffers[1], out=out)
@@ -127,18 +142,10 @@ def _native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     return out
 
 
-def _native_element(rule: Rule, buffers: Sequence[Array]) -> Array:
-    """Fold arrays of one element; ufuncs take twice as long to write one in place."""
-    if buffers[0].shape == () and rule.op in _OPERATORS:
-        step = _OPERATORS[rule.op]
-        return np.asarray(functools.reduce(step, [buffer[()] for buffer in buffers]))
-    return np.asarray(functools.reduce(rule.ufunc, buffers))
-
-
 def _wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     """Fold in an accumulator beside the result, then finish and round once."""
-    if buffers[0].size == 1 and rule.accumulator is FLOAT64:
-        return _deliver(_wide_element(rule, buffers), out)
+    if buffers[0].size == 1:
+        return _deliver(_element(rule, buffers), out)
     total = np.array(buffers[0], rule.accumulator)
     for buffer in buffers[1:]:
         rule.ufunc(total, buffer.astype(rule.accumulator, copy=False), out=total)
@@ -150,15 +157,12 @@ def _wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     return _deliver(rounded(total, rule.result), out)
 
 
-def _wide_element(rule: Rule, buffers: Sequence[Array]) -> Array:
-    """Fold arrays of one element in Python's floats, which are float64 too and far quicker."""
-    total = functools.reduce(_OPERATORS[rule.op], [float(buffer.item()) for buffer in buffers])
-    if rule.finish is Finish.SCALE:
-        total *= 1.0 / len(buffers)
-    elif rule.finish is Finish.DIVIDE:
-        total /= len(buffers)
-    result = np.array(total, rule.result) if rule.result.isbuiltin == 1 else rounded(np.array(total), rule.result)
-    return result.reshape(buffers[0].shape) if buffers[0].ndim else result
+def _element(rule: Rule, buffers: Sequence[Array]) -> Array:
+    """Fold arrays of one element."""
+    shape = buffers[0].shape
+    if shape == ():
+        return np.asarray(fold_elements(rule, buffers))
+    return np.asarray(fold_elements(rule, [buffer.item() for buffer in buffers])).reshape(shape)
 
 
 def _parts(total: Array) -> tuple[Array, ...]:

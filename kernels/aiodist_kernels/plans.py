@@ -3,7 +3,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
@@ -21,17 +21,25 @@ class Plan:
     Attributes:
         rule: what the reduction means.
         fold: the NumPy tier's function for it.
-        direct_to: bytes of one buffer up to which its ufunc is called from C: of several, of two; -1 for never.
+        ufunc: the rule's, at hand for small values.
+        plain_below: bytes of one buffer below which its ufunc may be all there is to it; 0 for never.
         compiled_from: bytes of one buffer below which no kernel that is ready pays.
         kernels: those that are ready, by `compiled_tier.form`, each after the bytes of one buffer from
             which it pays.
+        small: the kernel for small values, when it is ready.
+        small_to: bytes of one buffer up to which it serves; -1 while there is none.
+        copied_to: up to which its result begins as a copy of the first buffer; -1 where that has another dtype.
     """
 
     rule: Rule
     fold: Fold
-    direct_to: tuple[int, int]
+    ufunc: np.ufunc
+    plain_below: int
     compiled_from: int
     kernels: dict[int, tuple[int, compiled_tier.Kernel]]
+    small: Any = None
+    small_to: int = -1
+    copied_to: int = -1
 
     def kernel(self, count: int, nbytes: int) -> Any:
         """Return the kernel that should reduce `count` buffers of `nbytes` each, or None: NumPy."""
@@ -43,6 +51,12 @@ class Plan:
         least = policy.compiled_from(self.rule, count)
         self.kernels[compiled_tier.form(count)] = least, kernel
         self.compiled_from = min(self.compiled_from, least)
+
+    def add_small(self, kernel: Any) -> None:
+        """Let the kernel for small values serve from now on, also while other threads reduce."""
+        self.small = kernel
+        self.copied_to = policy.COPIED_TO if self.rule.result == self.rule.dtype else -1
+        self.small_to = policy.SMALL_TO
 
 
 _NO_KERNEL: Final = (policy.NEVER, None)
@@ -65,7 +79,10 @@ class KernelSpec:
     accumulate: Accumulate = "native"
 
 
-plans: Final[dict[tuple[ReduceOp, DType, Accumulate], Plan]] = {}
+plans: Final[dict[Accumulate, dict[ReduceOp, dict[DType, Plan]]]] = {
+    how: {op: {} for op in ReduceOp} for how in get_args(Accumulate)
+}
+"""By `accumulate`, op and dtype: three small dictionaries are quicker asked than one by tuples."""
 
 
 def find_plan(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Plan:
@@ -75,16 +92,24 @@ def find_plan(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> 
         TypeError: `op` is not defined for `dtype`.
         ValueError: unknown `accumulate`.
     """
-    plan = plans.get((op, dtype, accumulate))
+    plan = _known(op, dtype, accumulate)
     if plan is None:
         rule = rule_for(op, dtype, accumulate)
-        plan = Plan(rule, fold_for(rule), policy.DIRECT_TO if is_plain(rule) else (-1, -1), policy.NEVER, {})
-        plans[op, dtype, accumulate] = plan
+        plain_below = policy.PLAIN_BELOW if is_plain(rule) else 0
+        plan = Plan(rule, fold_for(rule), rule.ufunc, plain_below, policy.NEVER, {})
+        plans[accumulate][op][dtype] = plan
     return plan
 
 
+def _known(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> Plan | None:
+    try:
+        return plans[accumulate][op][dtype]
+    except KeyError:
+        return None
+
+
 def warm(specs: Iterable[KernelSpec]) -> None:
-    """Compile kernels, in this thread: 0.2 seconds each, and as much again for the first.
+    """Compile kernels, in this thread: 0.2 seconds each, as much for an op and dtype, and 0.5 for the first.
 
     Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits.
 
@@ -101,11 +126,14 @@ def warm(specs: Iterable[KernelSpec]) -> None:
         kernel = compiled_tier.compile_for(plan.rule, spec.count)
         if kernel is not None:
             plan.add_kernel(spec.count, kernel)
+        small = compiled_tier.compile_small_for(plan.rule)
+        if small is not None:
+            plan.add_small(small)
 
 
 def is_ready(spec: KernelSpec) -> bool:
     """Say whether `warm` has compiled this kernel (never, where NumPy alone serves)."""
-    plan = plans.get((spec.op, spec.dtype, spec.accumulate))
+    plan = _known(spec.op, spec.dtype, spec.accumulate)
     return plan is not None and compiled_tier.form(spec.count) in plan.kernels
 
 

@@ -16,9 +16,16 @@ MIB: Final = 1024 * KIB
 NEVER: Final = 1 << 62
 """More bytes than any buffer has."""
 
-DIRECT_TO: Final = 2 * KIB, MIB - 1
-"""Bytes up to which a fold is nothing but its ufunc, called from C for one buffer after the other: of several
-buffers, which makes an array a step, and of two, which makes the result alone. (Larger results lie in the pool.)"""
+PLAIN_BELOW: Final = MIB
+"""Bytes below which a fold in the buffers' own dtype is its ufunc alone, called from buffer to buffer, unless a kernel
+is quicker. (Larger results lie in the pool.)"""
+
+SMALL_TO: Final = 256 * KIB - 1
+"""Bytes up to which the kernel serves that reads a list of arrays itself, with the interpreter's lock held: below, it
+is the call that counts, which costs it a tenth of a microsecond for any number of buffers."""
+
+COPIED_TO: Final = 4 * KIB
+"""Bytes up to which to copy an array is a quicker way to memory for another one like it than to ask for that."""
 
 NATIVE_FROM: Final = {2: 32 * MIB, 3: 512 * KIB, 4: 128 * KIB, 5: 64 * KIB, 17: 512 * KIB}
 """Folds in the buffers' own dtype, by the number of buffers (an entry holds up to the next). NumPy

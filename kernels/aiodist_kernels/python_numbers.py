@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions of Python's own numbers: exact integers, and floats added left to right.
 
-The builtin `sum` is not used: from Python 3.12 on it compensates float rounding, so its bits
-depend on the interpreter.
+The builtin `sum` makes no float: from Python 3.12 on it compensates rounding, so its bits depend on the interpreter.
 """
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from aiodist_kernels.reduce_op import ReduceOp
 
@@ -59,15 +59,19 @@ def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
     """
     if not numbers:
         raise ValueError("expected at least one number to reduce, got none")
-    if type(numbers[0]) is not float:
+    kind = type(numbers[0])
+    fold = _FOLDS.get(op)
+    if fold is None or not (kind is float or kind is int):
         op = ReduceOp(op)
-        check_number(op, type(numbers[0]))
-    if op is ReduceOp.SUM:
-        return _sum(numbers)
-    return _FOLDS[ReduceOp(op)](numbers)
+        check_number(op, kind)
+        fold = _FOLDS[op]
+    result: Number = fold(numbers)
+    return result
 
 
-def _sum(numbers: Sequence[Number]) -> Number:
+def _sum(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is int:  # exact, in whatever order
+        return sum(numbers)
     rest = iter(numbers)
     total = next(rest)
     for number in rest:
@@ -75,14 +79,16 @@ def _sum(numbers: Sequence[Number]) -> Number:
     return total
 
 
-def _mean(numbers: Sequence[Number]) -> Number:
+def _mean(numbers: Sequence[Any]) -> Any:
     total, count = _sum(numbers), len(numbers)
     if isinstance(total, complex):
         return complex(total.real / count, total.imag / count)
     return total / count
 
 
-def _product(numbers: Sequence[Number]) -> Number:
+def _product(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is int:
+        return math.prod(numbers)
     rest = iter(numbers)
     total = next(rest)
     for number in rest:
@@ -90,24 +96,20 @@ def _product(numbers: Sequence[Number]) -> Number:
     return total
 
 
-def _minimum(numbers: Sequence[Number]) -> Number:
-    return _first_nan(numbers) or min(_real(numbers))
+def _minimum(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is float and _is_nan(sum(numbers)):
+        return next(filter(_is_nan, numbers), min(numbers))
+    return min(numbers)
 
 
-def _maximum(numbers: Sequence[Number]) -> Number:
-    return _first_nan(numbers) or max(_real(numbers))
+def _maximum(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is float and _is_nan(sum(numbers)):
+        return next(filter(_is_nan, numbers), max(numbers))
+    return max(numbers)
 
 
-def _first_nan(numbers: Sequence[Number]) -> Number | None:
-    """Return the first NaN, which is true as a condition, or None."""
-    if not isinstance(numbers[0], float):
-        return None
-    return next((number for number in _real(numbers) if math.isnan(number)), None)
-
-
-def _real(numbers: Sequence[Number]) -> Sequence[float]:
-    return numbers  # type: ignore[return-value]  # check_number has refused complex numbers
-
+_is_nan = math.isnan
+"""If it says so of a sum, there may be a NaN in it, or two infinities; if not, there is none."""
 
 _FOLDS = {
     ReduceOp.SUM: _sum,

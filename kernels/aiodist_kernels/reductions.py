@@ -7,18 +7,26 @@ buffer, and the ufunc calls.
 
 import functools
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy import asarray, empty, ndarray
 
 from aiodist_kernels import pieces, policy
 from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
+from aiodist_kernels.elements import fold_elements
 from aiodist_kernels.layout import empty_like
+from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain
 from aiodist_kernels.pieces import Pieces
 from aiodist_kernels.plans import Plan, find_plan, plans
 from aiodist_kernels.quiet import quiet
 from aiodist_kernels.reduce_op import ReduceOp
 from aiodist_kernels.rules import Accumulate, DType, rule_for
+
+_native: Final = plans["native"]
+_run: Final = quiet.copy().run
+"""Runs without warnings what is over soon: one thread at a time. (To copy the context each time is half as dear as all
+that is done here beside the ufunc.)"""
 
 _results: Final[dict[tuple[ReduceOp, DType], DType]] = {}
 
@@ -51,7 +59,8 @@ def reduce(
         ValueError: no buffers; shapes differ; `out` has the wrong shape or is read-only; unknown
             `op` or `accumulate`.
     """
-    return _reduce(_checked(op, buffers, out, accumulate), buffers, out)
+    plan = _checked(op, buffers, out, accumulate)
+    return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
 
 
 def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native") -> Array:
@@ -67,14 +76,52 @@ def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate 
     """
     first = buffers[0]
     try:
-        plan = plans[op, first.dtype, accumulate]
+        plan = (_native if accumulate == "native" else plans[accumulate])[op][first.dtype]
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
-    count = len(buffers)
-    if first.nbytes > plan.direct_to[count == 2] or (count != 2 and (count < 2 or not first.shape)):
-        return _reduce(plan, buffers, None)
-    total: Array = quiet.copy().run(functools.reduce, plan.rule.ufunc, buffers)
-    return total if type(total) is np.ndarray else np.asarray(total)
+    nbytes = first.nbytes
+    if nbytes <= plan.small_to:
+        total: Array = first.copy() if nbytes <= plan.copied_to else empty(first.shape, plan.rule.result)
+        if plan.small(buffers, total, nbytes):
+            return total
+    if nbytes < plan.plain_below:
+        try:
+            count = len(buffers)
+            if count == 2:  # a ufunc needs no help
+                total = _run(plan.ufunc, first, buffers[1])
+                return total if type(total) is ndarray else asarray(total)
+            if count > 2 and ELEMENT_BYTES < nbytes <= STEPPED_TO:
+                return _run(functools.reduce, plan.ufunc, buffers)
+            if count > 2 and (nbytes < plan.compiled_from or not plan.kernel(count, nbytes)):
+                return _run(fold_plain, plan.rule, buffers, nbytes)
+        except RuntimeError:  # another thread is in that context
+            pass
+    return _reduce(plan, buffers, None)
+
+
+def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accumulate = "native") -> Any:
+    """Reduce NumPy's scalars, all of one type, as arrays of no dimension are reduced.
+
+    Args:
+        op: the reduce op.
+        scalars: at least one.
+        accumulate: as in `reduce`.
+
+    Returns:
+        A scalar, of the dtype `result_dtype(op, dtype)`.
+
+    Raises:
+        TypeError: `op` is not defined for the dtype.
+    """
+    first = scalars[0]
+    plan = find_plan(op, first.dtype, accumulate)
+    if plan.small_to >= 0:
+        total: Array = empty((), plan.rule.result)
+        if plan.small(scalars, total, first.nbytes):
+            return total[()]
+    if plan.rule.contiguous:
+        return _reduce(plan, [asarray(scalar) for scalar in scalars], None)[()]
+    return quiet.copy().run(fold_elements, plan.rule, scalars)
 
 
 def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:
@@ -146,7 +193,7 @@ def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumula
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:
     try:
         shape, dtype = buffers[0].shape, buffers[0].dtype
-        plan = plans[op, dtype, accumulate]
+        plan = plans[accumulate][op][dtype]
     except (LookupError, AttributeError, TypeError):
         check_arrays(buffers)
         shape, dtype = buffers[0].shape, buffers[0].dtype

@@ -19,9 +19,11 @@ from aiodist_kernels import (
     compiled_tier,
     is_ready,
     kernels_cpu,
+    kernels_small,
     pays_from,
     policy,
     reduce,
+    reduce_scalars,
     warm,
 )
 from aiodist_kernels.numpy_tier import fold_for
@@ -86,6 +88,106 @@ def test_kernel_gives_the_bits_of_numpy(
     assert_same_bits(*both_tiers(op, buffers, accumulate, out, streaming=streaming))
 
 
+def small_kernel(op: ReduceOp, dtype: np.dtype, accumulate: Accumulate = "native") -> Any:
+    warm([KernelSpec(op, dtype, 3, accumulate)])
+    kernel = find_plan(op, dtype, accumulate).small
+    assert kernel is not None
+    return kernel
+
+
+@pytest.mark.parametrize(("op", "dtype", "accumulate"), [(*k[:2], k[3]) for k in KERNELS if k[2] == 3], ids=arrays.name)
+@settings(max_examples=12)
+@given(
+    count=st.one_of(arrays.counts, st.just(65)),
+    shape=st.one_of(arrays.shapes, st.integers(0, 300).map(lambda size: (size,))),
+    layout=arrays.layouts,
+    container=st.sampled_from([list, tuple]),
+    seed=arrays.seeds,
+)
+def test_small_kernel_gives_the_bits_of_numpy_or_does_nothing(
+    op: ReduceOp,
+    dtype: np.dtype,
+    accumulate: Accumulate,
+    *,
+    count: int,
+    shape: tuple[int, ...],
+    layout: str,
+    container: type,
+    seed: int,
+) -> None:
+    kernel, rule = small_kernel(op, dtype, accumulate), find_plan(op, dtype, accumulate).rule
+    buffers = arrays.buffers(seed, count, shape, dtype, layout)
+    out = np.full(shape, 77).astype(rule.result)
+    before = out.tobytes()
+    done = kernel(container(buffers), out, out.size * dtype.itemsize)
+    assert done == all(b.flags.c_contiguous and b.dtype is buffers[0].dtype for b in buffers)
+    if done and dtype.newbyteorder(buffers[0].dtype.byteorder) == dtype:
+        assert_same_bits(out, quietly(fold_for(rule), rule, buffers, None))
+    elif not done:
+        assert out.tobytes() == before
+
+
+@pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
+@settings(max_examples=5)
+@given(count=arrays.counts, seed=arrays.seeds)
+def test_scalars_are_reduced_as_arrays(op: ReduceOp, dtype: np.dtype, count: int, seed: int) -> None:
+    small_kernel(op, dtype)
+    plan = find_plan(op, dtype)
+    scalars = [buffer[0] for buffer in arrays.buffers(seed, count, (1,), dtype)]
+    wanted = quietly(fold_for(plan.rule), plan.rule, [np.asarray(scalar) for scalar in scalars], None)
+    with pytest.MonkeyPatch.context() as patch:
+        for least in (policy.SMALL_TO, -1):
+            patch.setattr(plan, "small_to", least)
+            got = reduce_scalars(op, scalars)
+            assert type(got) is plan.rule.result.type
+            assert_same_bits(np.asarray(got), wanted)
+
+
+def test_small_kernel_looks_before_it_reads() -> None:
+    kernel, one = small_kernel(SUM, SINGLE), np.ones(4, SINGLE)
+    out = np.zeros(4, SINGLE)
+    odd: list[Any] = [
+        [one, np.ones(5, SINGLE)],
+        [one, np.ones((2, 2), SINGLE)],
+        [one, np.ones(4)],
+        [one, np.ones(8, SINGLE)[::2]],
+        [one, np.float32(1)],
+        [one, one.view(np.recarray)],
+        [one, [1.0] * 4],
+        [one] * 2000,
+        {0: one, 1: one},
+        np.ones((2, 4), SINGLE),
+    ]
+    for buffers in odd:
+        assert not kernel(buffers, out, one.nbytes)
+    for result in (np.zeros(8, SINGLE)[::2], np.float32(0), [0.0] * 4):
+        assert not kernel([one, one], result, one.nbytes)
+    assert not out.any()
+    assert kernel([one, one], out, one.nbytes)
+    assert out.tolist() == [2] * 4
+
+
+def test_small_kernel_holds_nothing() -> None:
+    kernel, buffers, out = small_kernel(SUM, SINGLE), arrays.buffers(1, 3, (9,), SINGLE), np.zeros(9, SINGLE)
+    before = [sys.getrefcount(thing) for thing in (buffers, out, *buffers)]
+    for _ in range(100):
+        assert kernel(buffers, out, out.nbytes)
+    assert [sys.getrefcount(thing) for thing in (buffers, out, *buffers)] == before
+
+
+def test_numpy_serves_where_objects_lie_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_small, "layout_is_known", lambda: False)
+    monkeypatch.setattr(compiled_tier, "_small", {})
+    assert compiled_tier.compile_small_for(find_plan(SUM, SINGLE).rule) is None
+
+
+def test_small_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled_tier, "_small", {})
+    monkeypatch.setattr(compiled_tier, "_small_code", {})
+    monkeypatch.setattr(kernels_small, "compile_small", lambda _recipe: lambda *_arguments: True)
+    assert compiled_tier.compile_small_for(find_plan(SUM, SINGLE).rule) is None
+
+
 @pytest.mark.parametrize("count", [2, 3, 17])
 @pytest.mark.parametrize("op", [SUM, MAX, MEAN], ids=arrays.name)
 @pytest.mark.parametrize("dtype", [HALF, BFLOAT16], ids=str)
@@ -126,7 +228,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-LARGE = (60, 100)
+LARGE = (300, 500)
+"""Larger than what the kernels for small values serve."""
 
 
 def test_kernel_serves_once_it_is_ready(served: list[int]) -> None:
@@ -140,7 +243,7 @@ def test_kernel_serves_once_it_is_ready(served: list[int]) -> None:
     assert is_ready(spec)
     assert_same_bits(reduce(SUM, buffers), before)
     assert served == [7]
-    reduce(SUM, [buffer[:2] for buffer in buffers])
+    assert_same_bits(reduce(SUM, [buffer[:2] for buffer in buffers]), before[:2])
     assert served == [7]
 
 

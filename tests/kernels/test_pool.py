@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, warm
+from aiodist_kernels.policy import MIB
 from aiodist_kernels.pool import Pool
 
 if TYPE_CHECKING:
@@ -210,12 +211,13 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_ten_thousand_steps_make_a_few_blocks(made: list[int]) -> None:
     """The results of three steps are held, as by a program that compares them."""
-    buffers = [np.full(1000, index, np.float32) for index in range(3)]
+    buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]
     kept: deque[np.ndarray] = deque(maxlen=3)
     for _ in range(10_000):
         kept.append(reduce(ReduceOp.SUM, buffers))
-    assert len(made) <= 5
-    assert pool.results.idle_bytes <= 2 * 4000
+    assert 3 <= len(made) <= 5
+    assert (kept[0] == 3).all()
+    assert pool.results.idle_bytes <= 2 * MIB
     kept.clear()
     assert pool.results.idle_bytes == sum(made)
 
@@ -224,7 +226,7 @@ def test_ten_thousand_steps_make_a_few_blocks(made: list[int]) -> None:
 @pytest.mark.parametrize("dtype", ["f4", "f2", "c8"])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT], ids=str)
 def test_large_results_of_every_kind_lie_in_blocks(op: ReduceOp, dtype: str, count: int, made: list[int]) -> None:
-    buffers = [np.ones((400, 400), dtype)] * count
+    buffers = [np.ones((600, 600), dtype)] * count
     before = reduce(op, buffers).tobytes()
     assert made
     made.clear()
