@@ -28,7 +28,7 @@ from aiodist.gpu import cuda_core
 from aiodist.gpu.cuda_core import CudaCore
 from aiodist.gpu.execute import Executor
 from aiodist.gpu.moves import Move, whole
-from aiodist.gpu.plan import Job, Place
+from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch
 from aiodist_kernels import ReduceOp, reduce
 from aiodist_kernels.cuda.folds import reduce_all
@@ -155,6 +155,18 @@ def copies_of_rows(driver: Loading) -> None:
         assert_same_bits(read(target, wanted), wanted)
 
 
+def through_the_host(driver: Loading) -> None:
+    """Copy to page-locked memory of the host, and from there to another device."""
+    values = np.arange(100, dtype=np.int16)
+    source, target = driver.put(0, values), driver.put(1, np.zeros_like(values))
+    with driver.using():
+        host = driver.host_memory(values.nbytes)
+        driver.copy_out(0, HOST, host.address, source.address, values.nbytes)
+        driver.copy(1, target.address, HOST, host.address, values.nbytes)
+    assert_same_bits(read(host, values), values)
+    assert_same_bits(read(target, values), values)
+
+
 def nothing_is_left(driver: Loading) -> None:
     """Memory goes back when nobody holds it; events are made once."""
     problem = ReduceOp.SUM, SINGLE, [0, 1, 1], [64, 5]
@@ -209,7 +221,7 @@ def jobs() -> dict[str, Callable[[Loading], None]]:
             name = f"{op.name} {dtype} {sizes} on {devices}"
             found[name] = partial(reduced, op=op, dtype=dtype, devices=devices, sizes=sizes)
     found["SUM of 21"] = partial(reduced, op=ReduceOp.SUM, dtype=SINGLE, devices=[0] * 21, sizes=[50])
-    for job in (copies_of_rows, benchmark, nothing_is_left, current_device_stays):
+    for job in (copies_of_rows, through_the_host, benchmark, nothing_is_left, current_device_stays):
         found[job.__name__] = job
     return found
 
