@@ -12,10 +12,8 @@ import anyio.to_thread
 import numpy as np
 
 from aiodist.collective.signature import describe_leaf
-from aiodist.gpu import process
 from aiodist.vocabulary import gpus, nests
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, warm
-from aiodist_kernels.cuda.forms import form_for
 from aiodist_kernels.rules import rule_for
 
 _COMMON = (np.dtype(np.float32), np.dtype(np.float64))
@@ -42,6 +40,9 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
 
 def _load(specs: Sequence[KernelSpec], ordinals: Sequence[int]) -> None:
     """Load the kernels for one leaf, and for several, on each GPU."""
+    from aiodist.gpu import process
+    from aiodist_kernels.cuda.forms import form_for
+
     driver = process.executor().driver
     for spec in specs:
         rule = rule_for(spec.op, spec.dtype, spec.accumulate)
