@@ -122,6 +122,7 @@ def memory() -> dict[int, dict[str, float]]:
 def main() -> None:
     """Warm up, measure, print."""
     warm(KernelSpec(op, SINGLE, n) for op, n in ((SUM, 2), (SUM, 4), (ReduceOp.MEAN, 8)))
+    warm([KernelSpec(SUM, np.dtype(np.float16), 8)])  # and none for int16: that one is compiled meanwhile
     table(
         (
             "all_reduce of 256 MiB, again and again",

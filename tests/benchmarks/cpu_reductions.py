@@ -68,7 +68,8 @@ def _time(call: Callable[[], object], loops: int) -> float:
 def random_buffers(count: int, nbytes: int, dtype: np.dtype) -> list[np.ndarray]:
     generator = np.random.default_rng(count)
     size = max(1, nbytes // dtype.itemsize)
-    return [generator.uniform(0.5, 100, size).astype(dtype) for _ in range(count)]
+    blocks = [generator.uniform(0.5, 100, min(size, MIB)).astype(dtype) for _ in range(count)]
+    return [np.resize(block, size) for block in blocks]
 
 
 def aligned(size: int, dtype: np.dtype) -> np.ndarray:
