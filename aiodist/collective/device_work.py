@@ -24,7 +24,7 @@ from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move
-from aiodist.gpu.plan import Job, Place
+from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch, number_of, symbol
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
 from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM
@@ -77,6 +77,7 @@ class DeviceWork:
         self._executor: Executor = process.executor()
         self._places = [place for place, mark in enumerate(self.marks) if isinstance(mark, DeviceType)]
         self.arrays: list[DeviceArray] = [array for place in self._places for array in self.columns[place]]
+        self.arrays += self.staging()
         self.outs = None if outs is None else Outs(outs, self.positions, self._places, self.columns)
         self._course = self._known_course()
         self._made: list[Any] = []
@@ -107,7 +108,7 @@ class DeviceWork:
 
     def results(self, place: int, mark: DeviceType, shape: tuple[int, ...], dtype: DType) -> list[Known]:
         """Plan the results of a leaf, in replica order; one that is wanted in a buffer gets there behind all else."""
-        ordinals = self.targets or [array.ordinal for array in self.columns[place]]
+        ordinals = self.targets or self.ordinals(place)
         if self.outs is None:
             found = self.fresh(mark, shape, dtype, ordinals)
             self._results[place] = [self._number(known) for known in found]
@@ -124,6 +125,14 @@ class DeviceWork:
                 self._last.append(Move(buffer.view(), found[-1].view()))
         self._results[place] = numbers
         return found
+
+    def ordinals(self, place: int) -> Sequence[int]:
+        """Return the GPUs that get a leaf's results, in replica order."""
+        return [array.ordinal for array in self.columns[place]]
+
+    def staging(self) -> list[DeviceArray]:
+        """Return further arrays, which have numbers behind those that the replicas brought: in the host's memory."""
+        return []
 
     def reduce(self, rule: Rule, job: Job) -> None:
         """Add a reduction. Those that one rule makes, and that lie alike, are made together."""
@@ -196,7 +205,7 @@ class DeviceWork:
 
     def _enqueue(self) -> Completion:
         begins = [array.address for array in self.arrays]
-        foreign = {(array.ordinal, array.stream) for array in self.arrays}
+        foreign = {(array.ordinal, array.stream) for array in self.arrays if array.ordinal != HOST}
         if self.outs is not None:
             begins += self.outs.begins()
             foreign |= self.outs.streams()
@@ -211,7 +220,9 @@ class DeviceWork:
         with process.enqueuing, driver.using():
             streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]
             streams += [stream for name in self._names if (stream := driver.used_stream(name)) is not None]
-            return self._executor.run(course.scheme, streams, [self.columns, made, self.outs], tuple(begins))
+            return self._executor.run(
+                course.scheme, streams, [self.columns, made, self.outs, self.arrays], tuple(begins)
+            )
 
     def _allocate(self, ordinal: int, nbytes: int) -> Any:
         driver = self._executor.driver

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist.gpu.pinned import HostMemory, HostPool
+from aiodist.gpu.plan import HOST
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 
 NEEDS: Final = "collectives of arrays on GPUs need packages that are not installed: pip install 'aiodist[cuda]'"
@@ -87,6 +89,7 @@ class CudaCore:
         self._shape = cache(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
         self._multiprocessors = cache(lambda device: self._current(device).properties.multiprocessor_count)
         self._using = _Using(self)
+        self._host = HostPool(self._lock_pages)
         self._now: int | None = None  # the device that was made current; None outside of `using`
 
     def using(self) -> AbstractContextManager[None]:
@@ -154,6 +157,14 @@ class CudaCore:
         """Return memory for work on the device's own stream."""
         buffer = self._current(device).allocate(nbytes, stream=self.stream(device).stream)
         return DeviceMemory(int(buffer.handle), buffer)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        """Return page-locked memory of the host."""
+        return self._host.take(nbytes)
+
+    def _lock_pages(self, nbytes: int) -> int:
+        self._current(0)
+        return int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
 
     def upload(self, device: int, words: np.ndarray[Any, Any]) -> DeviceMemory:
         """Return memory with a copy of an array, which is free when this returns."""
@@ -224,6 +235,12 @@ class CudaCore:
 
     def _copy(self, carrier: int, to: int, target: int, source_device: int, source: int, nbytes: int) -> None:
         stream = self._handle(carrier)
+        if to == HOST:
+            self._call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
+            return
+        if source_device == HOST:
+            self._call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
+            return
         if to == source_device:
             self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
             return

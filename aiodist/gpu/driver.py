@@ -71,15 +71,19 @@ class Driver(Protocol):
         """Return memory for work on the device's own stream."""
         ...
 
+    def host_memory(self, nbytes: int) -> Memory:
+        """Return memory of the host that devices copy to and from without a detour, where the system has such."""
+        ...
+
     def upload(self, device: int, words: np.ndarray[Any, Any]) -> Memory:
         """Return memory with a copy of an array, for work on the device's own stream."""
         ...
 
     def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
-        """Copy to this device's memory on its own stream, from the memory of any."""
+        """Copy to this device's memory on its own stream, from the memory of any, or from the host's (`plan.HOST`)."""
 
     def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
-        """Copy from this device's memory on its own stream, to the memory of any."""
+        """Copy from this device's memory on its own stream, to the memory of any, or to the host's."""
 
     def copy_rows(
         self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
-from aiodist.gpu.plan import Allocate, Copy, Meet, Place
+from aiodist.gpu.plan import HOST, Allocate, Copy, Meet, Place
 
 LARGEST_PITCH: Final = (1 << 31) - 1
 """Bytes from one row to the next that a copy of rows may have; beyond, rows are few and copied one by one."""
@@ -74,13 +74,14 @@ def whole(place: Place, shape: tuple[int, ...], itemsize: int) -> View:
 
 def devices(moves: Sequence[Move]) -> set[int]:
     """Return the devices that moves touch."""
-    return {view.place.device for move in moves for view in move}
+    return {view.place.device for move in moves for view in move} - {HOST}
 
 
 def make(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
     """Return the steps that carry out moves, in their order, so that one on a device may copy what one before made.
 
-    What moves to another device must be there before the first step.
+    What moves to another device must be there before the first step. What moves to the host, or from it, has no gaps
+    there.
 
     Args:
         moves: the moves.
@@ -110,6 +111,8 @@ def make(moves: Sequence[Move], allocate: Allocate) -> list[Step]:
 def _on_device(target: View, source: View) -> Iterator[Step]:
     """Return a move's copies, between two views of one device, or two without gaps."""
     device, extents = target.place.device, _merged(target, source)
+    if device == HOST:
+        device = source.place.device
     width = source.itemsize
     if extents and extents[-1][1:] == (width, width):
         width *= extents.pop()[0]

@@ -28,8 +28,12 @@ GRAIN: Final = 1024
 """Elements to whose multiples parts are cut: whole vectors for every dtype."""
 
 
+HOST: Final = -1
+"""Stands for the host's memory among devices. It has no stream: the other device carries what is copied."""
+
+
 class Place(NamedTuple):
-    """Memory on a device."""
+    """Memory on a device, or the host's."""
 
     device: int
     address: int

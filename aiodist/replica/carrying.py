@@ -24,8 +24,9 @@ from anyio import CancelScope
 from aiodist.collective import joining, sameness
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, has_device_arrays
+from aiodist.collective.signature import KIND
 from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, until
+from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.hands import Hands
 from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import Presence, result_of, tell
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 _AT_ONCE_SECONDS = 20e-6
 _ENGINE_GRACE_SECONDS = 2.0
-_ON_DEVICES = "arrays on GPUs do not cross to other workers; pass copies in host memory, e.g. cupy.asnumpy(value)"
 
 
 class Carrier:
@@ -207,60 +207,57 @@ class Carrier:
         if meeting.number == JOIN:
             yield from self._stand_by(meeting)
             return free
-        if meeting.signature[TYPES] is not None and has_device_arrays(meeting.signature[TYPES]):
-            group.finish_merge(meeting, None, TypeError(_ON_DEVICES))
-            raise InterruptedStep
         meeting.put_in_native_order()
-        values = meeting.values
+        cargo = Cargo(meeting, group, self._span)
+        own, wanted = cargo.accumulate, cargo.accumulate
 
         def plan_of(accumulate: Accumulate) -> Plan:
-            if kind.across is None or meeting.absent is not None:
-                return Plan([], lambda _: None)
-            plan: Plan = kind.across(meeting.signature, values, accumulate, self._span)
-            return plan
+            nonlocal wanted
+            wanted = accumulate
+            return plan if accumulate == own else cargo.plan(accumulate)
 
-        own = meeting.options.accumulate
-        call = (meeting.signature, meeting.code, meeting.offset)
+        call = meeting.call
         name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
-        plan = plan_of(own)
+        yield from cargo.land(own, self._hands)
+        plan = cargo.plan(own)
         yield from plan.prepared(self._hands)
-        notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
-        agreed = yield from self.lane.agree(
-            name, lambda wanted: plan if wanted == own else plan_of(wanted), accumulate=own, free=free, notice=notice
-        )
+        notice = Notice.NONE if cargo.absent is None else Notice.ABSENT
+        agreed = yield from self.lane.agree(name, plan_of, accumulate=own, free=free, notice=notice)
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self._moving = True
         if agreed.notice >= Notice.ABSENT:
-            result = yield from self._carry_out_without(meeting)
+            result = yield from self._carry_out_without(cargo)
         else:
+            if wanted != own and cargo.ferry is not None:
+                yield from cargo.land(wanted, self._hands)
+                agreed = agreed._replace(plan=cargo.plan(wanted))
             results = yield from self.lane.carry_out(agreed, self._hands)
             result = yield from agreed.plan.finished(results, self._hands)
         if kind.across is None:
             if not meeting.complete:
                 group.engine.start_merge(group, meeting)
             return common
+        result = yield from cargo.launch(result, self._hands)
         if not meeting.complete:
-            meeting.take_from_afar(result)
+            cargo.hand_over(meeting, result)
             group.finish_merge(meeting, meeting.result, None)
         return common
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, LookupError, TypeError, ValueError, MemoryError)):
+        if not isinstance(error, (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)):
             with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
                 await self.judged.wait()
         self.group.finish_merge(meeting, None, error)
 
     # Where replicas have joined.
 
-    def _carry_out_without(self, meeting: Rendezvous) -> Steps[Any]:
+    def _carry_out_without(self, cargo: Cargo) -> Steps[Any]:
         """Make a result without the replicas, here or elsewhere, that have joined."""
-        signature, absent = meeting.signature, meeting.absent or ()
-        kind = signature[KIND]
-        there = [member for member in self.group.members if member.position not in absent]
-        moves = kind.shared and kind.across is not None
-        values = {self.group.places[m.position]: meeting.values[m.position] if moves else None for m in there}
-        told = yield from self._tell(Presence(meeting.options.accumulate, values))
+        signature, places = cargo.signature, self.group.places
+        values = yield from cargo.one_by_one(self._hands)
+        own = {places[position]: value for position, value in values.items()}
+        told = yield from self._tell(Presence(cargo.accumulate, own))
         if policy.blocks(_nbytes_of(told)):
             return (yield from by_hand(self._hands, result_of, signature, told, self._span))
         return result_of(signature, told, self._span)
@@ -296,11 +293,4 @@ class Carrier:
 
 
 def _nbytes_of(told: list[Presence]) -> int:
-    return sum(_nbytes(value) for presence in told for value in presence.values.values())
-
-
-def _nbytes(value: Any) -> int:
-    """Return the size of what a replica brings: a leaf, or a list of leaves."""
-    if isinstance(value, list):
-        return sum(map(_nbytes, value))
-    return int(getattr(value, "nbytes", 0))
+    return sum(nbytes_of(value) for presence in told for value in presence.values.values())

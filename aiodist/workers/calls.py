@@ -22,6 +22,8 @@ from aiodist.collective.callsite import Place, location, place
 from aiodist.collective.describe import FunctionKey
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import DETAIL, KIND, PATH, TYPES, Signature
+from aiodist.vocabulary import device_frameworks
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.foreign_arrays import HostType
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.vocabulary.reports import Reason
@@ -47,9 +49,15 @@ class WireKind(NamedTuple):
 
 
 class WireFramework(NamedTuple):
-    """Another framework's arrays, as they are named."""
+    """Another framework's arrays, as they are named.
+
+    Attributes:
+        name: the framework's.
+        on_gpu: they lie on GPUs.
+    """
 
     name: str
+    on_gpu: bool = False
 
 
 class WireCall(NamedTuple):
@@ -127,7 +135,14 @@ def from_wire(call: WireCall) -> Call:
 
 
 def _mark(mark: Any) -> Any:
-    return _framework(mark.name) if isinstance(mark, WireFramework) else mark
+    if not isinstance(mark, WireFramework):
+        return mark
+    return _gpu_framework(mark.name) if mark.on_gpu else _framework(mark.name)
+
+
+@functools.cache
+def _gpu_framework(name: str) -> DeviceType:
+    return next(kind for kind in device_frameworks.TYPES.values() if kind.name == name)
 
 
 @functools.cache
@@ -195,8 +210,8 @@ def _travelling(part: object) -> object:
         return Place(portable(part.file), part.line, part.column)
     if isinstance(part, Kind):
         return WireKind(part.name, part.detail, part.token)
-    if isinstance(part, HostType):
-        return WireFramework(part.name)
+    if isinstance(part, (HostType, DeviceType)):
+        return WireFramework(part.name, on_gpu=isinstance(part, DeviceType))
     if type(part) is tuple:
         return tuple(map(_travelling, part))
     return part

@@ -72,6 +72,18 @@ Crossing = Callable[[Signature, Sequence[Any], Accumulate, Span], Plan]
 # Reductions.
 
 
+class Partial(NamedTuple):
+    """What the local replicas brought of one leaf, folded already: it stands for all of them, in the first's place.
+
+    Attributes:
+        array: the fold, in the accumulator's dtype.
+        dtype: of what they brought.
+    """
+
+    array: Array
+    dtype: np.dtype[Any]
+
+
 def reduce_columns(
     op: ReduceOp,
     columns: Sequence[Sequence[Any]],
@@ -152,6 +164,8 @@ def _leaf(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: 
     if leaf_type == LeafType.PYTHON_NUMBER:
         kernels.check_number(op, type(column[0]))
         accumulate = "native"
+    if isinstance(column[0], Partial):
+        return Leaf(rule_for(op, column[0].dtype, accumulate), [column[0].array], scalar=False)
     arrays = [np.asarray(value) for value in column]
     return Leaf(rule_for(op, arrays[0].dtype, accumulate), arrays, scalar=leaf_type == LeafType.NUMPY_SCALAR)
 

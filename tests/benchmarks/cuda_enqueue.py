@@ -68,6 +68,9 @@ class IdleDriver:
     def allocate(self, device: int, nbytes: int) -> Memory:
         return Memory()
 
+    def host_memory(self, nbytes: int) -> Memory:
+        return Memory()
+
     def upload(self, device: int, words: np.ndarray) -> Memory:
         return Memory()
 

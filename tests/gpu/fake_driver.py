@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist.gpu.plan import HOST
 from aiodist_kernels.cuda.folds import reduce_all
 from aiodist_kernels.cuda.simulated import Memory as Machine
 from aiodist_kernels.quiet import quietly
@@ -155,6 +156,9 @@ class FakeDriver:
         self.regions[address] = (nbytes, device)
         weakref.finalize(memory, self._free, array, address, device)
         return memory
+
+    def host_memory(self, nbytes: int) -> FakeMemory:
+        return self.allocate(HOST, nbytes)
 
     def upload(self, device: int, words: np.ndarray) -> FakeMemory:
         memory = self.allocate(device, words.nbytes)

@@ -1,0 +1,248 @@
+"""Device arrays on their way to other workers, and back: through page-locked memory of the host.
+
+    arrays ── folded on one device ── one copy ──▶ host ── other workers ──▶ host ── a copy a device ──▶ results
+
+Reductions bring down one part for all local replicas, folded in the accumulator's dtype, so that nothing is rounded
+before the end; ordered ones, which are a tree over all replicas, and everything else bring down what is needed of each
+replica. Streams are ordered by events as for any work on devices. What comes of it on the host is as if the replicas
+had brought host arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist.collective.device_course import Known
+from aiodist.collective.device_work import DeviceWork
+from aiodist.collective.handing_out import each
+from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, TYPES, Signature
+from aiodist.collective.work import Work
+from aiodist.gpu import process
+from aiodist.gpu.moves import Move
+from aiodist.gpu.pinned import array_of
+from aiodist.gpu.plan import HOST, Job, Place
+from aiodist.gpu.scheme import symbol
+from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
+from aiodist.vocabulary.options import CommunicationOptions
+from aiodist.vocabulary.reports import Reason
+from aiodist.workers.crossing import Partial, Span
+from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.rules import Finish, Rule, rule_for
+
+if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
+    from aiodist.collective.rendezvous import Rendezvous
+
+
+@cache
+def _fold(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> Rule:
+    """Return the rule for a part of a reduction: its fold, and nothing of what comes last."""
+    rule = rule_for(op, dtype, accumulate)
+    fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
+    return dataclasses.replace(rule, op=fold, result=rule.accumulator, finish=Finish.NOTHING)
+
+
+def _on_host(shape: tuple[int, ...], dtype: DType) -> DeviceArray:
+    """Make an array in the host's memory that devices copy to and from."""
+    driver = process.executor().driver
+    with process.enqueuing, driver.using():
+        memory = driver.host_memory(max(1, math.prod(shape) * dtype.itemsize))
+    return DeviceArray(memory.address, shape, dtype, HOST, 0, array_of(memory, shape, dtype))
+
+
+class Landing(DeviceWork):
+    """What the local replicas brought, on its way to the host.
+
+    Args:
+        signature: what they asked for.
+        values: what they brought.
+        options: of which the accumulator counts.
+        positions: their own, in the group.
+        names: their devices.
+        taken: the places among those values of what is needed; None: one fold of all.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        values: Sequence[Any],
+        options: CommunicationOptions,
+        positions: Sequence[int],
+        names: Sequence[str],
+        taken: Sequence[int] | None,
+    ) -> None:
+        self._folds = taken is None
+        self._taken: Sequence[int] = [0] if taken is None else taken
+        self._numbers: dict[tuple[int, int], int] = {}
+        super().__init__(signature, values, options, positions, names)
+
+    def layout(self) -> Any:
+        """Return what the plan depends on: the shapes, where they may differ, and what is brought down."""
+        return self._folds, tuple(self._taken), tuple([array.shape for array in self.arrays])
+
+    def staging(self) -> list[DeviceArray]:
+        """Return the arrays on the host."""
+        made: list[DeviceArray] = []
+        for place in self._places:
+            for taken in self._taken:
+                array = self.columns[place][taken]
+                dtype = self._rule(array.dtype).accumulator if self._folds else array.dtype
+                self._numbers[place, taken] = len(self.arrays) + len(made)
+                made.append(_on_host(tuple(array.shape), dtype))
+        return made
+
+    def _rule(self, dtype: DType) -> Rule:
+        return _fold(self.signature[OP], dtype, self.options.accumulate)
+
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
+        """Copy what is taken of a leaf to the host, folded first where it is."""
+        sources = list(arrays)
+        if self._folds:
+            rule = self._rule(arrays[0].dtype)
+            sources = self.fresh(mark, arrays[0].shape, rule.accumulator, [arrays[0].ordinal])
+            inputs, size = tuple([array.place for array in arrays]), math.prod(arrays[0].shape)
+            sizes = rule.dtype.itemsize, rule.accumulator.itemsize
+            self.reduce(rule, Job(inputs, (sources[0].place,), size, *sizes))
+        for taken in self._taken:
+            landed = Known(Place(HOST, symbol(self._numbers[place, taken])), sources[taken].shape, sources[taken].dtype)
+            self.move([Move(landed.view(), sources[taken].view())])
+
+    def _collect(self) -> Any:
+        """Return what each replica brought, on the host; in the place of what is not needed stands None."""
+        rows: list[list[Any]] = [list(row) for row in zip(*self.columns, strict=True)]
+        for place in self._places:
+            column = self.columns[place]
+            for row in rows:
+                row[place] = None
+            for taken in self._taken:
+                landed = self.arrays[self._numbers[place, taken]].owner
+                rows[taken][place] = Partial(landed, column[taken].dtype) if self._folds else landed
+        return [row[0] for row in rows] if self.single else rows
+
+
+class Launching(DeviceWork):
+    """Results on the host, on their way to the local replicas' devices.
+
+    Args:
+        signature: what they asked for.
+        result: as kinds of collectives give it: for all, or for each.
+        brought: what they had brought, by which each result's device is known.
+        options: not counted.
+        positions: their own, in the group.
+        names: their devices.
+        outs: by position, the buffers that they want the result in.
+    """
+
+    def __init__(
+        self,
+        signature: Signature,
+        result: Any,
+        brought: Sequence[Any],
+        options: CommunicationOptions,
+        positions: Sequence[int],
+        names: Sequence[str],
+        outs: Mapping[int, OutBuffers] | None,
+    ) -> None:
+        self._shared = signature[KIND].shared
+        single = signature[STRUCTURE] is None
+        rows = list(result) if not self._shared else [result] * len(brought)
+        columns = [tuple(brought)] if single else list(zip(*brought, strict=True))
+        self._ordinals = [tuple([getattr(leaf, "ordinal", HOST) for leaf in column]) for column in columns]
+        super().__init__(signature, rows, options, positions, names, outs)
+
+    def ordinals(self, place: int) -> Sequence[int]:
+        """Return the GPUs that a leaf came from."""
+        return self._ordinals[place]
+
+    def layout(self) -> Any:
+        """Return what the plan depends on: results may be of any size."""
+        return tuple(self._ordinals), tuple([(array.shape, array.dtype) for array in self.arrays])
+
+    def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
+        """Copy a leaf's results up: those that are the same once a device, and from there."""
+        firsts: dict[int, Known] = {}
+        for made, source in zip(self.results(place, mark, arrays[0].shape, arrays[0].dtype), arrays, strict=True):
+            first = firsts.setdefault(made.ordinal, made) if self._shared else made
+            self.move([Move(made.view(), source.view() if first is made else first.view())])
+
+    def on_host(self, place: int) -> list[Any]:
+        """Return each replica's result of a leaf on the host."""
+        column, mark = self.columns[place], self.marks[place]
+        return each(mark, column[0], len(column)) if self._shared else [each(mark, leaf, 1)[0] for leaf in column]
+
+
+class Ferry:
+    """The way of one meeting's values down to the host, and of its results up again.
+
+    Args:
+        meeting: with device arrays among the values of the local replicas, which all have arrived or joined.
+        group: the local replicas.
+        span: the workers.
+    """
+
+    def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
+        self._meeting = meeting
+        self._span = span
+        there = [member for member in group.members if member.position not in (meeting.absent or ())]
+        self._positions = [member.position for member in there]
+        self._names = [member.device for member in there]
+        self._values = [meeting.values[position] for position in self._positions]
+        types = meeting.signature[TYPES]
+        self._marks: Sequence[Any] = [types] if meeting.signature[STRUCTURE] is None else types
+
+    def landing(self, accumulate: Accumulate) -> Work:
+        """Return the work that gives the values as on the host, folded with that accumulator where they can be."""
+        folds = self._meeting.signature[OP] is not None and len(self._values) > 1 and not self._span.ordered
+        return self._landing(accumulate, None if folds else self._needed())
+
+    def landing_one_by_one(self) -> Work:
+        """Return the work that gives the values as on the host, of each replica its own."""
+        return self._landing("native", self._needed())
+
+    def _landing(self, accumulate: Accumulate, taken: Sequence[int] | None) -> Work:
+        options = dataclasses.replace(self._meeting.options, accumulate=accumulate)
+        signature = self._meeting.signature
+        return Landing(signature, self._values, options, self._positions, self._names, taken).work()
+
+    def _needed(self) -> Sequence[int]:
+        """Return the places of the replicas whose values are needed elsewhere."""
+        signature, layout = self._meeting.signature, self._span.layout
+        if signature[KIND].detail is not Reason.SOURCE:
+            return range(len(self._values))
+        worker, position = layout.worker_of(signature[DETAIL])
+        needed = worker == layout.rank and position in self._positions
+        return [self._positions.index(position)] if needed else []
+
+    def staged(self, result: Any) -> Any:
+        """Return a result with its device leaves in memory that devices copy from; in any thread."""
+        if not self._meeting.signature[KIND].shared:
+            return [self._staged(row) for row in result]
+        return self._staged(result)
+
+    def _staged(self, row: Any) -> Any:
+        single = self._meeting.signature[STRUCTURE] is None
+        leaves = [
+            _stage(leaf) if isinstance(mark, DeviceType) else leaf
+            for mark, leaf in zip(self._marks, [row] if single else row, strict=True)
+        ]
+        return leaves[0] if single else leaves
+
+    def launching(self, staged: Any) -> Work:
+        """Return the work that gives each replica's result, by position."""
+        meeting, values = self._meeting, self._values
+        return Launching(
+            meeting.signature, staged, values, meeting.options, self._positions, self._names, meeting.outs
+        ).work()
+
+
+def _stage(leaf: np.ndarray[Any, Any]) -> DeviceArray:
+    made = _on_host(leaf.shape, leaf.dtype)
+    made.owner[...] = leaf
+    return made
