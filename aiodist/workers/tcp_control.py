@@ -105,8 +105,7 @@ class TcpControl:
             lambda rank, connection: self._request("link", rank, connection),
             lambda rank: self._handle("cut_off", self._rank, rank),
         )
-        numbers = {rank: peer.connection.getpeername()[0] for rank, peer in self._peers.items()}
-        self._health = Health(hellos, numbers, lambda rank, state: self._request("health", rank, state))
+        self._health = Health(hellos, self._numbers(), lambda rank, state: self._request("health", rank, state))
         self._thread = threading.Thread(target=self._serve, name="aiodist control", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -170,6 +169,14 @@ class TcpControl:
                 self._add(LENGTH.unpack(said[TOKEN_BYTES:])[0], connection)
                 return
         connection.close()
+
+    def _numbers(self) -> dict[int, str]:
+        """Return by which numbers the connected workers' machines are reached; one may be gone already."""
+        found = {}
+        for rank, peer in self._peers.items():
+            with contextlib.suppress(OSError):
+                found[rank] = peer.connection.getpeername()[0]
+        return found
 
     def _add(self, rank: int, connection: socket.socket) -> None:
         self._peers[rank] = Peer(rank, connection)

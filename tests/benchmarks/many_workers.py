@@ -1,10 +1,11 @@
 """What thousands of workers cost, simulated in one process: `python tests/benchmarks/many_workers.py [WORKERS...]`.
 
 For each number of workers, one replica each: the seconds to construct all strategies and let them meet; of a run of
-nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker; from the step at
-which one worker diverges until every worker has raised the verdict, which must name that one; and the memory that a
-worker takes, at its most. All workers share one interpreter, so that a step's seconds, divided by their number, are the
-processor time that one worker spends on a step.
+nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker, with the garbage
+collector on (the mean) and off (the least); from the step at which one worker diverges until every worker has raised
+the verdict, which must name that one, with the collector on; and the memory that a worker takes, at its most. All
+workers share one thread, so that seconds are those of the processor, whatever else the machine does: a step's, divided
+by the number of workers, is what one of them spends on it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy, get_re
 from aiodist.workers.simulated import SimulatedCluster
 
 WORKERS = (64, 512, 4096)
-STEPS = 5
+LEAST_STEPS = 5
+WORKER_STEPS = 4096
 
 
 async def nothing() -> None:
@@ -33,16 +35,16 @@ async def nothing() -> None:
 async def steps(marks: list[float]) -> None:
     """Take the steps, and note when this replica has taken each."""
     ctx, value = get_replica_context(), np.ones(128)
-    for _ in range(STEPS):
+    for _ in range(max(LEAST_STEPS, WORKER_STEPS // ctx.num_replicas_in_sync)):
         await ctx.all_reduce("SUM", value)
-        marks.append(time.perf_counter())
+        marks.append(time.process_time())
 
 
 async def diverging(culprit: int, marks: list[float]) -> None:
     """Agree once, then let one replica call something else."""
     ctx = get_replica_context()
     await ctx.all_reduce("SUM", np.ones(128))
-    marks.append(time.perf_counter())
+    marks.append(time.process_time())
     if ctx.replica_id_in_sync_group == culprit:
         await ctx.barrier()
     await ctx.all_reduce("SUM", np.ones(128))
@@ -59,44 +61,50 @@ def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+async def times(strategies: list[Any]) -> list[float]:
+    """Return the seconds of each step but the first: between the last worker's ends of two steps."""
+    marks: list[float] = []
+    await everywhere(strategies, steps, marks)
+    return list(np.diff(marks[len(strategies) - 1 :: len(strategies)]))
+
+
 async def measure(workers: int) -> list[float]:
     """Return the row of the table for a number of workers."""
-    before, begun = peak(), time.perf_counter()
+    before, begun = peak(), time.process_time()
     cluster = SimulatedCluster(workers)
     strategies = [MultiWorkerMirroredStrategy(communicator, ["CPU:0"]) for communicator in cluster.communicators]
     assert [strategy.num_replicas_in_sync for strategy in strategies] == [workers] * workers
-    constructed = time.perf_counter() - begun
+    constructed = time.process_time() - begun
     await everywhere(strategies, nothing)
 
-    begun = time.perf_counter()
+    begun = time.process_time()
     await everywhere(strategies, nothing)
-    opened = time.perf_counter() - begun
+    opened = time.process_time() - begun
+
+    collected = float(np.mean(await times(strategies)))
+    gc.disable()
+    a_step = min(await times(strategies))
+    gc.enable()
 
     marks: list[float] = []
-    await everywhere(strategies, steps, marks)
-    ends = marks[workers - 1 :: workers]
-    a_step = min(np.diff(ends))
-
-    marks = []
     outcomes = await everywhere(strategies, diverging, workers // 2, marks)
-    verdict = time.perf_counter() - marks[workers - 1]
+    verdict = time.process_time() - marks[workers - 1]
     for outcome in outcomes:
         assert isinstance(outcome, CollectiveMismatchError), outcome
         assert outcome.report.suspects == (workers // 2,)
     del outcomes
-    return [constructed, opened, a_step, verdict, (peak() - before) / workers / 1024]
+    return [constructed, opened, collected, a_step, verdict, (peak() - before) / workers / 1024]
 
 
 def main() -> None:
     """Print the table."""
     gc.freeze()
-    names = ("workers", "construct s", "run s", "step s", "µs/worker", "verdict s", "KiB/worker")
+    names = ("workers", "construct s", "run s", "gc step s", "step s", "verdict s", "KiB/worker", "µs/worker")
     print("".join(f"{name:>12}" for name in names))
     for workers in map(int, sys.argv[1:] or WORKERS):
-        constructed, opened, a_step, verdict, memory = asyncio.run(measure(workers))
-        shown = (constructed, opened, a_step)
-        print(f"{workers:12}" + "".join(f"{seconds:12.3f}" for seconds in shown), end="")
-        print(f"{a_step / workers * 1e6:12.0f}{verdict:12.3f}{memory:12.0f}", flush=True)
+        *seconds, memory = asyncio.run(measure(workers))
+        shown = "".join(f"{one:12.3f}" for one in seconds)
+        print(f"{workers:12}{shown}{memory:12.0f}{seconds[3] / workers * 1e6:12.0f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -101,7 +101,9 @@ def go_wrong(kind: str) -> None:
     """Do something that no collective sees."""
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if kind == "stopped":
+    if kind == "frozen":
+        os.kill(os.getppid(), signal.SIGSTOP)  # the agent, too
+    if kind in {"stopped", "frozen"}:
         os.kill(os.getpid(), signal.SIGSTOP)
     if kind == "raises":
         raise ValueError("bad batch")

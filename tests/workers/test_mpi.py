@@ -36,5 +36,8 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(kind: str, e
         assert told, output
         assert expected in told[2], output
         assert float(told[1]) < seconds
+        if kind == "blocked":
+            assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[2])
+            assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[2])
     assert took < LIMIT_SECONDS
     assert workers_left() == []
