@@ -12,6 +12,16 @@ from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
 
+def test_ordered_sums_have_the_same_bits_for_every_layout() -> None:
+    found = []
+    for workers, replicas in ((1, 4), (2, 2), (4, 1)):
+        code, output, _ = job(workers, "ordered", str(replicas))
+        assert code == 0, output
+        found += re.findall(r"digest ([0-9a-f]{16})", output)
+    assert len(found) == 7
+    assert len(set(found)) == 1
+
+
 def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
     code, output, _ = job(1, "values")
     assert code == 0, output
