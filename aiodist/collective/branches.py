@@ -28,6 +28,14 @@ class Branches:
         self.kept: set[SyncGroup] = set()
         self.watch = CycleWatch(root)
 
+    @classmethod
+    def of(cls, root: SyncGroup) -> Branches:
+        """Return the run's, which there are from now on."""
+        if root.branches is None:
+            root.branches = cls(root)
+            root._handle = root.engine.watched(root._handle)
+        return root.branches
+
     def in_order(self) -> list[SyncGroup]:
         """Return the groups in the order in which they were made."""
         return sorted(self.groups, key=lambda group: group.serial)

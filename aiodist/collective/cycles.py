@@ -71,6 +71,7 @@ class CycleWatch:
         self._stirred = 0
         self._under_way = False
         self._not_before = 0.0
+        self._progress = -1
         self._again: float | None = None
 
     def stir(self, meeting: Rendezvous) -> None:
@@ -82,7 +83,8 @@ class CycleWatch:
             self._root.engine.call_plainly(self._when_quiet, self._stirred)
 
     def _when_quiet(self, stirred: int) -> None:
-        self._awaited = {meeting for meeting in self._awaited if meeting.missing}
+        beyond = self._root.bridge is not None
+        self._awaited = {meeting for meeting in self._awaited if meeting.missing or (beyond and not meeting.complete)}
         self._under_way = bool(self._awaited) and not self._root.closed
         if self._under_way and stirred != self._stirred:
             self._root.engine.call_plainly(self._when_quiet, self._stirred)
@@ -90,6 +92,10 @@ class CycleWatch:
             self._under_way = False
             self._awaited.clear()
             self._look()
+
+    def look_now(self) -> None:
+        """Look also where nobody has begun to wait: another worker asks."""
+        self._look_again(self._root._clock())
 
     def ring(self, now: float) -> None:
         """Look again, where the last look left it open."""
@@ -103,6 +109,9 @@ class CycleWatch:
 
     def _look(self) -> None:
         root = self._root
+        if root.bridge is not None:
+            self._look_beyond()
+            return
         waits = _waits(root)
         suspects = stuck(waits, waits)
         if not suspects:
@@ -115,11 +124,30 @@ class CycleWatch:
         waiters = [waiter for meeting in meetings for waiter in meeting.waiters if waiter is not None]
         certain = stuck(waits, root.engine.only_wait(root, suspects, waiters))
         if certain:
-            root.give_up(_error(root, waits, certain))
+            root.give_up(error_of(root, waits, certain))
             return
         took = time.perf_counter() - began
         self._not_before = root._clock() + max(PAUSE_SECONDS, _PAUSE_PER_LOOK * took)
         self._look_again(self._not_before)
+
+    def _look_beyond(self) -> None:
+        """Tell the other workers which replicas do nothing but wait, where none has got on for some time."""
+        root = self._root
+        progress = sum(member.sequence for group in root.groups() for member in group.members)
+        if progress != self._progress or root._clock() < self._not_before:
+            self._progress = progress
+            self._look_again(max(self._not_before, root._clock() + PAUSE_SECONDS))
+            return
+        began = time.perf_counter()
+        meetings = [meeting for group in root.groups() for meeting in group.open.values() if meeting.has_waiters()]
+        running = [member.replica_id for member in root.members if member.end is None]
+        waiters = [waiter for meeting in meetings for waiter in meeting.waiters if waiter is not None]
+        certain = root.engine.only_wait(root, running, waiters) if waiters else set()
+        self._not_before = root._clock() + max(PAUSE_SECONDS, _PAUSE_PER_LOOK * (time.perf_counter() - began))
+        if certain or not running:
+            root.bridge.tell_waits(certain)
+        if len(certain) < len(running):
+            self._look_again(self._not_before)
 
     def _look_again(self, at: float) -> None:
         self._again = at
@@ -128,10 +156,15 @@ class CycleWatch:
 
 def _waits(root: SyncGroup) -> dict[int, list[Awaiting]]:
     """Return what each replica that waits for others waits in; nothing while a verdict is on its way."""
+    if any(group.trouble is not None for group in root.groups()):
+        return {}
+    return waits_in(root.groups())
+
+
+def waits_in(groups: Sequence[SyncGroup]) -> dict[int, list[Awaiting]]:
+    """Return what each replica that waits for others waits in."""
     waits: dict[int, list[Awaiting]] = {}
-    for group in root.groups():
-        if group.trouble is not None:
-            return {}
+    for group in groups:
         for meeting in group.open.values():
             if meeting.missing and meeting.has_waiters():
                 missing = frozenset(m.replica_id for m in group.members if not m.arrived_at(meeting.number))
@@ -166,7 +199,8 @@ def _cycle(waits: Waits, among: set[int]) -> list[tuple[int, Awaiting]]:
         path.append(following)
 
 
-def _error(root: SyncGroup, waits: Waits, certain: set[int]) -> CollectiveMismatchError:
+def error_of(root: SyncGroup, waits: Waits, certain: set[int]) -> CollectiveMismatchError:
+    """Return the error for replicas of a run that wait for each other."""
     cycle = _cycle(waits, certain)
     first = cycle[0][1]
     number = min(first.meeting.number, number_of_join(first.group))

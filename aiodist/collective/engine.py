@@ -29,6 +29,11 @@ class Engine(Protocol):
         """Tells the time, in seconds."""
         ...
 
+    @property
+    def wakes_at_once(self) -> int:
+        """How many `wake` may resume; more are for `wake_in_turns`."""
+        ...
+
     def call_soon(self, fn: Callable[[], object], /) -> object:
         """Call ``fn`` in the loop, after what is ready now."""
 
@@ -51,6 +56,9 @@ class Engine(Protocol):
 
     def wake(self, waiters: Sequence[Any]) -> None:
         """Resume these, in this order, each after the one before it has run; None stands for nobody."""
+
+    def wake_in_turns(self, waiters: list[Any]) -> None:
+        """Resume these as `wake` does, of very many only some in each turn of the loop; the list loses them."""
 
     def wake_failed(self, waiters: Sequence[Any]) -> None:
         """Resume these with the error of their meeting, before they can be cancelled; None stands for nobody."""

@@ -25,3 +25,20 @@ def decide_after_turns(group: SyncGroup, turns: int = _TURNS) -> None:
         group.engine.call_soon(partial(decide_after_turns, group, turns - 1))
     else:
         group._decide()
+
+
+def look(group: SyncGroup, now: float) -> None:
+    """Look what is overdue in a group: the end of the grace, or a meeting's own deadline."""
+    if group.closed:
+        return
+    timed = [meeting for meeting in group.open.values() if meeting.deadline is not None]
+    late = min(timed, key=lambda meeting: meeting.deadline or 0.0, default=None)
+    if group._grace_ends is not None and group._grace_ends <= now:
+        group._grace_ends = None
+        decide_after_turns(group)
+    elif late is not None and late.deadline is not None and late.deadline <= now:
+        group._decide(late)
+    else:
+        for at in (group._grace_ends, late.deadline if late is not None else None):
+            if at is not None:
+                group._set_alarm(at)

@@ -32,7 +32,7 @@ from typing import Any
 from aiodist.collective import joining, judging, sameness
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
-from aiodist.collective.grace import GRACE_SECONDS, decide_after_turns
+from aiodist.collective.grace import GRACE_SECONDS, look
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
 from aiodist.collective.out_buffers import OutBuffers
@@ -95,7 +95,7 @@ class SyncGroup:
     def attach(self, engine: Engine, thread: int) -> None:
         """Bind the group to the event loop, and the thread, in which its replicas run."""
         self.engine, self.thread = engine, thread
-        self._handle, self._clock = engine.handle, engine.clock
+        self._handle, self._clock, self._wakes_at_once = engine.handle, engine.clock, engine.wakes_at_once
 
     @property
     def label(self) -> str | None:
@@ -104,6 +104,10 @@ class SyncGroup:
 
     def keep(self) -> None:
         """Last as long as the run does, whoever lets go of it."""
+
+    def replica_id_of(self, place: int) -> int:
+        """Return the id in the run of the replica that has that id here."""
+        return place
 
     def now(self) -> int:
         """Return the time on the event loop's clock, in nanoseconds."""
@@ -204,7 +208,7 @@ class SyncGroup:
         del self.open[meeting.number]
         if self.observer is not None:
             self.observer.completed(self, meeting)
-        if last == self.size - 1:
+        if last == self.size - 1 < self._wakes_at_once:
             meeting.released = True
             self.engine.wake(meeting.waiters)
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
@@ -237,7 +241,7 @@ class SyncGroup:
         """Wake those who wait in a complete meeting, in replica order; from now on nobody need wait in it."""
         if not meeting.released:
             meeting.released = True
-            self.engine.wake(meeting.waiters)
+            self.engine.wake_in_turns(meeting.waiters)
 
     def finish_merge(self, meeting: Rendezvous, result: Any, error: BaseException | None) -> None:
         """Complete a merge_call with what its merge function gave for each replica, or raised.
@@ -273,7 +277,7 @@ class SyncGroup:
         """Let a replica arrive where others are at odds."""
         assert self.trouble is not None
         if self.closed:
-            self._fail(meeting, self.verdict or judging.judge(self))
+            self._fail(meeting, self.verdict or judging.echo(self, meeting))
             return
         if not meeting.missing and meeting.number < self.trouble:
             self._agree(meeting, member.position)
@@ -380,21 +384,6 @@ class SyncGroup:
         """Look what is overdue in the run's groups: the end of the grace, or a meeting's own deadline."""
         self._alarm = None
         for group in self.groups():
-            group._look(self._clock())
+            look(group, self._clock())
         if self.branches is not None:
             self.branches.watch.ring(self._clock())
-
-    def _look(self, now: float) -> None:
-        if self.closed:
-            return
-        timed = [meeting for meeting in self.open.values() if meeting.deadline is not None]
-        late = min(timed, key=lambda meeting: meeting.deadline or 0.0, default=None)
-        if self._grace_ends is not None and self._grace_ends <= now:
-            self._grace_ends = None
-            decide_after_turns(self)
-        elif late is not None and late.deadline is not None and late.deadline <= now:
-            self._decide(late)
-        else:
-            for at in (self._grace_ends, late.deadline if late is not None else None):
-                if at is not None:
-                    self._set_alarm(at)

@@ -104,5 +104,5 @@ ALL_TO_ALL = Kind(
     across=crossing.all_to_all,
 )
 BARRIER = Kind("barrier", Reason.AXIS, exchange.barrier, across=crossing.barrier)
-NEW_GROUP = Kind("new_group", Reason.AXIS, exchange.barrier)
+NEW_GROUP = Kind("new_group", Reason.AXIS, exchange.barrier, across=crossing.barrier)
 MERGE_CALL = Kind("merge_call", Reason.MERGE_FN, None, shared=False)

@@ -1,43 +1,46 @@
-"""A sync group that has replicas on other workers, too: the local part of it, with a bridge to the other parts."""
+"""Sync groups of a run that has replicas on other workers: the local parts of them, with bridges to the other parts.
+
+What all local replicas have agreed on crosses the bridge, and `finish_merge` completes it when it comes back. Trouble
+is not judged here: the run's bridge hears of it, in whichever group it is, and `SpannedGroup.settle` brings the verdict
+on everybody.
+"""
 
 from __future__ import annotations
 
 from functools import partial
 
-from aiodist.collective.bridge import Bridge
+from aiodist.collective.bridge import Bridge, RunBridge
 from aiodist.collective.group import SyncGroup
+from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.subgroup import SubGroup
 from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.reports import ReplicaState
 
 
-class SpannedGroup(SyncGroup):
-    """The local replicas of a run that spans several workers.
+class _OfWorkers(SyncGroup):
+    """What the groups of such a run have in common."""
 
-    What all local replicas have agreed on crosses the bridge, and `finish_merge` completes it when it comes back.
-    Trouble is not judged here: the bridge hears of it, and `settle` brings the verdict on everybody.
-    """
+    def _decide(self, overdue: Rendezvous | None = None) -> None:
+        if any(member.end is None for member in self.members):
+            self.root.bridge.complain(self, overdue)
+
+    def consider_all(self) -> None:
+        """Look where all replicas are, because others are in trouble; complain when each has shown what it does."""
+        if self.trouble is None:
+            self._set_trouble(min(member.sequence for member in self.members))
+        for member in self.members:
+            self.consider(member)
+
+
+class _Crossing(_OfWorkers):
+    """What those have in common that have members elsewhere."""
 
     _arriving: Rendezvous | None = None
-
-    def span(self, bridge: Bridge, offset: int, world_size: int) -> None:
-        """Connect the group.
-
-        Args:
-            bridge: the way to the other parts.
-            offset: the id of the first local replica, over all parts.
-            world_size: how many replicas there are, over all parts.
-        """
-        self.bridge = bridge
-        self.offset = offset
-        self.world_size = world_size
-        self.places = range(offset, offset + self.size)
-        for member in self.members:
-            member.replica_id = offset + member.position
 
     def _agree(self, meeting: Rendezvous, last: int) -> None:
         meeting.agreed = True
         self.agreed.append((meeting.number, *meeting.call, meeting.others))
-        assert self.bridge is not None
         self._arriving = meeting
         self.bridge.cross(meeting)
         self._arriving = None
@@ -54,19 +57,43 @@ class SpannedGroup(SyncGroup):
         if meeting is not self._arriving:
             super().release(meeting)
 
-    def _decide(self, overdue: Rendezvous | None = None) -> None:
-        if any(member.end is None for member in self.members):
-            assert self.bridge is not None
-            self.bridge.complain(overdue)
 
-    def consider_all(self) -> None:
-        """Look where all replicas are, because others are in trouble; complain when each has shown what it does."""
-        if self.trouble is None:
-            self._set_trouble(min(member.sequence for member in self.members))
+class SpannedGroup(_Crossing):
+    """The local replicas of a run that spans several workers."""
+
+    def span(self, bridge: RunBridge, offset: int, world_size: int) -> None:
+        """Connect the group.
+
+        Args:
+            bridge: the way to the other parts.
+            offset: the id of the first local replica, over all parts.
+            world_size: how many replicas there are, over all parts.
+        """
+        self.bridge = bridge
+        self.offset = offset
+        self.world_size = world_size
+        self.places = range(offset, offset + self.size)
         for member in self.members:
-            self.consider(member)
+            member.replica_id = offset + member.position
 
     def settle(self, error: CollectiveError) -> None:
         """End the group with the verdict."""
         if not self.closed:
             self.give_up(error)
+
+
+class LocalPart(_OfWorkers, SubGroup):
+    """A group all of whose members are local."""
+
+
+class SpannedPart(_Crossing, SubGroup):
+    """The local members of a group that has members elsewhere, too."""
+
+    def connect(self, bridge: Bridge) -> None:
+        """Connect the group."""
+        self.bridge = bridge
+
+    def _end(self, member: Member, state: ReplicaState) -> None:
+        super()._end(member, state)
+        if all(each.end is not None for each in self.members):
+            self.bridge.close()

@@ -20,6 +20,7 @@ would synchronise replicas that need not meet before their first collective).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from types import CodeType
@@ -54,11 +55,16 @@ class Making:
 
 
 class SubGroup(SyncGroup):
-    """A sync group of some replicas of a run.
+    """A sync group of some replicas of a run; where that has replicas on several workers, the local ones of them.
+
+    Attributes:
+        everyone: the ids in the run of all members, in the order of the group.
+        name: what it is called, if anything.
+        made_at: the code that makes it first, and the offset of the call in it.
 
     Args:
         parent: the group that it was made in.
-        positions: its members' positions there, in the order that they have here.
+        positions: its members' ids there, in the order that they have here.
         name: what it is called, if anything.
         code: the code that makes it first, with
         offset: the offset of the call in it.
@@ -68,17 +74,18 @@ class SubGroup(SyncGroup):
         self, parent: SyncGroup, positions: tuple[int, ...], name: str | None, code: CodeType, offset: int
     ) -> None:
         root = parent.root
-        of_run = [root.members[parent.members[position].replica_id] for position in positions]
+        everyone = tuple(parent.replica_id_of(position) for position in positions)
+        here = [place for place, replica_id in enumerate(everyone) if 0 <= replica_id - root.offset < root.size]
+        of_run = [root.members[everyone[place] - root.offset] for place in here]
         super().__init__([member.device for member in of_run], root.order_check, root.options)
+        self.world_size = len(everyone)
+        self.everyone, self.places = everyone, here
         self.root = root
         self.parent = parent  # whose list of groups in the making must last as long as this
         self.serial = next(_serials)
         self.closed, self.verdict = root.closed, root.verdict
-        self._name, self._code, self._offset = name, code, offset
-        if root.branches is None:
-            root.branches = Branches(root)
-            root._handle = root.engine.watched(root._handle)
-        root.branches.groups.add(self)
+        self.name, self.made_at = name, (code, offset)
+        Branches.of(root).groups.add(self)
         self.attach(root.engine, root.thread)
         self._handle = root._handle
         self.observer = root.observer
@@ -100,13 +107,12 @@ class SubGroup(SyncGroup):
     @property
     def label(self) -> str:
         """What reports call it."""
-        replicas = ids(member.replica_id for member in self.members)
-        if self._name is not None:
-            return f"group {self._name!r} of {replicas}"
-        if any(meeting.number < 0 for meeting in self.open.values()):
-            return f"the group of {replicas}"  # the members may not agree on the place
-        made = location(self._code, self._offset)
-        return f"the group of {replicas} made at {shown_file(made.file)}:{made.line}"
+        in_the_making = any(meeting.number < 0 for meeting in self.open.values())
+        return label_of(self.everyone, self.name, None if in_the_making else location(*self.made_at))
+
+    def replica_id_of(self, place: int) -> int:
+        """Return the id in the run of the replica that has that id here."""
+        return self.everyone[place]
 
     def keep(self) -> None:
         """Last as long as the run does, whoever lets go of it."""
@@ -123,6 +129,20 @@ class SubGroup(SyncGroup):
         self.root._set_alarm(at)
 
 
+def label_of(everyone: Sequence[int], name: str | None, made: Location | None) -> str:
+    """Return what reports call a group.
+
+    Args:
+        everyone: its members' ids in the run.
+        name: its name.
+        made: where it was made; None where the members may not agree on the place.
+    """
+    replicas = ids(everyone)
+    if name is not None:
+        return f"group {name!r} of {replicas}"
+    return f"the group of {replicas}" + (f" made at {shown_file(made.file)}:{made.line}" if made is not None else "")
+
+
 def _stack_of(member: Member) -> tuple[Location, ...]:
     return member.stack()
 
@@ -134,7 +154,7 @@ def join(
 
     Args:
         member: the replica, in the group that it makes the new one in.
-        positions: the members' positions there.
+        positions: the members' ids there.
         name: the new group's name.
         path: the call's path, where paths are compared.
         code: the caller's code, with
@@ -150,10 +170,12 @@ def join(
     making.counts[member.position] = number + 1
     group = making.groups.get(number)
     if group is None:
-        group = making.groups[number] = SubGroup(parent, positions, name, code, offset)
-    joined: Member = group.members[positions.index(member.position)]
-    replicas = tuple(each.replica_id for each in group.members)
-    signature = (NEW_GROUP, None, replicas, name, None, None, None, None, path)
+        make = SubGroup if parent.root.bridge is None else parent.root.bridge.new_part
+        group = making.groups[number] = make(parent, positions, name, code, offset)
+    assert group is not None
+    place = positions.index(parent.places[member.position])
+    joined: Member = group.members[group.places.index(place)]
+    signature = (NEW_GROUP, None, group.everyone, name, None, None, None, None, path)
     group.arrive(joined, signature, code, offset, None)._awaited = True
     if all(each.sequence >= 0 for each in group.members):
         del making.groups[number]

@@ -137,9 +137,15 @@ async def _wait(request: Request, bell: Bell) -> None:
         _check(bell)
         elapsed = time.perf_counter() - begun
         if elapsed < bell.spin_seconds:
+            if elapsed > _SPIN_SECONDS:
+                give_way()
             await next_turn()
         else:
             await bell.nap(elapsed)
+
+
+give_way: Final[Callable[[], object]] = getattr(os, "sched_yield", int)
+"""Lets another process have this core, where there are more workers than cores; where the system has a call for it."""
 
 
 async def next_turn() -> None:

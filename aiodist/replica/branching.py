@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 from aiodist.collective import subgroup
 from aiodist.replica import arguments
@@ -22,7 +24,6 @@ def member_of_new_group(context: ReplicaContext, replica_ids: Any, name: str | N
         ValueError: no replicas, unknown ones, one that is given twice; the caller is not among them.
     """
     arguments.check_name(name)
-    require_one_worker(context, "new_group")
     ids = _ids(replica_ids, context.num_replicas_in_sync)
     me = context.replica_id_in_sync_group
     if me not in ids:
@@ -31,20 +32,6 @@ def member_of_new_group(context: ReplicaContext, replica_ids: Any, name: str | N
             f"let only members make it:  if ctx.replica_id_in_sync_group in {list(ids)}: ..."
         )
     return subgroup.join(context._member, ids, name, context._path(frame, name), frame.f_code, frame.f_lasti)
-
-
-def require_one_worker(context: ReplicaContext, what: str) -> None:
-    """Check that all replicas live in this process.
-
-    Raises:
-        ValueError: they do not.
-    """
-    group = context._member.group
-    if group.world_size > group.root.size:
-        raise ValueError(
-            f"{what} is for strategies whose replicas live in one process; this one has replicas on several workers: "
-            "reduce over all of them, with zeros where a replica has nothing to bring"
-        )
 
 
 def _ids(replica_ids: Any, size: int) -> tuple[int, ...]:
@@ -60,3 +47,16 @@ def _ids(replica_ids: Any, size: int) -> tuple[int, ...]:
         twice = next(value for index, value in enumerate(ids) if value in ids[:index])
         raise ValueError(f"replica_ids must name each replica once, got {twice} twice in {list(ids)}")
     return ids
+
+
+def tell_when_gone(context: ReplicaContext) -> None:
+    """Tell a group that has members on other workers when a replica has let go of its context."""
+    group = context._member.group
+    if group.bridge is not None:
+        call, let_go = group.engine.call_soon_threadsafe, group.bridge.let_go
+        finalize(context, _call, call, let_go).atexit = False
+
+
+def _call(call_soon_threadsafe: Callable[..., object], fn: Callable[[], object]) -> None:
+    with suppress(RuntimeError):  # the loop is closed, and so is the group
+        call_soon_threadsafe(fn)

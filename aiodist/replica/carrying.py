@@ -8,20 +8,22 @@ out**, whoever is interrupted meanwhile, for the others count on it: a step that
 gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
 
 A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for some ten
-microseconds whether it is done, which it mostly is where the other workers are as far; only what takes longer is left
-to the driving task, for that a task is woken costs more than a small step does.
+microseconds whether all agree, which they mostly do where the others are as far, and for half a millisecond whether the
+values are there; only what takes longer is left to the driving task, for that a task is woken costs more than a small
+step does.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import CancelScope
 
-from aiodist.collective import joining, sameness
+from aiodist.collective import joining
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND
@@ -29,9 +31,9 @@ from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep
 from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.hands import Hands
 from aiodist.replica.under_way import UnderWay
-from aiodist.workers.absence import Presence, result_of, tell
+from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.lane import Disagreement, FrozenLane, Lane
+from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
 from aiodist.workers.record import ALL_FREE, Notice
 from aiodist.workers.transfers import Steps, by_hand
 from aiodist_kernels import Accumulate, policy
@@ -40,8 +42,21 @@ if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.replica.team import Team
 
-_AT_ONCE_SECONDS = 20e-6
 _ENGINE_GRACE_SECONDS = 2.0
+
+
+class When:
+    """A request that is complete when something is so; whoever makes it so rings the bell.
+
+    Args:
+        condition: returns whether it is.
+    """
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.test = condition
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Do nothing: the bell is rung."""
 
 
 class Carrier:
@@ -85,7 +100,7 @@ class Carrier:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
             step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
-            if step.go(perf_counter() + _AT_ONCE_SECONDS):
+            if step.go(lambda: self._moving):
                 return
             self._step = step
         else:
@@ -179,7 +194,7 @@ class Carrier:
     async def finish_step(self) -> None:
         """Go on with a step that was left in the midst, which every worker has begun."""
         step, self._step = self._step, None
-        if step is None:
+        if step is None or isinstance(step.request, When):
             return
         try:
             while await self._wait_for(step, self._values) is None:
@@ -216,8 +231,7 @@ class Carrier:
             wanted = accumulate
             return plan if accumulate == own else cargo.plan(accumulate)
 
-        call = meeting.call
-        name = self._team.digests.of(call, sameness.fingerprint(group.order_check, call))
+        name = self._team.digests.of(meeting.call)
         yield from cargo.land(own, self._hands)
         plan = cargo.plan(own)
         yield from plan.prepared(self._hands)
@@ -249,6 +263,18 @@ class Carrier:
             with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
                 await self.judged.wait()
         self.group.finish_merge(meeting, None, error)
+
+    def _meet(self, name: bytes, notice: Notice = Notice.NONE) -> Steps[Agreed]:
+        """Agree with the other workers that all have come to an end.
+
+        Raises:
+            Disagreement: the others have not; or replicas of theirs have joined, and wait for ours to.
+        """
+        self._moving = False
+        agreed = yield from self.lane.agree(name, lambda _: Plan([], lambda _: None), notice=notice)
+        if agreed.notice >= Notice.ABSENT:
+            yield from self._tell(ENDED)
+        return agreed
 
     # Where replicas have joined.
 

@@ -17,7 +17,7 @@ from aiodist.collective.member import Member
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import PATH, Signature
 from aiodist.replica import arguments, refusal
-from aiodist.replica.branching import member_of_new_group
+from aiodist.replica.branching import member_of_new_group, tell_when_gone
 from aiodist.replica.current import Block, current
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.merge import MergeCall, function_key
@@ -338,6 +338,7 @@ class ReplicaContext(Block):
         context._run = run
         run._branches = run._branches if run._branches is not None else WeakSet()
         run._branches.add(context)
+        tell_when_gone(context)
         return context
 
     async def run_sync(self, fn: Callable[..., T], *args: Any) -> T:

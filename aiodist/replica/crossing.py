@@ -5,23 +5,31 @@ A crossing serves one run: its group calls it (`Bridge`), and the control plane 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextvars import copy_context
+from types import CodeType
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import CancelScope
+from anyio.abc import TaskGroup
 
+from aiodist.collective.branches import Branches
+from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.spanned import SpannedGroup
+from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
+from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep, complete, until
-from aiodist.replica.carrying import Carrier
+from aiodist.replica.carrying import Carrier, When
+from aiodist.replica.part_crossing import PartCrossing
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
-from aiodist.workers.absence import Presence
 from aiodist.workers.calls import digest
 from aiodist.workers.communicator import Request
-from aiodist.workers.crossing import Plan
-from aiodist.workers.lane import Lane
+from aiodist.workers.crossing import Span
+from aiodist.workers.lane import Disagreement, Lane
+from aiodist.workers.lane_book import GroupKey
+from aiodist.workers.parts import tell_part
 from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.transfers import Steps
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
-_ENDED = Presence(ended=True)
+_GROUPS_CLOSED = digest("every group of the run is closed")
 
 
 class Crossing(Carrier):
@@ -55,6 +63,10 @@ class Crossing(Carrier):
         self._error: CollectiveError | None = None
         self._verdict: Verdict | None = None
         self._engine_error: BaseException | None = None
+        self._parts: list[PartCrossing] = []
+        self._watches: int | None = None  # the number of the last question
+        self._unmade: tuple[GroupKey, ...] | None = None
+        self._start: Callable[[PartCrossing], object] | None = None
         self.told = False
         self.clean = False
         self.judged = anyio.Event()
@@ -63,18 +75,66 @@ class Crossing(Carrier):
         group.span(self, layout.offset, layout.replicas)
         team.enter(self)
 
-    # What the group calls.
+    @property
+    def team(self) -> Team:
+        """The workers."""
+        return self._team
+
+    @property
+    def span(self) -> Span:
+        """What kinds need to know of the workers."""
+        return self._span
+
+    # What the run's groups call.
+
+    def new_part(
+        self, parent: SyncGroup, positions: tuple[int, ...], name: str | None, code: CodeType, offset: int
+    ) -> SubGroup:
+        """Return a group of some of the replicas, and begin to carry it over where it has members elsewhere."""
+        layout = self._span.layout
+        ids = [parent.replica_id_of(position) for position in positions]
+        if all(layout.worker_of(replica_id)[0] == layout.rank for replica_id in ids):
+            return LocalPart(parent, positions, name, code, offset)
+        group = SpannedPart(parent, positions, name, code, offset)
+        part = PartCrossing(self, group, parent, positions)
+        self._parts.append(part)
+        assert self._start is not None
+        self._start(part)
+        return group
+
+    def tell_waits(self, certain: Collection[int]) -> None:
+        """Tell the other workers which local replicas do nothing but wait in collectives."""
+        if not self.told and not self.clean:
+            self._team.group_lanes.tell_waits(self.key, self.state(freeze=False), certain, self._watches or 0)
+
+    def watch(self, number: int) -> None:
+        """Tell, from now on, when the local replicas do nothing but wait: the coordinator asks for it."""
+        self._watches = number
+        if self._finishing:
+            self.tell_waits(())
+        elif self.group.engine is not None:
+            Branches.of(self.group).watch.look_now()
+
+    def start_in(self, tasks: TaskGroup) -> None:
+        """Drive the crossings of groups in tasks of their own."""
+        context = copy_context()  # that of the run's caller, which is no replica's
+        self._start = lambda part: context.run(tasks.start_soon, part.drive)
+
+    def close(self) -> None:
+        """Never called: the run ends with `finish`."""
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         super().cross(meeting)
+        if self._watches is not None and self.group.branches is None:
+            self.watch(self._watches)
         if self._error is not None:
             self._settle()
 
-    def complain(self, overdue: Rendezvous | None) -> None:
-        """Have all workers judged, this one being in trouble."""
+    def complain(self, group: SyncGroup, overdue: Rendezvous | None) -> None:
+        """Have all workers judged, a group being in trouble."""
         limit = None if overdue is None or overdue.deadline is None else overdue.deadline - overdue.started
-        self.tell(overdue=None if overdue is None or limit is None else (overdue.number, limit))
+        self.tell(group=group, overdue=None if overdue is None or limit is None else (overdue.number, limit))
 
     def judge_alone(self) -> CollectiveError:
         """Return the verdict on what is known here, where replicas must be told at once."""
@@ -89,9 +149,13 @@ class Crossing(Carrier):
         if failures or any(member.end is not ReplicaState.EXITED for member in self.group.members):
             self.tell(failures=failures)
             return
-        if self.told or self._asked or self.group.trouble is not None:
+        if self.told or self._asked or any(group.trouble is not None for group in self.group.groups()):
             self.tell()
         else:
+            if self._watches is not None or self.group.branches is not None:
+                self.tell_waits(())
+            for part in self._parts:
+                part.close()
             self._queue.append(None)
             self._bell.ring()
             await self._stopped.wait()
@@ -119,7 +183,7 @@ class Crossing(Carrier):
         """Raise that a worker is lost, unless what is in flight is complete: who has ended may have done its part."""
         self._loss = error
         self._values.interrupt()
-        self._bell.interrupt()
+        self._interrupt(lost=True)
         if not self._busy:
             self._end(error)
 
@@ -130,7 +194,7 @@ class Crossing(Carrier):
 
     def _end(self, error: CollectiveError) -> None:
         if not self.clean:
-            self._bell.interrupt()
+            self._interrupt()
             error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
             self._settle()
@@ -144,30 +208,78 @@ class Crossing(Carrier):
     def tell(
         self,
         *,
+        group: SyncGroup | None = None,
         overdue: tuple[int, float] | None = None,
         failures: Mapping[int, BaseException] | None = None,
         note: str = "",
     ) -> None:
-        """Tell the coordinator, once."""
+        """Tell the coordinator, once; ``overdue`` is of the group, or of the run's own."""
         if not self.told:
             self.told = True
-            self._bell.interrupt()
+            self._interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
+            late = None if overdue is None else (group or self.group, overdue)
             layout = self._team.span.layout  # of many workers, each of which knows the same, a few tell all
             brief = layout.workers > ALL_RECEIVE_ALL and layout.rank % ALL_RECEIVE_ALL != 0
-            self._team.report(self.key, self.state(brief=brief, overdue=overdue, failures=found, note=note))
+            self._team.report(self.key, self.state(brief=brief, late=late, failures=found, note=note))
 
     def state(
         self,
         *,
         brief: bool = False,
-        overdue: tuple[int, float] | None = None,
-        failures: list[Failure] | None = None,
+        late: tuple[SyncGroup, tuple[int, float]] | None = None,
+        failures: Sequence[Failure] = (),
         note: str = "",
+        freeze: bool = True,
     ) -> WorkerState:
-        """Return what this worker has to tell, in any thread."""
-        rank, posted = self._team.span.layout.rank, self.lane.freeze()
-        return tell(self.group, rank, posted, brief=brief, overdue=overdue, failures=failures or (), note=note)
+        """Return what this worker has to tell, in any thread; from then on it brings nothing more to its lanes."""
+
+        def overdue_in(group: SyncGroup) -> tuple[int, float] | None:
+            return late[1] if late is not None and late[0] is group else None
+
+        groups = []
+        for group in self.group.groups()[1:]:
+            assert isinstance(group, SubGroup)
+            bridge = group.bridge
+            known = (bridge.serial, bridge.key) if isinstance(bridge, PartCrossing) else (None, None)
+            groups.append(tell_part(group, *known, overdue_in(group)))
+        return tell(
+            self.group,
+            self._span.layout.rank,
+            self.lane.freeze() if freeze else 0,
+            brief=brief,
+            overdue=overdue_in(self.group),
+            failures=failures,
+            note=note,
+            groups=groups,
+            lanes=self._team.group_lanes.freeze(self.key) if freeze else {},
+        )
+
+    # What the crossings of groups call.
+
+    def ring_parts(self) -> None:
+        """Let the crossings of groups look again: one of them has a lane."""
+        for part in self._parts:
+            part.ring()
+
+    def parted(self, part: PartCrossing) -> None:
+        """Hear that the crossing of a group is over."""
+        self._parts.remove(part)
+        self._bell.ring()
+
+    def fail(self, error: Exception) -> None:
+        """Tell that the engine of a group failed."""
+        self._engine_error = error
+        self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
+
+    def was_begun_by_all(self, number: int, posted: int) -> bool:
+        """Return whether every worker has brought so many records to a group's lane; there is a verdict, or a loss."""
+        return self._verdict is not None and self._verdict.lanes.get(number, (0, 0))[0] >= posted
+
+    def hear_unmade(self, groups: tuple[GroupKey, ...]) -> None:
+        """Hear which groups others have not made, and never will."""
+        self._unmade = groups
+        self._bell.ring()
 
     # Lane 0, which the callers' tasks drive.
 
@@ -199,13 +311,15 @@ class Crossing(Carrier):
         await until(request, self._values)
 
     async def catch_up(self) -> None:
-        """Bring the lane to where all workers have it."""
+        """Bring the lanes to where all workers have them."""
         await self.finish_step()
-        if self._verdict is not None:
-            try:
-                await complete(self.lane.catch_up(self._verdict.posted), self._values)
-            except InterruptedStep:
-                return
+        if self._verdict is None:
+            return
+        try:
+            await complete(self.lane.catch_up(self._verdict.posted), self._values)
+            await self._team.group_lanes.catch_up(self.key, self._verdict.lanes, self._values)
+        except InterruptedStep:
+            return
 
     # The way of a run.
 
@@ -230,7 +344,12 @@ class Crossing(Carrier):
 
     def stop(self) -> None:
         """Carry nothing over any more."""
+        self._interrupt()
+
+    def _interrupt(self, *, lost: bool = False) -> None:
         self._bell.interrupt()
+        for part in self._parts:
+            part.interrupt(lost=lost)
 
     async def _leave_nobody_waiting(self) -> None:
         """Go on with the step that was left in the midst, where all workers have begun it."""
@@ -244,10 +363,22 @@ class Crossing(Carrier):
         self.tell()
 
     def _end_well(self) -> Steps[int]:
-        self._moving = False
-        agreed = yield from self.lane.agree(_FINISHED, lambda _: Plan([], lambda _: None))
-        if agreed.notice >= Notice.ABSENT:
-            yield from self._tell(_ENDED)
+        notice = Notice.GROUPS if self._parts else Notice.NONE
+        if any(part.grant is None for part in self._parts):
+            notice = Notice.PENDING
+        agreed = yield from self._meet(_FINISHED, notice)
+        if agreed.notice is not Notice.NONE:
+            if agreed.notice is Notice.PENDING:
+                yield from self._settle_pending()
+            yield When(lambda: not self._parts)
+            yield from self._meet(_GROUPS_CLOSED)
         self.clean = True
         self._team.leave(self)
         return 0
+
+    def _settle_pending(self) -> Steps[None]:
+        """Tell where somebody has not made a group that its others have: everybody has ended."""
+        self._team.group_lanes.finishing(self.key)
+        yield When(lambda: self._unmade is not None)
+        if self._unmade:
+            raise Disagreement

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
     from aiodist.replica.context import ReplicaContext
 
 
@@ -22,11 +23,13 @@ class CrossReplica:
 
     Attributes:
         strategy: the strategy.
-        size: how many components per-replica values have: in a merge function, as many as its group has replicas.
+        size: how many components per-replica values have: in a merge function, as many as its group has replicas here.
+        group: in a merge function of a group that `new_group` made, that group.
     """
 
     strategy: Any
     size: int
+    group: SyncGroup | None = None
 
 
 class Block:

@@ -101,6 +101,7 @@ class AsyncioEngine(_TaskEngine):
 
     handle: type[CollectiveHandle[Any]] = AsyncioHandle
     observed_handle = ObservedAsyncioHandle
+    wakes_at_once = 512
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         super().__init__(group, tasks, merge)
@@ -130,6 +131,18 @@ class AsyncioEngine(_TaskEngine):
 
     wake_failed = wake
 
+    def wake_in_turns(self, waiters: list[Future[None] | None], begin: int = 0) -> None:
+        """Resume these, in this order, so many in each turn of the loop.
+
+        Each that is woken is an entry among the loop's callbacks until its turn comes. Thousands of new entries at a
+        time would set off the garbage collector, again and again, and it looks at all that all the replicas wait in.
+        """
+        end = begin + self.wakes_at_once
+        self.wake(waiters[begin:end])
+        waiters[begin:end] = [None] * len(waiters[begin:end])
+        if end < len(waiters):
+            self.call_plainly(self.wake_in_turns, waiters, end)
+
     def alarm(self, at: float) -> None:
         """Call the group's `ring` at that time, and not at the time that was set before."""
         self.close()
@@ -155,6 +168,7 @@ class TrioEngine(_TaskEngine):
 
     handle: type[CollectiveHandle[Any]] = TrioHandle
     observed_handle = ObservedTrioHandle
+    wakes_at_once = sys.maxsize
 
     def __init__(self, group: SyncGroup, tasks: TaskGroup, merge: Merge) -> None:
         from trio import lowlevel
@@ -182,6 +196,8 @@ class TrioEngine(_TaskEngine):
     def wake(self, waiters: Sequence[Parked | None]) -> None:
         """Resume these, in this order."""
         self.chain.extend(parked for parked in waiters if parked is not None)
+
+    wake_in_turns = wake
 
     def wake_failed(self, waiters: Sequence[Parked | None]) -> None:
         """Resume these before they can be cancelled."""
@@ -216,6 +232,7 @@ class SoloEngine:
     """The engine of a replica that is alone and outside any run: whatever it asks for is complete at once."""
 
     handle = SoloHandle
+    wakes_at_once = 1
 
     def __init__(self, merge: Merge) -> None:
         self.clock = time.monotonic
@@ -228,7 +245,7 @@ class SoloEngine:
     def wake(self, waiters: Sequence[Any]) -> None:
         """Nobody waits."""
 
-    wake_failed = wake
+    wake_in_turns = wake_failed = wake
 
     def alarm(self, at: float) -> None:
         """Nothing can be late."""

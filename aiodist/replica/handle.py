@@ -205,7 +205,7 @@ class _Watched(CollectiveHandle[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         branches = self._member.group.root.branches
-        if branches is not None and self._meeting.missing:
+        if branches is not None and not self._meeting.complete:
             branches.watch.stir(self._meeting)
         return super().__await__()
 

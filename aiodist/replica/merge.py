@@ -54,7 +54,7 @@ def function_key(fn: Callable[..., Any]) -> FunctionKey:
 async def merge(strategy: Any, group: SyncGroup, meeting: Rendezvous) -> None:
     """Run replica 0's merge function on everyone's regrouped arguments and complete the meeting with its outcome."""
     calls: list[MergeCall] = meeting.values
-    token = current.set(CrossReplica(strategy, group.size))
+    token = current.set(CrossReplica(strategy, group.size, None if group.root is group else group))
     try:
         args = tuple(regroup(column, "merge_call arguments") for column in zip(*(c.args for c in calls), strict=True))
         kwargs = {name: regroup([c.kwargs[name] for c in calls], "merge_call arguments") for name in calls[0].kwargs}

@@ -62,6 +62,26 @@ def _check_place(context: ReplicaContext, here: Any, what: str) -> None:
     )
 
 
+def group_here() -> Any:
+    """Return the group whose merge function this is, where `new_group` made it; else None."""
+    here = current.get()
+    return here.group if isinstance(here, CrossReplica) else None
+
+
+def check_all_workers_are_here() -> None:
+    """Check that this is no merge function of a group, which only the workers with members of it run.
+
+    Raises:
+        ReplicaContextError: it is.
+    """
+    group = group_here()
+    if group is not None:
+        raise ReplicaContextError(
+            f"what all workers do together was asked for in the merge function of {group.label}, which only the "
+            "workers with members of it run; combine values in the group first, e.g.  await group.all_reduce(op, value)"
+        )
+
+
 def _name(context: ReplicaContext) -> str:
     member = context._member
     return f"replica {member.replica_id} of {member.group.root.size}"

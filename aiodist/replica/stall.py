@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 
 _LOOKS = 4
 _MOST_LINES = 20
+_ELSEWHERE = (
+    "all of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
+    "CommunicationOptions ends such a wait by an error that names them, and says where they are"
+)
 After = Callable[[float, Callable[[], None]], object]
 _log = logging.getLogger("aiodist")
 
@@ -127,6 +131,7 @@ def _warn(meeting: Rendezvous, seconds: float) -> None:
             *lines[:_MOST_LINES],
             *more,
             *([f"in a circle: {cycle}"] if cycle else []),
+            *([_ELSEWHERE] if meeting.agreed and not meeting.complete else []),
         ]
     )
     try:

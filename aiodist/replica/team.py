@@ -24,6 +24,8 @@ from aiodist.collective.work import Work
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
+from aiodist.replica.group_lanes import GroupLanes
+from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location
@@ -32,10 +34,11 @@ from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Lane
+from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tribunal import Control, LaneKey, Verdict, judge
+from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 _MOST_RUNS: Final = 63
 
@@ -43,6 +46,7 @@ _MOST_RUNS: Final = 63
 class _RootEngine:
     """The engine of the group of lane 0, whose meetings are driven by the task that asks for them."""
 
+    wakes_at_once = 1
     clock = fine_clock = staticmethod(time.monotonic)
 
     def handle(self, meeting: Rendezvous, member: Member, structure: Any) -> Rendezvous:  # noqa: ARG002
@@ -56,7 +60,7 @@ class _RootEngine:
     def wake(self, waiters: Sequence[Any]) -> None:
         """Nobody waits but the task that drives."""
 
-    wake_failed = wake
+    wake_in_turns = wake_failed = wake
 
     def alarm(self, at: float) -> None:
         """The task that drives has a clock of its own."""
@@ -125,6 +129,7 @@ class Team:
         self._root: Crossing | None = None
         self._loop: Any = None
         self._call: Callable[..., object] = _call_now
+        self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
@@ -143,6 +148,19 @@ class Team:
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
         self.call_soon_threadsafe(self._judge, key, verdict)
+
+    def booked(self, reply: Reply) -> None:
+        """Hear what the coordinator replies of groups."""
+        self.call_soon_threadsafe(self._hear_booked, reply)
+
+    def _hear_booked(self, reply: Reply) -> None:
+        if isinstance(reply, Grant):
+            self.group_lanes.granted(reply)
+        elif isinstance(reply, Unmade):
+            if reply.run in self._crossings:
+                self._crossings[reply.run].hear_unmade(reply.groups)
+        elif reply.run in self._crossings:
+            self._crossings[reply.run].watch(reply.number)
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
@@ -175,6 +193,7 @@ class Team:
 
     def _judge(self, key: LaneKey, verdict: Verdict) -> None:
         crossing = self._crossings.pop(key, None)
+        self.group_lanes.forget(key)
         if crossing is not None:
             crossing.judge(verdict)
             self._replace_root(crossing)
@@ -212,7 +231,9 @@ class Team:
 
         Raises:
             CollectiveError: a worker is lost.
+            ReplicaContextError: this is a merge function of a group.
         """
+        check_all_workers_are_here()
         group = self._root_crossing().group
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
+from typing import Final
 
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS
 from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
+
+_AT_ONCE_SECONDS: Final = 20e-6
 
 
 class UnderWay:
@@ -35,10 +40,15 @@ class UnderWay:
             self.request = next(self.steps)
         return self.request
 
-    def go(self, until: float) -> bool:
-        """Go on until it is over, which is returned, or would have to be waited for beyond a time."""
+    def go(self, moving: Callable[[], bool]) -> bool:
+        """Go on until it is over, which is returned, or would take long.
+
+        Args:
+            moving: says whether all workers have agreed, so that nobody need be waited for any more.
+        """
+        begun = perf_counter()
         try:
-            while self._goes_on(self.next(), until):
+            while self._goes_on(self.next(), begun + (LONGEST_TURN_SECONDS if moving() else _AT_ONCE_SECONDS)):
                 self.request = None
         except StopIteration:
             return True
@@ -48,9 +58,10 @@ class UnderWay:
 
     def _goes_on(self, request: Request, until: float) -> bool:
         """Ask a request until it is complete, or the time is over."""
+        tells = hasattr(request, "add_done_callback")
         try:
             while not request.test():
-                if perf_counter() > until:
+                if tells or perf_counter() > until:
                     return False
         except Exception as error:  # noqa: BLE001  (of the engine, and told again to the one who waits)
             self.request = _Failed(error)

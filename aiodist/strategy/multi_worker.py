@@ -17,7 +17,7 @@ from aiodist.collective.spanned import SpannedGroup
 from aiodist.data.across_workers import WorkersDataMethods
 from aiodist.replica import arguments
 from aiodist.replica.merge import function_key
-from aiodist.replica.refusal import NO_RUN
+from aiodist.replica.refusal import NO_RUN, group_here
 from aiodist.replica.team import Team
 from aiodist.strategy import across_workers
 from aiodist.strategy.base import Strategy
@@ -176,6 +176,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         failure: BaseException | None = None
         result = None
         async with create_task_group() as tasks:
+            crossing.start_in(tasks)
             tasks.start_soon(crossing.drive)
             try:
                 result = await self._run_calls(group, calls)
@@ -208,6 +209,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         """
         frame = caller()
         require_cross_replica(self, "strategy.reduce")
+        if _in_group_of_this_worker():
+            return super().reduce(reduce_op, value, axis)
         op = arguments.reduce_op(reduce_op)
         prepared = across_workers.prepare_reduce(op, value, axis, components_here(self))
         return self._together(across_workers.REDUCE, op, prepared, frame)
@@ -228,6 +231,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         """
         frame = caller()
         require_cross_replica(self, "strategy.gather")
+        if _in_group_of_this_worker():
+            return super().gather(value, axis)
         prepared = across_workers.prepare_gather(value, axis, components_here(self))
         return self._together(across_workers.GATHER, None, prepared, frame)
 
@@ -257,6 +262,8 @@ class MultiWorkerExtended(StrategyExtended):
         return SpannedGroup(self.devices, self.order_check, self.communication_options.merge(options))
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
+        if _in_group_of_this_worker():
+            return await super()._reduce(what, reduce_op, pairs, options)
         strategy = self._required(what)
         assert isinstance(strategy, MultiWorkerMirroredStrategy)
         op = arguments.reduce_op(reduce_op)
@@ -265,6 +272,12 @@ class MultiWorkerExtended(StrategyExtended):
         prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, components_here(strategy))
         results = await strategy._together(across_workers.REDUCE_TO, op, prepared, caller())
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+
+
+def _in_group_of_this_worker() -> bool:
+    """Whether this is the merge function of a group that has no members elsewhere."""
+    group = group_here()
+    return group is not None and group.bridge is None
 
 
 def caller() -> FrameType:

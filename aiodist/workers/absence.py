@@ -44,6 +44,9 @@ class Presence:
     ended: bool = False
 
 
+ENDED = Presence(ended=True)
+
+
 def tell(lane: Lane, own: Presence, hands: Hands) -> Steps[list[Presence]]:
     """Return what all workers bring, by rank."""
     return Gathering(own).carry_out(lane.communicator, None, hands)

@@ -17,7 +17,7 @@ import sys
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
-from aiodist.collective import kinds
+from aiodist.collective import kinds, sameness
 from aiodist.collective.callsite import Place, location, place
 from aiodist.collective.describe import FunctionKey
 from aiodist.collective.kinds import Kind
@@ -188,18 +188,19 @@ class Digests:
 
     def __init__(self, order_check: OrderCheck) -> None:
         self._order_check = order_check
-        self._known: dict[tuple[Any, ...], bytes] = {}
+        self._known: dict[tuple[Any, ...], tuple[bytes, CodeType]] = {}
 
-    def of(self, call: Call, fingerprint: tuple[object, ...]) -> bytes:
-        """Return the digest of a call, whose fingerprint is what its group compares it by."""
+    def of(self, call: Call) -> bytes:
+        """Return the digest of a call: of what groups compare it by."""
         signature, code, offset = call
-        key = (signature, code, offset, code.co_filename)
+        key = (signature, id(code), offset)
         found = self._known.get(key)
         if found is None:
             if len(self._known) >= self._MOST:
                 self._known.clear()
-            found = self._known[key] = digest(_travelling(fingerprint))
-        return found
+            fingerprint = sameness.fingerprint(self._order_check, call)
+            found = self._known[key] = digest(_travelling(fingerprint)), code  # held, so that no other has its id
+        return found[0]
 
 
 def _travelling(part: object) -> object:

@@ -8,13 +8,24 @@ gives on one machine: for shared kinds one leaf or a list of them, for others a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective import sparse
-from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, LeafMark, LeafType, Signature, leaf_fields
+from aiodist.collective.signature import (
+    DETAIL,
+    OP,
+    SHAPES,
+    STRUCTURE,
+    TYPES,
+    LeafMark,
+    LeafType,
+    Signature,
+    leaf_fields,
+)
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.workers.communicator import Array
 from aiodist.workers.integers import IntegerReduction
@@ -22,7 +33,8 @@ from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Leaf
 from aiodist.workers.ordered import tree_of
 from aiodist.workers.record import ALL_RECEIVE_ALL
-from aiodist.workers.reduction import Folding, Reduction
+from aiodist.workers.reduction import Reduction, in_order_of
+from aiodist.workers.small import SmallReduction, small_rule
 from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Hands, Steps, Transfer, by_hand
 from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.rules import rule_for
@@ -156,6 +168,9 @@ def _nbytes(value: Any) -> int:
     return int(getattr(value.values if isinstance(value, IndexedSlices) else value, "nbytes", 0))
 
 
+_rule_for = lru_cache(maxsize=1024)(rule_for)
+
+
 def _fold(op: ReduceOp) -> ReduceOp:
     return ReduceOp.SUM if op is ReduceOp.MEAN else op
 
@@ -167,14 +182,14 @@ def _leaf(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: 
     if isinstance(column[0], Partial):
         return Leaf(rule_for(op, column[0].dtype, accumulate), [column[0].array], scalar=False)
     arrays = [np.asarray(value) for value in column]
-    return Leaf(rule_for(op, arrays[0].dtype, accumulate), arrays, scalar=leaf_type == LeafType.NUMPY_SCALAR)
+    return Leaf(_rule_for(op, arrays[0].dtype, accumulate), arrays, scalar=leaf_type == LeafType.NUMPY_SCALAR)
 
 
 def _reduction(op: ReduceOp, leaves: Sequence[Leaf], span: Span) -> Reduction:
     fold, layout = _fold(op), span.layout
     if span.ordered:
         return Reduction(fold, leaves, layout.replicas, tree_of(layout), through_engine=False)
-    return Reduction(fold, leaves, layout.replicas, Folding(layout.rank, [1] * layout.workers))
+    return Reduction(fold, leaves, layout.replicas, in_order_of(layout))
 
 
 def frozen(array: Array) -> Array:
@@ -186,12 +201,21 @@ def frozen(array: Array) -> Array:
 def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
     """Plan an all_reduce."""
     single = signature[STRUCTURE] is None
+    if single and signature[TYPES] is None and not span.ordered and span.layout.workers <= ALL_RECEIVE_ALL:
+        op, first = signature[OP], values[0]
+        rule = small_rule(op, first.dtype, first.size, accumulate)
+        if rule is not None:
+            return Plan([SmallReduction(op, rule, values, span.layout.replicas)], _only)
     types = [leaf_type for *_, leaf_type in leaf_fields(signature)]
     columns = [values] if single else list(zip(*values, strict=True))
     plan = reduce_columns(signature[OP], columns, types, accumulate, span)
     if single:
         return plan._replace(finish=lambda results: plan.finish(results)[0])
     return plan
+
+
+def _only(results: Sequence[Any]) -> Any:
+    return results[0][0]
 
 
 # What moves values.

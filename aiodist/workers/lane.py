@@ -174,6 +174,10 @@ def _limit(transfer: Transfer, transfers: Sequence[Transfer]) -> int:
 
 def _payload(transfers: Sequence[Transfer]) -> tuple[int, bytes]:
     """Return the length of what has no fixed size, and what the record is to hold."""
+    if not transfers:
+        return 0, b""
+    if len(transfers) == 1 and transfers[0].room is not None:
+        return 0, transfers[0].data.tobytes() if transfers[0].fits(PAYLOAD, ()) else b""
     held, length = bytearray(), 0
     for transfer in transfers:
         limit = _limit(transfer, transfers) - len(held)

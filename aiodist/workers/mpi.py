@@ -117,7 +117,7 @@ class MpiCommunicator(SeparateProcess):
         }
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
-        self.segment_depth = 8 if self._mpi.get_vendor()[0] == "Open MPI" else 2
+        self.segment_depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
 
     @classmethod
     def of_world(cls, expected: int) -> MpiCommunicator:

@@ -12,11 +12,13 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.workers.communicator import Array, Communicator, Request
+from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Fold, Leaf, Pack, packed
 from aiodist.workers.transfers import SEGMENT, Done, Hands, Job, Steps
 from aiodist_kernels import ReduceOp, policy
@@ -43,6 +45,17 @@ class Folding:
     def fold(self, op: ReduceOp, parts: Sequence[Array]) -> Array:
         """Return the reduction of all parts, by worker; it lies in one of them."""
         return kernels.reduce(op, parts, out=parts[0]) if len(parts) > 1 else parts[0]
+
+
+_known: Final[WeakKeyDictionary[Layout, Folding]] = WeakKeyDictionary()
+
+
+def in_order_of(layout: Layout) -> Folding:
+    """Return the folding of one part a worker."""
+    found = _known.get(layout)
+    if found is None:
+        found = _known[layout] = Folding(layout.rank, [1] * layout.workers)
+    return found
 
 
 def _in_order(op: ReduceOp, parts: Sequence[Array], out: Array) -> None:

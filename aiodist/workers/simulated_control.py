@@ -5,7 +5,7 @@ from __future__ import annotations
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.layout import Layout
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Verdict
+from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Request, Verdict
 
 
 class SimulatedSwitchboard:
@@ -26,6 +26,13 @@ class SimulatedSwitchboard:
         """Take a worker's part."""
         if rank not in self._lost:
             self._coordinator.heard(rank, key, state)
+
+    def book(self, rank: int, request: Request) -> None:
+        """Take what a worker asks for or tells of groups."""
+        if rank not in self._lost:
+            for to, reply in self._coordinator.take(rank, request):
+                if to not in self._lost:
+                    self._listeners[to].booked(reply)
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost: the others hear of it, and it hears that it has lost them."""
@@ -57,6 +64,10 @@ class SimulatedControl:
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator of a lane."""
         self._switchboard.report(self._rank, key, state)
+
+    def book(self, request: Request) -> None:
+        """Ask the coordinator for something, or tell it, of groups."""
+        self._switchboard.book(self._rank, request)
 
     def close(self) -> None:
         """Leave."""

@@ -11,7 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from aiodist.collective.group import Record, SyncGroup
 from aiodist.collective.member import Ending, Member
@@ -19,7 +20,10 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location, ReplicaState
 from aiodist.vocabulary.waits import Look
-from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, site_of, to_wire
+from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, portable, resolved, site_of, to_wire
+
+if TYPE_CHECKING:
+    from aiodist.workers.parts import GroupPart
 
 _LAG = 2
 
@@ -34,6 +38,7 @@ class ReplicaPart:
     abandoned_at: int
     stack: tuple[Location, ...]
     joined_at: int | None = None
+    cancelled_in: tuple[tuple[str, int], ...] = ()
     returned: Any = None
     ended_at: Site | None = None
     waits_for: str | None = None
@@ -84,6 +89,10 @@ class WorkerState:
         overdue: the number of the meeting whose time is up, and its limit in seconds.
         failures: what its replicas raised.
         note: more, for a person: that its event loop is blocked, say.
+        groups: its parts of the run's groups.
+        lanes: by number, those lanes of groups that it uses in the run: how many records it has brought to each, and
+            the workers.
+        waiting: by number, the places of the replicas that wait in one of the open meetings.
     """
 
     rank: int
@@ -94,6 +103,9 @@ class WorkerState:
     overdue: tuple[int, float] | None = None
     failures: tuple[Failure, ...] = ()
     note: str = ""
+    groups: tuple[GroupPart, ...] = ()
+    lanes: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 def tell(
@@ -105,6 +117,8 @@ def tell(
     overdue: tuple[int, float] | None = None,
     failures: Sequence[Failure] = (),
     note: str = "",
+    groups: Sequence[GroupPart] = (),
+    lanes: Mapping[int, tuple[int, tuple[int, ...]]] = MappingProxyType({}),
 ) -> WorkerState:
     """Return what this worker has to tell of its group.
 
@@ -116,13 +130,15 @@ def tell(
         overdue: as in `WorkerState`, as are the others.
         failures: likewise.
         note: likewise.
+        groups: likewise.
+        lanes: likewise.
     """
     waits = _waits(group)
     wire = _Wire()
     return WorkerState(
         rank=rank,
         posted=posted,
-        replicas=tuple(_replica(member, waits) for member in group.members),
+        replicas=tuple(replica_part(member, waits) for member in group.members),
         open={number: _calls(group, meeting, wire) for number, meeting in list(group.open.items())},
         agreed={
             number: wire.of((signature, code, offset)) for number, signature, code, offset, _ in _agreed(group, brief)
@@ -130,7 +146,15 @@ def tell(
         overdue=overdue,
         failures=tuple(failures),
         note=note,
+        groups=tuple(groups),
+        lanes=dict(lanes),
+        waiting={number: waiters_of(group, meeting) for number, meeting in list(group.open.items())},
     )
+
+
+def waiters_of(group: SyncGroup, meeting: Rendezvous) -> tuple[int, ...]:
+    """Return the places, among the local replicas, of those who wait in a meeting."""
+    return tuple(m.position for m in group.members if meeting.waiters[m.position] is not None)
 
 
 class _Wire:
@@ -170,7 +194,8 @@ def _waits_in_a_meeting(member: Member) -> bool:
     return any(number >= 0 and member.arrived_at(number) for number in list(member.group.open))
 
 
-def _replica(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
+def replica_part(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
+    """Return what there is to tell of a replica."""
     ending = member.ending
     return ReplicaPart(
         sequence=member.sequence,
@@ -179,6 +204,7 @@ def _replica(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
         abandoned_at=member.abandoned_at,
         stack=() if member.end is not None else member.stack(),
         joined_at=member.joined_at,
+        cancelled_in=tuple((portable(file), line) for file, line in member.cancelled_in),
         returned=None if ending is None else _plain(ending.value),
         ended_at=None if ending is None or ending.code is None else site_of(ending.code, ending.offset),
         waits_for=waits.get(member.replica_id),
@@ -218,7 +244,7 @@ def whole_group(
         offsets[rank] = replica_id
         for place in range(len(local)):
             if rank in states:
-                _become(group.members[replica_id], states[rank].replicas[place])
+                become(group.members[replica_id], states[rank].replicas[place])
             replica_id += 1
     group.engine = _Heard(_waits_by_id(states, offsets))
     _restore_history(group, states)
@@ -236,11 +262,14 @@ def _waits_by_id(states: Mapping[int, WorkerState], offsets: Mapping[int, int]) 
     }
 
 
-def _become(member: Member, part: ReplicaPart) -> None:
+def become(member: Member, part: ReplicaPart, *, stack: bool = True) -> None:
+    """Let a member be what was told of it; where it is in its program may be known already."""
     member.sequence, member.end = part.sequence, part.end
     member.joined_at = part.joined_at
+    member.cancelled_in = tuple((resolved(file), line) for file, line in part.cancelled_in)
     member.abandoned, member.abandoned_at = part.abandoned, part.abandoned_at
-    member.stack = lambda: part.stack
+    if stack:
+        member.stack = lambda: part.stack
     if part.end is ReplicaState.EXITED:
         value = part.returned
         member.ending = Ending(type(value.name, (), {})() if isinstance(value, _Type) else value, None)
@@ -285,6 +314,9 @@ def _restore_meeting(
     for replica_id, call in calls.items():
         if call != first:
             meeting.add_other(replica_id, *call)
+    for rank, state in states.items():
+        for place in state.waiting.get(number, ()):
+            meeting.waiters[offsets[rank] + place] = True
     _set_deadline(meeting, number, states)
 
 

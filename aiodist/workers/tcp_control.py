@@ -44,6 +44,7 @@ from aiodist.workers.links import Links
 from aiodist.workers.peer import LENGTH, Peer, message
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
+from aiodist.workers.tcp_requests import Requests
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
 
 BEAT_SECONDS: Final = 0.25
@@ -56,7 +57,7 @@ _CONNECT_SECONDS: Final = 60.0
 _BEAT: Final = message("beat")
 
 
-class TcpControl:
+class TcpControl(Requests):
     """A worker's control plane.
 
     Args:
@@ -383,6 +384,8 @@ class TcpControl:
     def _take(self, peer: Peer, name: str, *arguments: Any) -> None:
         if name == "state":
             self._hear(peer.rank, *arguments)
+        elif name == "request":
+            self._take_request(peer.rank, *arguments)
         elif name == "farewell":
             peer.farewell = arguments[0]
             self._later(FAREWELL_SECONDS, "lost", peer.rank, arguments[0])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -131,12 +130,15 @@ class Gathering:
     def __init__(self, value: Any, nbytes: int = 0, make: Callable[[Any], Any] | None = None) -> None:
         self._value = value
         self._make = make
+        self._data: Array | None = None
         self.is_light = not policy.blocks(nbytes)
 
-    @cached_property
+    @property
     def data(self) -> Array:
         """The object as bytes."""
-        return encode(self._value if self._make is None else self._make(self._value))
+        if self._data is None:
+            self._data = encode(self._value if self._make is None else self._make(self._value))
+        return self._data
 
     def fits(self, room: int, lengths: Sequence[int]) -> bool:
         """Return whether every worker's object fits."""
@@ -203,14 +205,17 @@ class Broadcast:
 
     def __init__(self, value: Any, root: int, rank: int, nbytes: int = 0) -> None:
         self._value = value
+        self._data: Array | None = None
         self.root = root
         self._gives = rank == root
         self.is_light = not (self._gives and policy.blocks(nbytes))
 
-    @cached_property
+    @property
     def data(self) -> Array:
         """The object as bytes, where it is given; else none."""
-        return encode(self._value) if self._gives else np.empty(0, np.uint8)
+        if self._data is None:
+            self._data = encode(self._value) if self._gives else np.empty(0, np.uint8)
+        return self._data
 
     def fits(self, room: int, lengths: Sequence[int]) -> bool:
         """Return whether the object fits."""

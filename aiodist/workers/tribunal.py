@@ -8,19 +8,26 @@ that have not have had their time, there is one verdict, and every worker raises
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
-from aiodist.collective import verdict
+from aiodist.collective import cycles, verdict
 from aiodist.collective.group import SyncGroup
 from aiodist.vocabulary.errors import CollectiveError, IncompleteCollectiveError
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.workers import lane_book
+from aiodist.workers.lane_book import LaneBook
 from aiodist.workers.layout import Layout
+from aiodist.workers.parts import WholePart, first_in_trouble, overdue_in, whole_parts
+from aiodist.workers.standstill import Standstills, TellWaits, Waits, standing_of
 from aiodist.workers.state import Failure, WorkerState, first_overdue, whole_group
 
 LaneKey: TypeAlias = tuple[int, int]
+Request: TypeAlias = lane_book.Request | Waits
+"""What a worker asks for or tells of groups while all goes well."""
+Reply: TypeAlias = lane_book.Reply | TellWaits
 
 PATIENCE_SECONDS = 5.0
 _MOST_CONCLUDED = 1024
@@ -36,6 +43,7 @@ class Verdict:
         failures: what replicas raised on their own.
         posted: the most records that a worker has brought.
         posted_by_all: the fewest.
+        lanes: by number, those of groups: the fewest records, and the most.
     """
 
     kind: type[CollectiveError]
@@ -43,6 +51,7 @@ class Verdict:
     failures: tuple[Failure, ...]
     posted: int
     posted_by_all: int
+    lanes: Mapping[int, tuple[int, int]]
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -60,6 +69,9 @@ class Listener(Protocol):
 
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
+
+    def booked(self, reply: Reply) -> None:
+        """Hear what the coordinator replies of groups."""
 
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
@@ -80,6 +92,9 @@ class Control(Protocol):
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator of a lane."""
 
+    def book(self, request: Request) -> None:
+        """Ask the coordinator for something, or tell it, of groups."""
+
     def close(self) -> None:
         """Tell the others that this worker ends, and leave."""
 
@@ -87,6 +102,7 @@ class Control(Protocol):
 @dataclass(slots=True)
 class _Case:
     states: dict[int, WorkerState] = field(default_factory=dict)
+    standing: Collection[int] = ()
 
 
 class Coordinator:
@@ -112,6 +128,8 @@ class Coordinator:
         self._tell = tell
         self._cases: dict[LaneKey, _Case] = {}
         self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
+        self._book = LaneBook(layout.workers)
+        self._standstills = Standstills(layout, order_check)
 
     @property
     def pending(self) -> list[LaneKey]:
@@ -134,10 +152,27 @@ class Coordinator:
         if key in self._cases and len(case.states) == self._layout.workers:
             self.conclude(key)
 
+    def take(self, rank: int, request: Request) -> Iterator[tuple[int, Reply]]:
+        """Take what a worker asks for or tells of groups; yield replies, and whom they are for."""
+        if not isinstance(request, Waits):
+            yield from self._book.take(rank, request)
+            return
+        key = request.run
+        if key in self._cases or key in self._concluded:
+            return
+        standing, to_ask = self._standstills.hear(rank, request)
+        yield from to_ask
+        if standing:
+            self._cases[key] = _Case(standing=standing)
+            for worker in range(self._layout.workers):
+                self._ask(worker, key)
+
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
         case = self._cases.pop(key)
-        found = judge(case.states, self._layout, self._order_check)
+        self._book.forget(key)
+        self._standstills.forget(key)
+        found = judge(case.states, self._layout, self._order_check, case.standing)
         self._concluded[key] = found
         if len(self._concluded) > _MOST_CONCLUDED:
             self._concluded.popitem(last=False)
@@ -145,14 +180,44 @@ class Coordinator:
             self._tell(rank, key, found)
 
 
-def judge(states: Mapping[int, WorkerState], layout: Layout, order_check: OrderCheck) -> Verdict:
-    """Return the verdict on what the workers have told."""
+def judge(
+    states: Mapping[int, WorkerState], layout: Layout, order_check: OrderCheck, standing: Collection[int] = ()
+) -> Verdict:
+    """Return the verdict on what the workers have told; ``standing`` are replicas that can never go on."""
     group = whole_group(states, layout.devices, layout.names, order_check)
     failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
-    error = verdict.judge(group, first_overdue(group, states)) if group.open else _nobody_waits(group)
+    error = _error(group, whole_parts(states, group), states, standing)
     report = _with_notes(error.report, states)
     posted = [states[rank].posted if rank in states else 0 for rank in range(layout.workers)]
-    return Verdict(type(error), report, failures, max(posted), min(posted))
+    return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
+
+
+def _error(
+    root: SyncGroup, parts: Sequence[WholePart], states: Mapping[int, WorkerState], standing: Collection[int]
+) -> CollectiveError:
+    """Return the error of the group that is in trouble: the run's own, or the first of the others."""
+    overdue = first_overdue(root, states)
+    late = overdue_in(parts) if overdue is None else (root, overdue)
+    if late is not None:
+        return verdict.judge(*late)
+    groups = [root, *parts]
+    found = first_in_trouble(groups)
+    circle = standing_of(groups, standing) if found is None else set()
+    if circle:
+        return cycles.error_of(root, cycles.waits_in(groups), circle)
+    found = found or next((group for group in groups if any(number >= 0 for number in group.open)), None)
+    found = found or next((group for group in groups if group.open), None)
+    return _nobody_waits(root) if found is None else verdict.judge(found)
+
+
+def _lanes(states: Mapping[int, WorkerState]) -> dict[int, tuple[int, int]]:
+    """Return for each lane of a group the fewest records that a worker has brought to it, and the most."""
+    users = {number: workers for state in states.values() for number, (_, workers) in state.lanes.items()}
+    found = {}
+    for number, workers in users.items():
+        posted = [states[w].lanes[number][0] if w in states and number in states[w].lanes else 0 for w in workers]
+        found[number] = min(posted), max(posted)
+    return found
 
 
 def _nobody_waits(group: SyncGroup) -> CollectiveError:

@@ -24,7 +24,10 @@ def test_cuda_core_has_the_names_that_the_driver_uses() -> None:
         core.Event: ["is_done", "sync"],
         core.Linker: ["link"],
         core.ObjectCode: ["from_ptx", "get_kernel"],
-        driver: ["cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"],
+        driver: [
+            *("cuCtxGetCurrent", "cuCtxSetCurrent", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "cuMemcpyPeerAsync"),
+            *("cuMemcpyDtoHAsync", "cuMemHostAlloc", "CU_MEMHOSTALLOC_PORTABLE"),
+        ],
         driver.CUDA_MEMCPY2D: [
             *("dstMemoryType", "dstDevice", "dstPitch", "srcMemoryType", "srcDevice", "srcPitch"),
             *("WidthInBytes", "Height"),

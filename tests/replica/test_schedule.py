@@ -44,12 +44,16 @@ async def test_schedule_for_every_order_of_arrival(order: tuple[int, ...]) -> No
     assert await log_of(len(order), 4, [order]) == in_order(len(order), 4)
 
 
+async def test_schedule_when_many_arrive_backwards() -> None:
+    assert await log_of(600, 2, [tuple(range(599, -1, -1))]) == in_order(600, 2)
+
+
 async def test_schedule_when_every_round_has_another_order() -> None:
     orders = list(itertools.permutations(range(4)))
     assert await log_of(4, len(orders), orders) == in_order(4, len(orders))
 
 
-@pytest.mark.parametrize("count", [1, 2, 16, 300])
+@pytest.mark.parametrize("count", [1, 2, 16, 600])
 async def test_schedule_with_nothing_outside_to_wait_for(count: int) -> None:
     log = []
 

@@ -1,6 +1,7 @@
 """A program for several real workers: many checks in one job, since a job takes long to start.
 
 python job.py values               prints one digest a worker, the same on all
+python job.py ordered REPLICAS     prints one digest a worker, of ordered sums with that many replicas a worker
 python job.py fault KIND           the last worker does something wrong; the others print what they are told
 """
 
@@ -83,6 +84,17 @@ async def all_values(strategy: MultiWorkerMirroredStrategy) -> str:
     return total.hexdigest()[:16]
 
 
+async def ordered_sums(ctx: ReplicaContext) -> str:
+    """Return a digest of sums and means whose bits depend on their order."""
+    total = hashlib.sha256()
+    for size in (3, 1000, 300_000):
+        value = np.random.default_rng(ctx.replica_id_in_sync_group).normal(size=size)
+        for dtype in (np.float16, np.float32, np.float64):
+            for op in ("SUM", "MEAN"):
+                total.update((await ctx.all_reduce(op, value.astype(dtype))).tobytes())
+    return total.hexdigest()[:16]
+
+
 async def faulty(ctx: ReplicaContext, kind: str) -> None:
     """Go wrong on the last replica."""
     await ctx.barrier()
@@ -118,6 +130,13 @@ def go_wrong(kind: str) -> None:
 def main() -> None:
     """Do what the arguments say."""
     what, *kinds = sys.argv[1:]
+    if what == "ordered":
+        options = CommunicationOptions(reduction="ordered")
+        devices = [f"CPU:{i}" for i in range(int(kinds[0]))]
+        strategy = MultiWorkerMirroredStrategy(devices=devices, communication_options=options)
+        replica_sums = strategy.run(lambda: ordered_sums(aiodist.get_replica_context()))
+        say(f"digest {strategy.experimental_local_results(asyncio.run(replica_sums))[0]}")
+        return
     limit = 0.5 if "blocked" in kinds else None
     strategy = MultiWorkerMirroredStrategy(
         devices=["CPU:0", "CPU:1"] if what == "values" else None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from aiodist import (
     ReplicaContext,
     set_logical_devices,
 )
+from aiodist.vocabulary import gpus
 from aiodist.workers.simulated import SimulatedCluster
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
@@ -40,7 +42,7 @@ LAYOUTS = [(3,), (1, 1), (1, 3, 2)]
 class DeviceJob(Job):
     """Simulated workers whose replicas are on planted GPUs, two on the first and the others on the second."""
 
-    def __init__(self, machine: Machine, *counts: int, **options: Any) -> None:
+    def __init__(self, machine: Machine | None, *counts: int, **options: Any) -> None:
         self.machine = machine
         self.counts = counts
         self.cluster = SimulatedCluster(len(counts))
@@ -226,3 +228,21 @@ async def test_event_loop_runs_on_while_a_device_works(plant: Plant) -> None:
         assert not done
         gate.set()
     assert [set(result.numpy()) for result in done] == [{3.0}] * 3
+
+
+@pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}")
+@pytest.mark.timeout(300)
+async def test_on_a_gpu() -> None:
+    cuda: Any = importlib.import_module("numba.cuda")
+    job = DeviceJob(None, 1, 1)
+
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        value = cuda.to_device(np.arange(100_000, dtype=SINGLE) * (me + 1))
+        mean, whole = await ctx.all_reduce("MEAN", value), await ctx.all_gather(value, 0)
+        return mean.copy_to_host(), whole.copy_to_host()
+
+    both = np.concatenate([np.arange(100_000, dtype=SINGLE), np.arange(100_000, dtype=SINGLE) * 2])
+    for mean, whole in await job.values(program):
+        assert_same_bits(mean, np.arange(100_000, dtype=SINGLE) * SINGLE.type(1.5))
+        assert_same_bits(whole, both)

@@ -17,11 +17,14 @@ from aiodist import (
     CommunicationOptions,
     IncompleteCollectiveError,
     ReplicaContext,
+    StallWarning,
     Variable,
     WorkerLostError,
     get_replica_context,
 )
+from aiodist.replica.stall import StallWatch
 from tests.collective.runs import mirrored, run
+from tests.replica.test_stall import Looks
 from tests.workers.simulated import Job, Program
 
 LAYOUTS = [(2, 2), (1, 3), (1, 1, 1, 1), (4,)]
@@ -272,14 +275,6 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
     assert await job.everywhere(program) == [[15, 30, 45]] * 2
 
 
-async def test_groups_are_refused_with_a_reason() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        with pytest.raises(ValueError, match="new_group is for strategies whose replicas live in one process"):
-            ctx.new_group([0])
-
-    assert await Job(1, 1).values(program) == [None, None]
-
-
 async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None:
     job = Job(1, 1)
     await job.check_that_it_works()
@@ -292,3 +287,27 @@ async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None
 
     first, _ = await job.everywhere(one)
     assert isinstance(first, WorkerLostError)
+
+
+async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks()
+    watch = StallWatch(10.0, looks.after, lambda: looks.now)
+    monkeypatch.setattr("aiodist.replica.scheduler.watch_here", lambda: watch)
+    job = Job(1, 1)
+    told = anyio.Event()
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 1:
+            await told.wait()
+        await ctx.barrier()
+
+    async def later() -> None:
+        await anyio.wait_all_tasks_blocked()
+        looks.pass_time(5)
+        with pytest.warns(StallWarning, match="and another worker's have not: timeout_seconds"):
+            looks.pass_time(10)
+        told.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(later)
+        assert await job.values(program) == [None, None]

@@ -7,9 +7,19 @@ import re
 
 import pytest
 
-from tests.workers.launched import LIMIT_SECONDS, job, workers_left
+from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
+
+
+def test_ordered_sums_have_the_same_bits_for_every_layout() -> None:
+    found = []
+    for workers, replicas in ((1, 4), (2, 2), (4, 1)):
+        code, output, _ = job(workers, "ordered", str(replicas))
+        assert code == 0, output
+        found += re.findall(r"digest ([0-9a-f]{16})", output)
+    assert len(found) == 7
+    assert len(set(found)) == 1
 
 
 def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
@@ -41,3 +51,15 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(kind: str, e
             assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[2])
     assert took < LIMIT_SECONDS
     assert workers_left() == []
+
+
+def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
+    program = JOB.with_name("group_job.py")
+    _, output, _ = job(3, program=program)
+    found = dict(re.findall(r"replica (\d): (.*)", output))
+    assert len(found) == 6, output
+    assert found["1"].startswith("[11, 110, 1010, 10010, 100010, 13, ")
+    assert found["5"].endswith(", 101010, 101000, 100000, 2, 5, 4, 3, 2, 1, 5]")
+    assert len(re.findall("circle replicas 0 and 5 wait for each other, each in another group", output)) == 3
+    assert len(re.findall(r"again \[6\.\]", output)) == 3
+    assert workers_left(program) == []

@@ -1,0 +1,50 @@
+"""Requests to the coordinator of groups, and its replies, over the connections of the control plane."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, Listener, Reply, Request
+
+if TYPE_CHECKING:
+    from aiodist.workers.peer import Peer
+
+
+class Requests:
+    """What a control plane does of them; the rest of it is `TcpControl`."""
+
+    _coordinator: Coordinator | None
+    _listener: Listener | None
+    _peers: dict[int, Peer]
+
+    def _request(self, *request: Any) -> None:
+        raise NotImplementedError
+
+    def _later(self, seconds: float, *request: Any) -> None:
+        raise NotImplementedError
+
+    def book(self, request: Request) -> None:
+        """Ask the coordinator for something, or tell it, of groups."""
+        self._request("book", request)
+
+    def _on_book(self, request: Request) -> None:
+        if self._coordinator is not None:
+            self._take_request(0, request)
+        elif 0 in self._peers:
+            self._peers[0].send("request", request)
+
+    def _take_request(self, rank: int, request: Request) -> None:
+        assert self._coordinator is not None
+        known = self._coordinator.pending
+        for to, reply in self._coordinator.take(rank, request):
+            if to == 0:
+                self._on_booked(reply)
+            elif to in self._peers:
+                self._peers[to].send("booked", reply)
+        for key in self._coordinator.pending:
+            if key not in known:
+                self._later(PATIENCE_SECONDS, "conclude", key)
+
+    def _on_booked(self, reply: Reply) -> None:
+        if self._listener is not None:
+            self._listener.booked(reply)

@@ -1,0 +1,267 @@
+"""Groups across workers: who is in them, what works in them, and what becomes of them when a replica fails."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from aiodist import ReplicaContext, ReplicaContextError, get_replica_context
+from tests.collective.runs import error_of
+from tests.workers.simulated import Job, Program, on_one_machine
+from tests.workers.test_divergence import without_workers
+
+LAYOUTS = [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3), (4,)]
+pytestmark = pytest.mark.anyio
+
+
+async def members_in_the_order_given(ctx: ReplicaContext) -> Any:
+    if ctx.replica_id_in_sync_group == 1:
+        return None
+    group = ctx.new_group([3, 0, 2], name="experts")
+    gathered = await group.all_gather(np.array([ctx.replica_id_in_sync_group]), 0)
+    shown = repr(group).partition(" on ")[0]
+    return group.replica_id_in_sync_group, group.num_replicas_in_sync, gathered.tolist(), shown
+
+
+async def every_collective(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    group = ctx.new_group([me % 2 + 2, me % 2])
+    mine = np.array([me, 10 + me])
+    out = np.zeros(2, int)
+    await group.barrier()
+    found = [
+        await group.all_reduce("SUM", me),
+        (await group.all_gather(mine, 0)).tolist(),
+        (await group.broadcast(mine, 1)).tolist(),
+        (await group.reduce_scatter("SUM", mine)).tolist(),
+        (await group.all_to_all(mine)).tolist(),
+        await group.all_reduce("SUM", mine, out=out) is out,
+        out.tolist(),
+        (await group.all_reduce("MAX", np.full(70_000, me)))[-1],
+    ]
+    assert await group.run_sync(get_replica_context) is ctx
+    return found
+
+
+async def an_order_of_its_own(ctx: ReplicaContext) -> Any:
+    duplicate = ctx.new_group(range(4))
+    if ctx.replica_id_in_sync_group:
+        first, second = duplicate.all_reduce("SUM", 1, name="x"), ctx.all_reduce("SUM", 2, name="y")
+    else:
+        second, first = ctx.all_reduce("SUM", 2, name="y"), duplicate.all_reduce("SUM", 1, name="x")
+    return await first, await second
+
+
+async def a_group_of_a_group(ctx: ReplicaContext) -> Any:
+    if ctx.replica_id_in_sync_group == 0:
+        return None
+    outer = ctx.new_group([3, 2, 1])
+    if outer.replica_id_in_sync_group == 1:
+        return None
+    inner = outer.new_group([0, 2])
+    return inner.replica_id_in_sync_group, await inner.all_reduce("SUM", ctx.replica_id_in_sync_group)
+
+
+async def equal_members_and_names(ctx: ReplicaContext) -> Any:
+    first = ctx.new_group(range(4), name="a")
+    if ctx.replica_id_in_sync_group % 3:
+        other, second = ctx.new_group(range(4), name="b"), ctx.new_group(range(4), name="a")
+    else:
+        second, other = ctx.new_group(range(4), name="a"), ctx.new_group(range(4), name="b")
+    handles = [group.all_reduce("SUM", value) for value, group in enumerate((first, second, other), 1)]
+    return [await handle for handle in handles]
+
+
+async def inner_groups_of_equal_groups(ctx: ReplicaContext) -> Any:
+    outer = [ctx.new_group(range(4), name="o") for _ in range(2)]
+    order = [0, 1] if ctx.replica_id_in_sync_group % 2 else [1, 0]
+    inner = {i: outer[i].new_group(range(4), name="i") for i in order}
+    handles = {i: inner[i].all_reduce("SUM", 10**i) for i in order}
+    return [await handles[i] for i in (0, 1)]
+
+
+async def disjoint_groups(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    group = ctx.new_group([me // 2 * 2, me // 2 * 2 + 1])
+    for _ in range(5 * (1 + me // 2)):
+        await group.barrier()
+    return await ctx.all_reduce("SUM", 1)
+
+
+async def overlapping_groups(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    pairs = [(a, b) for a in range(4) for b in range(a) if me in (a, b)]
+    groups = [ctx.new_group(pair, str(pair)) for pair in pairs]
+    return [await group.all_reduce("SUM", 10**me) for group in groups]
+
+
+async def racing_tasks(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    sums: tuple[list[int], list[int]] = [], []
+
+    async def work(group: ReplicaContext, pauses: int, mine: list[int]) -> None:
+        for step in range(10):
+            for _ in range(pauses):
+                await anyio.lowlevel.checkpoint()
+            mine.append(await group.all_reduce("SUM", step))
+
+    async with anyio.create_task_group() as tasks:
+        for mine, pauses, name in zip(sums, (me, 3 - me), "ab", strict=True):
+            tasks.start_soon(work, ctx.new_group(range(4), name), pauses, mine)
+    return sums
+
+
+async def groups_that_nobody_uses(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    for step in range(3):
+        ctx.new_group([me % 2, me % 2 + 2], f"step {step}")
+    return me
+
+
+async def handles_that_nobody_awaits(ctx: ReplicaContext) -> Any:
+    group = ctx.new_group([0, 3]) if ctx.replica_id_in_sync_group in (0, 3) else None
+    ctx.kept = [group.all_reduce("SUM", 1)] if group else []  # type: ignore[attr-defined]
+    return None
+
+
+async def joins_in_groups(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    if me == 1:
+        return await ctx.all_reduce("SUM", 1, name="all")
+    group = ctx.new_group([2, 0, 3])
+    sums = [await group.all_reduce("SUM", np.full(100, me)) for _ in range(me)]
+    return [one[0] for one in sums], await group.join(), await ctx.all_reduce("SUM", 1, name="all")
+
+
+async def merged(strategy: Any, value: Any) -> Any:
+    return await strategy.reduce("SUM", value, None), len(strategy.experimental_local_results(value))
+
+
+async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        if me < 2:  # both on one worker
+            return await ctx.new_group([0, 1]).merge_call(merged, (me + 1.0,))
+        group = ctx.new_group([2, 4] if me in (2, 4) else [3, 5])
+        with pytest.raises(ReplicaContextError, match="in the merge function of the group of replicas"):
+            await group.merge_call(merged, (1.0,))
+        return await group.merge_call(lambda _, value: value, (me,))
+
+    async def as_text(ctx: ReplicaContext) -> str:
+        return repr(await program(ctx))
+
+    assert await Job(2, 2, 2).values(as_text) == ["(3.0, 2)", "(3.0, 2)", "2", "3", "4", "5"]
+
+
+PROGRAMS = [
+    members_in_the_order_given,
+    every_collective,
+    an_order_of_its_own,
+    a_group_of_a_group,
+    equal_members_and_names,
+    inner_groups_of_equal_groups,
+    disjoint_groups,
+    overlapping_groups,
+    racing_tasks,
+    groups_that_nobody_uses,
+    joins_in_groups,
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+async def test_groups_mean_what_they_mean_on_one_machine(layout: tuple[int, ...], program: Program) -> None:
+    async def as_text(ctx: ReplicaContext) -> str:
+        return repr(await program(ctx))
+
+    job = Job(*layout)
+    assert await job.values(as_text) == list(await on_one_machine(as_text, 4))
+    await job.check_that_it_works()
+
+
+# When replicas do not meet.
+
+
+async def a_disagreement(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 1:
+        await ctx.barrier()
+    group = ctx.new_group([2, 3, 0], name="experts")
+    await group.barrier()
+    await group.all_reduce("MAX" if ctx.replica_id_in_sync_group == 2 else "SUM", 1.0)
+
+
+async def one_ends_early(ctx: ReplicaContext) -> Any:
+    if ctx.replica_id_in_sync_group in (1, 3):
+        return await ctx.barrier()
+    group = ctx.new_group([0, 2])
+    if ctx.replica_id_in_sync_group == 0:
+        await group.barrier()
+    return None
+
+
+async def one_never_makes_it(ctx: ReplicaContext) -> Any:
+    if ctx.replica_id_in_sync_group in (1, 3):
+        return await ctx.barrier()
+    if ctx.replica_id_in_sync_group == 0:
+        await ctx.new_group([0, 2]).barrier()
+    return None
+
+
+async def another_place(ctx: ReplicaContext) -> None:
+    first = ctx.new_group(range(4)) if ctx.replica_id_in_sync_group == 0 else None
+    group = first or ctx.new_group(range(4))
+    await group.barrier()
+
+
+async def unmade(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        ctx.new_group([0, 3], "experts")
+
+
+async def cancelled(ctx: ReplicaContext) -> Any:
+    me = ctx.replica_id_in_sync_group
+    if me in (1, 2):
+        return await ctx.barrier(name="end")
+    group = ctx.new_group([0, 3], "pair")
+    if me == 0:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await group.barrier()
+        await ctx.barrier(name="end")
+    return await anyio.sleep_forever()
+
+
+async def a_join_that_one_leaves_out(ctx: ReplicaContext) -> None:
+    group = ctx.new_group(range(4), "all")
+    for _ in range(ctx.replica_id_in_sync_group):
+        await group.barrier()
+    if ctx.replica_id_in_sync_group != 3:
+        await group.join()
+
+
+FAULTS = [
+    a_disagreement,
+    one_ends_early,
+    one_never_makes_it,
+    another_place,
+    unmade,
+    cancelled,
+    a_join_that_one_leaves_out,
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("program", FAULTS, ids=lambda program: program.__name__)
+async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...], program: Program) -> None:
+    expected = await error_of(program, 4)
+    job = Job(*layout)
+    for outcome in await job.run(program):
+        assert type(outcome) is type(expected), outcome
+        report, right = outcome.report, expected.report
+        assert (report.reason, report.suspects, report.group) == (right.reason, right.suspects, right.group)
+        assert without_workers(str(report)) == without_workers(str(right))
+    await job.check_that_it_works()
