@@ -8,6 +8,7 @@ the memory alive. They are not cached on disk: loading from Numba's cache takes 
 long as compiling, and happens on the same background thread.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -23,6 +24,10 @@ _types: Any = types  # Numba annotates some of them, and not those that are used
 
 VECTOR_BYTES: Final = 64
 BLOCK_LANES: Final = 2048
+
+TURN_BYTES: Final = 2 << 20
+"""Bytes that are read before other threads are let onto the core, some tenths of a millisecond. Systems look only
+every few milliseconds whether somebody else should run, which is long for an event loop."""
 
 Kernel = Callable[[int, Any, int, int, bool], None]
 """(address of the result, addresses of the buffers, first lane, lane behind the last, streaming)"""
@@ -41,12 +46,13 @@ def vector_width(recipe: Recipe) -> int:
     return VECTOR_BYTES // recipe.result.size
 
 
-def _compile_unrolled(recipe: Recipe) -> Kernel:
+def _compile_unrolled(recipe: Recipe) -> Kernel:  # noqa: C901  (a function for each loop would be compiled apart)
     width, grain, size = vector_width(recipe), recipe.lanes_per_element, recipe.result.size
     whole = _fold_all(recipe, width, streaming=False)
     streamed = _fold_all(recipe, width, streaming=True)
     single = _fold_all(recipe, grain, streaming=False)
-    fence = _fence()
+    fence, give_way = _fence(), _give_way()
+    turn = max(width, TURN_BYTES // (recipe.storage.size * recipe.count) // width * width)
 
     def kernel(out: Any, buffers: Any, start: Any, stop: Any, streaming: Any) -> None:
         index = start
@@ -54,13 +60,20 @@ def _compile_unrolled(recipe: Recipe) -> Kernel:
             while index < stop and (out + index * size) % VECTOR_BYTES:
                 single(out, buffers, index)
                 index += grain
-            while index + width <= stop:
-                streamed(out, buffers, index)
-                index += width
-            fence()
         while index + width <= stop:
-            whole(out, buffers, index)
-            index += width
+            pause = min(index + turn, stop)
+            if streaming:
+                while index + width <= pause:
+                    streamed(out, buffers, index)
+                    index += width
+            else:
+                while index + width <= pause:
+                    whole(out, buffers, index)
+                    index += width
+            if pause < stop:
+                give_way()
+        if streaming:
+            fence()
         while index < stop:
             single(out, buffers, index)
             index += grain
@@ -68,15 +81,16 @@ def _compile_unrolled(recipe: Recipe) -> Kernel:
     return _compiled(kernel, _types.UniTuple(_types.intp, recipe.count))
 
 
-def _compile_counted(recipe: Recipe) -> Kernel:
+def _compile_counted(recipe: Recipe) -> Kernel:  # noqa: C901  (as above)
     width, grain, size = vector_width(recipe), recipe.lanes_per_element, recipe.accumulator.size
     begin, begin_one = _begin(recipe, width), _begin(recipe, grain)
     add, add_one = _add(recipe, width), _add(recipe, grain)
     end, end_one = _end(recipe, width), _end(recipe, grain)
+    recipe_bytes, give_way = recipe.storage.size, _give_way()
 
     def kernel(out: Any, buffers: Any, start: Any, stop: Any, _streaming: Any) -> None:
         block = np.empty(BLOCK_LANES * size, np.uint8)
-        low = start
+        low, moved = start, 0
         while low < stop:
             high = min(low + BLOCK_LANES, stop)
             middle = high - (high - low) % width
@@ -95,6 +109,10 @@ def _compile_counted(recipe: Recipe) -> Kernel:
             for index in range(middle, high, grain):
                 end_one(out, total, index, len(buffers))
             low = high
+            moved += BLOCK_LANES * recipe_bytes * len(buffers)
+            if moved >= TURN_BYTES:
+                moved = 0
+                give_way()
 
     return _compiled(kernel, _types.Array(_types.intp, 1, "C"))
 
@@ -190,6 +208,18 @@ def _fence() -> Any:
         return _types.void(), generate
 
     return intrinsic(fence)
+
+
+def _give_way() -> Any:
+    """Make `f()`: let the core run another thread, if one waits for it."""
+    if not hasattr(os, "sched_yield"):
+        return njit(lambda: None)
+    yields = _types.ExternalFunction("sched_yield", _types.int32())
+
+    def give_way() -> None:
+        yields()
+
+    return njit(give_way)
 
 
 def _vector(recipe: Recipe, width: int) -> Any:

@@ -2,6 +2,7 @@
 """Time the CPU reductions beside NumPy, C, torch and jax, and print tables in Markdown.
 
     python -m tests.benchmarks.cpu_reductions           # about four minutes, 2 GiB of memory
+    python -m tests.benchmarks.cpu_reductions native    # one of its parts: sums, native, wide, tiny
 
 Everything that is compared runs in turn in one process, and the least time of each counts: figures differ
 from machine to machine and from hour to hour, ratios less so.
@@ -22,7 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist_kernels import KernelSpec, ReduceOp, cut, reduce, reduce_alike, reduce_numbers, warm
+from aiodist.collective.all_reduce import all_reduce
+from aiodist.collective.kinds import ALL_REDUCE
+from aiodist.collective.signature import LeafType
+from aiodist.vocabulary.options import CommunicationOptions
+from aiodist_kernels import KernelSpec, ReduceOp, cut, reduce, reduce_alike, warm
 from tests.benchmarks.reduction_limit import Limit, compile_limit
 
 if TYPE_CHECKING:
@@ -63,7 +68,8 @@ def _time(call: Callable[[], object], loops: int) -> float:
 def random_buffers(count: int, nbytes: int, dtype: np.dtype) -> list[np.ndarray]:
     generator = np.random.default_rng(count)
     size = max(1, nbytes // dtype.itemsize)
-    return [generator.uniform(0.5, 100, size).astype(dtype) for _ in range(count)]
+    blocks = [generator.uniform(0.5, 100, min(size, MIB)).astype(dtype) for _ in range(count)]
+    return [np.resize(block, size) for block in blocks]
 
 
 def aligned(size: int, dtype: np.dtype) -> np.ndarray:
@@ -96,10 +102,6 @@ def chain(op: ReduceOp, buffers: Sequence[np.ndarray], out: np.ndarray) -> Calla
             ufunc(out, buffer, out=out)
 
     return call
-
-
-def _added(numbers: Sequence[float]) -> object:
-    return functools.reduce(operator.add, numbers)
 
 
 def _stacked(buffers: Sequence[np.ndarray]) -> object:
@@ -165,28 +167,24 @@ def sums(limit: Limit | None, pool: ThreadPoolExecutor) -> dict[tuple[int, int],
     return results
 
 
-def sweep() -> list[tuple[float, float, str]]:
-    """Time native folds of all sizes, as collectives do them, beside the chain: (ratio, microseconds, what)."""
-    rows = []
-    for name, op in (("float32", SUM), ("float32", MAX), ("float64", SUM), ("int64", SUM)):
-        dtype = np.dtype(name)
-        for count in (2, 3, 4, 8, 16, 32):
-            for nbytes in (8, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 16 * MIB):
-                if count * nbytes > 256 * MIB:
-                    continue
-                buffers = random_buffers(count, nbytes, dtype)
+NATIVE_COUNTS = (2, 3, 4, 8, 16)
+NATIVE_SIZES = (64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB)
+
+
+def sweep() -> dict[str, dict[int, dict[int, tuple[float, float]]]]:
+    """Time native sums of all sizes, as collectives do them, beside the chain: µs by dtype, count and bytes."""
+    rows: dict[str, dict[int, dict[int, tuple[float, float]]]] = {}
+    for name in ("float32", "float64", "int32", "int64"):
+        for count in NATIVE_COUNTS:
+            row = rows.setdefault(name, {}).setdefault(count, {})
+            for nbytes in NATIVE_SIZES:
+                buffers = random_buffers(count, nbytes, np.dtype(name))
                 calls: dict[str, Callable[[], object]] = {
-                    "chain": fresh_chain(op, buffers),
-                    "ours": functools.partial(reduce_alike, op, buffers),
+                    "chain": fresh_chain(SUM, buffers),
+                    "ours": functools.partial(reduce_alike, SUM, buffers),
                 }
-                times = best(calls, 0.1)
-                rows.append(
-                    (
-                        times["ours"] / times["chain"],
-                        times["ours"],
-                        f"{op.name} {name}, n = {count}, {size_name(nbytes)}",
-                    )
-                )
+                times = best(calls, 0.05)
+                row[nbytes] = times["chain"], times["ours"]
     return rows
 
 
@@ -209,24 +207,26 @@ def wide() -> list[tuple[str, dict[str, float]]]:
     return rows
 
 
-def tiny() -> list[tuple[str, dict[str, float]]]:
-    """Time what is too small for anything but calls to count."""
-    rows: list[tuple[str, dict[str, float]]] = []
-    for count in (2, 8, 64):
-        numbers = [1.5 + i for i in range(count)]
-        calls: dict[str, Callable[[], object]] = {
-            "beside": functools.partial(_added, numbers),
-            "ours": functools.partial(reduce_numbers, SUM, numbers),
-        }
-        rows.append((f"{count} Python floats, SUM, beside `functools.reduce`", best(calls, 0.1)))
-    for op, shape in ((SUM, ()), (SUM, (1,)), (SUM, (100,)), (MEAN, ()), (MEAN, (100,))):
-        for count in (2, 8, 64):
-            arrays = [np.ones(shape, SINGLE) for _ in range(count)]
-            out = np.empty(shape, SINGLE)
-            calls = {"beside": chain(SUM, arrays, out), "ours": functools.partial(reduce_alike, op, arrays)}
-            rows.append(
-                (f"{count} float32 arrays of shape {shape}, {op.name}, beside the `np.add` chain", best(calls, 0.1))
-            )
+def tiny() -> list[list[str]]:
+    """Time reductions of numbers and of arrays of no dimension, as the scheduler calls them; µs by their count."""
+    options, counts = CommunicationOptions(), (2, 4, 8, 16, 64)
+    rows = []
+    for op in (SUM, MEAN, MAX, PRODUCT):
+        for name, mark, make in (
+            ("Python floats", LeafType.PYTHON_NUMBER, float),
+            ("Python ints", LeafType.PYTHON_NUMBER, int),
+            ("NumPy scalars, float64", LeafType.NUMPY_SCALAR, np.float64),
+            ("arrays of shape (), float32", LeafType.NUMPY_ARRAY, lambda x: np.array(x, SINGLE)),
+            ("arrays of shape (), int64", LeafType.NUMPY_ARRAY, lambda x: np.array(x, np.int64)),
+        ):
+            calls: dict[str, Callable[[], object]] = {}
+            for count in counts:
+                leaves = [make(1.5 + i / 8) for i in range(count)]
+                dtype = getattr(leaves[0], "dtype", type(leaves[0]))
+                signature = (ALL_REDUCE, op, None, None, None, (), dtype, mark, None)
+                calls[str(count)] = functools.partial(all_reduce, signature, leaves, options)
+            times = best(calls, 0.05)
+            rows.append([f"{op.name} of {name}", *(f"{times[str(count)]:.2f}" for count in counts)])
     return rows
 
 
@@ -263,60 +263,28 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         print("| " + " | ".join(row) + " |")
 
 
-def gates(
-    results: dict[tuple[int, int], dict[str, float]], native: list[tuple[float, float, str]], halves: Any
-) -> None:
-    """Print each gate beside what was measured."""
-    large = results[8, 64 * MIB]
-    ours, numpy_chain = large["**aiodist, `out=`**"], large["`np.add` chain"]
-    limit = large.get("C, non-temporal store")
-    rows = [
-        ("float32, n = 8, 64 MiB: share of the C limit", "≥ 0.95", f"{limit / ours:.2f}" if limit else "no C compiler")
-    ]
-    rows.append(("the same: times faster than the NumPy chain", "≥ 1.6", f"{numpy_chain / ours:.2f}"))
-    for least, most, name in (
-        (256 * KIB, 1 << 40, "from 256 KiB"),
-        (16 * KIB, 256 * KIB, "16 to 64 KiB"),
-        (0, 16 * KIB, "below 16 KiB"),
-    ):
-        rows.append(_worst(native, least, most, name))
-    for name, times in halves:
-        if "float16" in name and "SUM" in name:
-            rows.append(
-                (f"{name}, n = 8: times faster than the NumPy chain", "≥ 5", f"{times['chain'] / times['ours']:.1f}")
-            )
-    table(("gate", "wanted", "measured"), rows)
-
-
-def _worst(native: list[tuple[float, float, str]], least: int, most: int, name: str) -> tuple[str, str, str]:
-    inside = [row for row in native if least <= _bytes_of(row[2]) < most]
-    ratio, _, what = max(inside)
-    middle = sorted(row[0] for row in inside)[len(inside) // 2]
-    return (
-        f"native dtype, {name}: time over the NumPy chain's",
-        "≤ 1.05",
-        f"median {middle:.2f}, worst {ratio:.2f} ({what})",
+def print_native(rows: dict[str, dict[int, dict[int, tuple[float, float]]]]) -> None:
+    """Print the time over the chain's of every cell, and the gate."""
+    for name, by_count in rows.items():
+        table(
+            (f"{name} SUM: time over the NumPy chain's", *map(size_name, NATIVE_SIZES)),
+            [(f"n = {n}", *(f"{ours / chain:.2f}" for chain, ours in row.values())) for n, row in by_count.items()],
+        )
+    cells = sorted(
+        (ours / chain, f"{name}, n = {n}, {size_name(nbytes)}")
+        for name, by_count in rows.items()
+        for n, row in by_count.items()
+        for nbytes, (chain, ours) in row.items()
     )
+    within = sum(ratio <= 1.05 for ratio, _ in cells)
+    middle = cells[len(cells) // 2][0]
+    print(f"\nNative dtype, wanted ≤ 1.05: {within} of {len(cells)} cells within, median {middle:.2f}.")
+    print("Beyond: " + "; ".join(f"{ratio:.2f} ({what})" for ratio, what in cells[within:]))
 
 
-def _bytes_of(what: str) -> int:
-    number, unit = what.rsplit(", ", 1)[1].split()
-    return int(number) * {"B": 1, "KiB": KIB, "MiB": MIB}[unit]
-
-
-def main() -> None:
-    """Warm up, measure, print."""
-    counts = (2, 3, 4, 8, 16, 32)
-    started = time.perf_counter()
-    warm(KernelSpec(op, np.dtype(d), n) for d in ("f4", "f8", "i8") for op in (SUM, MAX) for n in counts)
-    warmed = time.perf_counter() - started
-    extra = [np.dtype(np.float16)] + ([np.dtype(m.bfloat16)] if (m := _optional("ml_dtypes")) else [])
-    warm(KernelSpec(op, d, 8) for d in [*extra, SINGLE] for op in (SUM, MEAN))
+def print_sums() -> None:
+    """Print float32 sums by every scheme, and the gate."""
     limit = compile_limit()
-    versions = f"Python {platform.python_version()}, NumPy {np.__version__}, Numba {_optional('numba').__version__}"
-    print(f"{time.strftime('%B %Y')}; {platform.machine()}, {os.cpu_count()} cores; {versions}.")
-    print(f"A copy of 256 MiB moves {copy_bandwidth():.1f} GB/s, read and written.")
-    print(f"{len(counts) * 6} kernels compiled in {warmed:.1f} s.")
     absent = [name for name in ("torch", "jax") if not _optional(name)] + ([] if limit else ["a C compiler"])
     print("".join(f"Not installed: {name}. " for name in absent))
     with ThreadPoolExecutor(2) as pool:
@@ -332,18 +300,58 @@ def main() -> None:
             for name in results[columns[0]]
         ],
     )
-    native, halves = sweep(), wide()
+    large = results[8, 64 * MIB]
+    ours, streaming = large["**aiodist, `out=`**"], large.get("C, non-temporal store")
+    print(
+        f"\nn = 8, 64 MiB: {large['`np.add` chain'] / ours:.2f} times faster than the NumPy chain, wanted ≥ 1.6;",
+        end=" ",
+    )
+    print(f"share of the C limit {streaming / ours:.2f}, wanted ≥ 0.95." if streaming else "no C compiler.")
+
+
+def print_wide() -> None:
+    """Print folds with wider accumulators."""
     table(
         ["wider accumulator, n = 8", "NumPy chain in its own dtype, µs", "aiodist, µs", "times faster"],
-        [[name, f"{t['chain']:.0f}", f"{t['ours']:.0f}", f"{t['chain'] / t['ours']:.1f}"] for name, t in halves],
+        [[name, f"{t['chain']:.0f}", f"{t['ours']:.0f}", f"{t['chain'] / t['ours']:.1f}"] for name, t in wide()],
     )
-    table(
-        ["tiny values", "beside, µs", "aiodist, µs"],
-        [[name, f"{t['beside']:.2f}", f"{t['ours']:.2f}"] for name, t in tiny()],
-    )
-    gates(results, native, halves)
+
+
+def print_tiny() -> None:
+    """Print what is too small for anything but calls to count, without kernels and with them."""
+    head = ("µs", *(f"n = {count}" for count in (2, 4, 8, 16, 64)))
+    table(("NumPy alone, " + head[0], *head[1:]), tiny())
+    _warm((SUM, MEAN, MAX, PRODUCT), ("f4", "f8", "i8"), (2,))
+    table(("with kernels, " + head[0], *head[1:]), tiny())
     loaded, first = cold_start()
     print(f"\nImport of the kernels after NumPy {loaded:.1f} ms, first reduction {first:.2f} ms, Numba not imported.")
+
+
+def _warm(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
+    started = time.perf_counter()
+    specs = [KernelSpec(op, np.dtype(dtype), count) for op in ops for dtype in dtypes for count in counts]
+    warm(specs)
+    print(f"{len(specs)} kernels compiled in {time.perf_counter() - started:.1f} s.")
+
+
+def main() -> None:
+    """Warm up, measure, print."""
+    parts = sys.argv[1:] or ["tiny", "sums", "wide", "native"]
+    versions = f"Python {platform.python_version()}, NumPy {np.__version__}, Numba {_optional('numba').__version__}"
+    print(f"{time.strftime('%B %Y')}; {platform.machine()}, {os.cpu_count()} cores; {versions}.")
+    print(f"A copy of 256 MiB moves {copy_bandwidth():.1f} GB/s, read and written.")
+    if "tiny" in parts:
+        print_tiny()
+    if "sums" in parts:
+        _warm((SUM,), (SINGLE,), (2, 4, 8))
+        print_sums()
+    if "wide" in parts:
+        extra = [np.dtype(m.bfloat16)] if (m := _optional("ml_dtypes")) else []
+        _warm((SUM, MEAN), (np.float16, *extra, SINGLE), (8,))
+        print_wide()
+    if "native" in parts:
+        _warm((SUM,), ("f4", "f8", "i4", "i8"), NATIVE_COUNTS)
+        print_native(sweep())
 
 
 if __name__ == "__main__":

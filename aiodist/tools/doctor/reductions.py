@@ -46,6 +46,7 @@ def _compiled_tier() -> Finding:
 def _thresholds() -> list[Finding]:
     native = ", ".join(f"{_size(least)} (n ≥ {count})" for count, least in policy.NATIVE_FROM.items())
     return [
+        Finding("one kernel for any number of arrays, up to", _size(policy.SMALL_TO + 1)),
         Finding("kernels serve from, in the arrays' own dtype", native),
         Finding("kernels serve from, in a wider accumulator", _size(policy.WIDE_FROM)),
         Finding("kernels are compiled unasked from", _size(policy.WARM_UP_FROM)),
