@@ -15,6 +15,7 @@ from anyio import CancelScope
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import SpannedPart
+from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
@@ -22,6 +23,7 @@ from aiodist.workers.calls import digest
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane_book import Grant, GroupKey
 from aiodist.workers.layout import Layout
+from aiodist.workers.parts import GroupPart, tell_part
 from aiodist.workers.transfers import Steps
 
 if TYPE_CHECKING:
@@ -143,7 +145,7 @@ class PartCrossing(Carrier):
         while self.grant is None:
             await self._pause()
         self._lane = await self._run.team.group_lanes.lane(self.grant.number, self._bell)
-        if self._bell.interrupts:
+        if self._bell.interrupts or self._run.lane.frozen:  # the run's workers have been told of it without this lane
             raise InterruptedStep
         self._lane.begin(self.grant.serial)
 
@@ -168,6 +170,14 @@ class PartCrossing(Carrier):
         assert self.grant is not None
         self._run.team.group_lanes.free(self._run.key, self.grant.number)
         return 0
+
+
+def part_of(group: SyncGroup, overdue: tuple[int, float] | None) -> GroupPart:
+    """Return what this worker has to tell of a run's group."""
+    assert isinstance(group, SubGroup)
+    bridge = group.bridge
+    known = (bridge.serial, bridge.key) if isinstance(bridge, PartCrossing) else (None, None)
+    return tell_part(group, *known, overdue)
 
 
 def layout_of(everyone: tuple[int, ...], workers: tuple[int, ...], whole: Layout) -> Layout:

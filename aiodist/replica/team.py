@@ -7,29 +7,25 @@ after the other. A run takes a lane that all workers have free, or a new one.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
+from threading import get_ident
 from types import CodeType
 from typing import Any, Final
 
 import anyio
-from anyio import CancelScope, get_cancelled_exc_class, move_on_after
+from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after
 
-from aiodist.collective.group import SyncGroup
-from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.collective.work import Work
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.refusal import check_all_workers_are_here
+from aiodist.replica.root_engine import RootEngine
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
@@ -41,54 +37,6 @@ from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 _MOST_RUNS: Final = 63
-
-
-class _RootEngine:
-    """The engine of the group of lane 0, whose meetings are driven by the task that asks for them."""
-
-    wakes_at_once = 1
-    clock = fine_clock = staticmethod(time.monotonic)
-
-    def handle(self, meeting: Rendezvous, member: Member, structure: Any) -> Rendezvous:  # noqa: ARG002
-        """Return the meeting itself."""
-        return meeting
-
-    def call_soon(self, fn: Callable[[], object], /) -> None:
-        """Call it now."""
-        fn()
-
-    def wake(self, waiters: Sequence[Any]) -> None:
-        """Nobody waits but the task that drives."""
-
-    wake_in_turns = wake_failed = wake
-
-    def alarm(self, at: float) -> None:
-        """The task that drives has a clock of its own."""
-
-    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
-        """Never called: results are made of what all workers bring."""
-
-    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
-        """Call it now."""
-        fn(*args)
-
-    def watched(self, handle: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the same: there are no groups of some replicas here."""
-        return handle
-
-    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any]) -> set[int]:  # noqa: ARG002
-        """Return none, as of none it is known."""
-        return set()
-
-    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002
-        """Return nothing: replicas do not run here."""
-        return Look()
-
-    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
-        """Never called: there are no merge functions here."""
-
-    def cancel(self) -> None:
-        """There is nobody to cancel."""
 
 
 class Team:
@@ -128,6 +76,7 @@ class Team:
         self._runs = 0
         self._root: Crossing | None = None
         self._loop: Any = None
+        self._thread = 0
         self._call: Callable[..., object] = _call_now
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
@@ -200,7 +149,7 @@ class Team:
 
     def _lose(self) -> None:
         assert self.lost is not None
-        for crossing in list(self._crossings.values()):
+        for crossing in [*self._crossings.values(), *self._ended]:
             crossing.lose(self.lost)
 
     # What crossings call.
@@ -249,7 +198,7 @@ class Team:
             Exception: what it raises on all of them.
         """
         async with self._enter():
-            await self._recover()
+            await self._end_of_trouble()
             meeting = self.begin(signature, code, offset, value)
             await self._carry(meeting, options)
             return meeting.result
@@ -269,10 +218,9 @@ class Team:
             RuntimeError: too many runs at a time.
         """
         async with self._enter():
-            await self._recover()
+            await self._end_of_trouble()
             meeting = self.begin(signature, code, offset, None)
-            free = ALL_FREE & ~sum(1 << index for index in self._in_use)
-            common = await self._carry(meeting, options, free)
+            common = await self._carry(meeting, options, for_run=True)
             if not common:
                 raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
             lane = await self._lane((common & -common).bit_length() - 1)
@@ -286,6 +234,8 @@ class Team:
         if crossing.clean:
             self._in_use.discard(crossing.lane.index)
         else:
+            if not crossing.judged.is_set():
+                crossing.tell()  # whatever has ended the run, the others hear of it
             self._ended.append(crossing)
 
     def close(self) -> None:
@@ -312,7 +262,7 @@ class Team:
         """Return the lock of lane 0, in the event loop that runs now."""
         loop, call = current_loop()
         if loop is not self._loop:
-            self._loop, self._call = loop, call
+            self._loop, self._call, self._thread = loop, call, get_ident()
             self._lock = anyio.Lock()
             if self._root is not None:
                 self._root.move_to_this_loop()
@@ -324,7 +274,7 @@ class Team:
         if self._root is None:
             layout = self.span.layout
             group = SpannedGroup(layout.devices[layout.rank], self._order_check, self._options)
-            group.attach(_RootEngine(), 0)
+            group.attach(RootEngine(), 0)
             lane = self._lanes[0]
             lane.begin(self._incidents)
             self._root = Crossing(self, lane, group)
@@ -340,7 +290,7 @@ class Team:
         """What the present use of lane 0 is called between workers."""
         return self._root_crossing().key
 
-    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE) -> int:
+    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, *, for_run: bool = False) -> int:
         """Carry everything that has begun on lane 0 over; return the lanes that all workers have free.
 
         Raises:
@@ -352,6 +302,9 @@ class Team:
         seconds = self._options.merge(options).timeout_seconds
         with move_on_after(seconds) as limit:
             try:
+                if self._ended:
+                    await self._recover()
+                free = ALL_FREE & ~sum(1 << index for index in self._in_use) if for_run else ALL_FREE
                 common = await root.carry_over(free)
             except InterruptedStep:
                 pass
@@ -379,19 +332,36 @@ class Team:
             self._incidents += 1
             self._ended.append(crossing)
 
-    async def _recover(self) -> None:
-        """Bring lanes that were left in the midst of something to where all workers have them."""
+    async def _end_of_trouble(self) -> None:
+        """Wait for the verdict on what was called last, if there was trouble."""
         root = self._root
         if root is not None and root.told:
             await root.judged.wait()
-        while self._ended and self.lost is None:
-            crossing = self._ended[0]
-            await crossing.judged.wait()
-            if self.lost is None:
-                await crossing.catch_up()
+
+    async def _recover(self) -> None:
+        """Bring lanes that were left in the midst of something to where all workers have them.
+
+        They are left in another order on each worker, so that none of them waits for another.
+        """
+        async with create_task_group() as tasks:
+            for crossing in self._ended:
+                tasks.start_soon(self._recover_from, crossing)
+
+    async def _recover_from(self, crossing: Crossing) -> None:
+        await crossing.judged.wait()
+        if self.lost is None and await crossing.catch_up():
             self._ended.remove(crossing)
             if crossing.lane.index:
                 self._in_use.discard(crossing.lane.index)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread in which the engine is called."""
+        return get_ident() == self._thread
+
+    def settle(self, crossing: Crossing) -> None:
+        """Hear that nothing of a crossing that was judged waits for other workers any more."""
+        self._control.settle(crossing.key)
 
 
 def _call_now(fn: Callable[..., object], *args: Any) -> None:

@@ -69,6 +69,9 @@ class SimulatedControl:
         """Ask the coordinator for something, or tell it, of groups."""
         self._switchboard.book(self._rank, request)
 
+    def settle(self, key: LaneKey) -> None:
+        """Do nothing: there is no engine that must be brought to an end."""
+
     def close(self) -> None:
         """Leave."""
         self._switchboard.lose(self._rank, "has ended")

@@ -41,9 +41,10 @@ class Verdict:
         kind: the error's class.
         report: its report.
         failures: what replicas raised on their own.
-        posted: the most records that a worker has brought.
+        posted: the most records that a worker has brought; where not all have told, the most that one can have.
         posted_by_all: the fewest.
-        lanes: by number, those of groups: the fewest records, and the most.
+        lanes: by number, those of groups all of whose workers have told: the fewest records, and the most.
+        heard_all: all workers have told.
     """
 
     kind: type[CollectiveError]
@@ -52,6 +53,7 @@ class Verdict:
     posted: int
     posted_by_all: int
     lanes: Mapping[int, tuple[int, int]]
+    heard_all: bool = True
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -94,6 +96,9 @@ class Control(Protocol):
 
     def book(self, request: Request) -> None:
         """Ask the coordinator for something, or tell it, of groups."""
+
+    def settle(self, key: LaneKey) -> None:
+        """Hear that nothing waits for other workers any more of what was judged."""
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave."""
@@ -188,8 +193,11 @@ def judge(
     failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
     error = _error(group, whole_parts(states, group), states, standing)
     report = _with_notes(error.report, states)
-    posted = [states[rank].posted if rank in states else 0 for rank in range(layout.workers)]
-    return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
+    posted = [state.posted for state in states.values()]
+    if len(states) == layout.workers:
+        return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
+    # nobody can bring the second record behind one that somebody has not brought
+    return Verdict(type(error), report, failures, min(posted, default=0) + 1, 0, _lanes(states), heard_all=False)
 
 
 def _error(
@@ -215,8 +223,9 @@ def _lanes(states: Mapping[int, WorkerState]) -> dict[int, tuple[int, int]]:
     users = {number: workers for state in states.values() for number, (_, workers) in state.lanes.items()}
     found = {}
     for number, workers in users.items():
-        posted = [states[w].lanes[number][0] if w in states and number in states[w].lanes else 0 for w in workers]
-        found[number] = min(posted), max(posted)
+        if all(worker in states for worker in workers):
+            posted = [states[w].lanes[number][0] if number in states[w].lanes else 0 for w in workers]
+            found[number] = min(posted), max(posted)
     return found
 
 
