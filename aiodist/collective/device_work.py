@@ -27,7 +27,7 @@ from aiodist.gpu.moves import Move
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch, number_of, symbol
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
-from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM
+from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels.rules import Rule
 
@@ -192,16 +192,17 @@ class DeviceWork:
 
     def work(self) -> Work:
         """Return what is left to do."""
-        if self._course.scheme.is_loaded():
+        scheme = self._course.scheme
+        if not scheme.is_loaded() and any(array.stream == PER_THREAD_DEFAULT_STREAM for array in self.arrays):
+            self._executor.load(scheme)  # a worker thread would have another stream of that name
+        if scheme.is_loaded():
             completion = self._enqueue()
             return Work([[completion.wait]], self._collect, completion.is_done)
         return Work([[self._load_and_enqueue]], self._collect)
 
     def _load_and_enqueue(self) -> None:
-        with process.enqueuing, self._executor.driver.using():
-            self._executor.load(self._course.scheme)
-            completion = self._enqueue()
-        completion.wait()
+        self._executor.load(self._course.scheme)
+        self._enqueue().wait()
 
     def _enqueue(self) -> Completion:
         begins = [array.address for array in self.arrays]

@@ -11,6 +11,7 @@ remembered from `using` to its end, and asked of nobody.
 from __future__ import annotations
 
 import importlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -49,12 +50,19 @@ class DeviceStream:
         self.handle = stream.handle
 
 
-@dataclass(frozen=True, slots=True)
 class DeviceEvent:
-    """An event, and the device in whose context it was made."""
+    """An event.
 
-    device: int
-    event: Any
+    Attributes:
+        event: cuda.core's.
+        spare: the events of its device that serve anew.
+    """
+
+    __slots__ = ("event", "spare")
+
+    def __init__(self, event: Any, spare: list[DeviceEvent]) -> None:
+        self.event = event
+        self.spare = spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +92,7 @@ class CudaCore:
         self._foreign: dict[tuple[int, int], DeviceStream] = {}
         self._kernels: dict[tuple[int, Form], Any] = {}
         self._reaches: dict[tuple[int, int], bool] = {}
-        self._events: dict[int, list[DeviceEvent]] = {}
+        self._events: defaultdict[int, list[DeviceEvent]] = defaultdict(list)
         self._launch: Callable[..., None] = self._core.launch
         self._shape = cache(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
         self._multiprocessors = cache(lambda device: self._current(device).properties.multiprocessor_count)
@@ -128,16 +136,16 @@ class CudaCore:
         """Mark what a stream has been given so far."""
         if self._now != stream.device:
             self._current(stream.device)  # a default stream is that of the current device
-        spare = self._events.get(stream.device)
+        spare = self._events[stream.device]
         if spare:
             event = spare.pop()
             stream.stream.record(event.event)
             return event
-        return DeviceEvent(stream.device, stream.stream.record(options=self._core.EventOptions(blocking_sync=True)))
+        return DeviceEvent(stream.stream.record(options=self._core.EventOptions(blocking_sync=True)), spare)
 
     def release(self, event: DeviceEvent) -> None:
         """Take an event back that nobody asks about any more."""
-        self._events.setdefault(event.device, []).append(event)
+        event.spare.append(event)
 
     def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
         """Let a stream go on only when an event is done."""
@@ -196,27 +204,28 @@ class CudaCore:
         return (device, form) in self._kernels
 
     def load(self, device: int, form: Form) -> None:
-        """Compile a kernel for a device and load it."""
+        """Compile a kernel for a device and load it. None of it needs a current device, or that nobody enqueues."""
         if self.is_loaded(device, form):
             return
         try:
             from aiodist_kernels.cuda.compiled import compile_form
         except ImportError as error:
             raise ImportError(f"{NEEDS} ({error})") from error
-        major, minor = self._current(device).compute_capability
+        major, minor = self._core.Device(device).compute_capability
         program = compile_form(form, _compiled_for((major, minor)))
         self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
 
-    def kernel(self, device: int, form: Form) -> Any:
-        """Return a loaded kernel."""
-        return self._kernels[device, form]
-
-    def launch(self, device: int, kernel: Any, work: int, arguments: Sequence[int]) -> None:
-        """Launch a kernel; Python's integers travel as 64 bits each."""
-        if self._now != device:
-            self._current(device)
+    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], None]:
+        """Return what launches a loaded kernel; Python's integers travel as 64 bits each."""
         shape = self._shape(blocks(work, self._multiprocessors(device)))
-        self._launch(self.stream(device).stream, shape, kernel, *arguments)
+        given = self.stream(device).stream, shape, self._kernels[device, form], *arguments
+
+        def launch() -> None:
+            if self._now != device:
+                self._current(device)
+            self._launch(*given)
+
+        return launch
 
     def reaches(self, device: int, other: int) -> bool:
         """Return whether kernels on a device can read the other's memory."""
@@ -258,7 +267,7 @@ class CudaCore:
         if found is None:
             found = self._devices[device] = self._core.Device(device)
         if self._now != device:
-            found.set_current()
+            self._using.make_current(device, found)
             self._now = device if self._using.depth else None
         return found
 
@@ -275,18 +284,31 @@ class _Using(AbstractContextManager[None]):
     def __init__(self, driver: CudaCore) -> None:
         self.depth = 0
         self._driver = driver
+        self._get = driver._driver.cuCtxGetCurrent
         self._before: Any = None
+        self._changed = False
+        self._contexts: dict[int, int] = {}  # by device, its primary one
 
     def __enter__(self) -> None:
         if not self.depth:
-            self._before = self._driver._call("cuCtxGetCurrent")
+            self._before = self._get()[1]
+            self._changed = False
         self.depth += 1
 
     def __exit__(self, *_: object) -> None:
         self.depth -= 1
         if not self.depth:
             self._driver._now = None
-            self._driver._call("cuCtxSetCurrent", self._before)
+            if self._changed:
+                self._driver._call("cuCtxSetCurrent", self._before)
+
+    def make_current(self, device: int, found: Any) -> None:
+        """Make a device current, unless nothing was made so and it is: that is what a framework leaves behind."""
+        if self.depth and not self._changed and int(self._before) == self._contexts.get(device):
+            return
+        self._changed = True
+        found.set_current()
+        self._contexts[device] = int(found.context.handle)
 
 
 def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -15,7 +15,6 @@ from aiodist_kernels.cuda.forms import Form
 
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
-Kernel: TypeAlias = Any
 
 
 class Memory(Protocol):
@@ -105,18 +104,15 @@ class Driver(Protocol):
         ...
 
     def load(self, device: int, form: Form) -> None:
-        """Compile a kernel for a device and load it; it takes a few tenths of a second.
+        """Compile a kernel for a device and load it; it takes a few tenths of a second, in any thread.
 
         Raises:
             ImportError: what compiles or launches kernels is not installed.
         """
 
-    def kernel(self, device: int, form: Form) -> Kernel:
-        """Return a loaded kernel."""
+    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], object]:
+        """Return what launches a loaded kernel on the device's own stream, with threads for so much work."""
         ...
-
-    def launch(self, device: int, kernel: Kernel, work: int, arguments: Sequence[int]) -> None:
-        """Launch a kernel on the device's own stream, with threads for so much work."""
 
     def reaches(self, device: int, other: int) -> bool:
         """Return whether kernels on a device can read the other's memory; from then on they do."""

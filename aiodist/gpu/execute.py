@@ -74,10 +74,9 @@ class Executor:
             return Scheme(self.driver, batches, then, arrays)
 
     def load(self, scheme: Scheme) -> None:
-        """Compile and load a scheme's kernels."""
-        with self.driver.using():
-            for device, form in scheme.kernels:
-                self.driver.load(device, form)
+        """Compile and load a scheme's kernels; others may enqueue meanwhile."""
+        for device, form in scheme.kernels:
+            self.driver.load(device, form)
 
     def run(
         self, scheme: Scheme, streams: Iterable[Stream], keeps: list[Any], begins: tuple[int, ...] = (0,)

@@ -176,8 +176,8 @@ class _Direct(NamedTuple):
         begins = to.begins
         addresses = [begins[number] + offset for number, offset in self.places]
         vectors = self.lanes // self.form.width if tables.allow_vectors(addresses) else 0
-        kernel = to.driver.kernel(self.device, self.form)
-        return partial(to.driver.launch, self.device, kernel, vectors or self.lanes, (*addresses, vectors, self.lanes))
+        arguments = *addresses, vectors, self.lanes
+        return to.driver.launcher(self.device, self.form, vectors or self.lanes, arguments)
 
 
 class _Tabled:
@@ -196,8 +196,8 @@ class _Tabled:
         words, chunks = self._layout.fill(rows), self._layout.chunks
         memory = to.driver.upload(self._device, words)
         to.tables.append((memory, words.nbytes))
-        kernel, arguments = to.driver.kernel(self._device, self._form), (memory.address, chunks, self._count)
-        return partial(to.driver.launch, self._device, kernel, chunks * forms.THREADS, arguments)
+        arguments = memory.address, chunks, self._count
+        return to.driver.launcher(self._device, self._form, chunks * forms.THREADS, arguments)
 
 
 class _Copy(NamedTuple):

@@ -216,17 +216,19 @@ class Strategy(DataMethods, V1Strategy):
         """Compile the kernels that reductions will need, so that NumPy need not serve large values for long.
 
         It takes some tenths of a second a kernel, in a worker thread. Results are the same with and without it, to the
-        last bit; small values never need it.
+        last bit; small values never need it. For replicas on GPUs the kernels are those for arrays there, whose first
+        collective otherwise waits for them.
 
         Args:
             *specs: nests like those that will be reduced by SUM or MEAN; only their dtypes count. None: those of
                 float32 and float64.
 
         Raises:
+            ImportError: replicas are on GPUs, and what compiles kernels for them is not installed.
             TypeError: a leaf has no dtype, or one that cannot be summed.
         """
         options = self._extended.communication_options
-        await compile_kernels(specs, self._num_local_replicas, options.accumulate)
+        await compile_kernels(specs, self._extended.devices, options.accumulate)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with one nest a replica.

@@ -11,32 +11,55 @@ from typing import Any
 import anyio.to_thread
 import numpy as np
 
-from aiodist.vocabulary import nests
+from aiodist.collective.signature import describe_leaf
+from aiodist.vocabulary import gpus, nests
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, warm
+from aiodist_kernels.rules import rule_for
 
 _COMMON = (np.dtype(np.float32), np.dtype(np.float64))
 _OPS = (ReduceOp.SUM, ReduceOp.MEAN)
 
 
-async def compile_kernels(values: Sequence[Any], num_replicas: int, accumulate: Accumulate) -> None:
-    """Compile what SUM and MEAN of these nests over the replicas need, in a worker thread.
+async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumulate: Accumulate) -> None:
+    """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread.
 
     Raises:
+        ImportError: what compiles kernels for GPUs is not installed.
         TypeError: a leaf has no dtype, or one that cannot be summed.
     """
     for value in values:
         nests.meet_dicts(value)
     dtypes = {_dtype(leaf) for value in values for leaf in nests.flatten(value)[0]} if values else _COMMON
-    specs = [KernelSpec(op, dtype, num_replicas, accumulate) for dtype in _ordered(dtypes) for op in _OPS]
-    if num_replicas > 1:
+    specs = [KernelSpec(op, dtype, len(devices), accumulate) for dtype in _ordered(dtypes) for op in _OPS]
+    ordinals = sorted({gpus.logical.ordinal(device) for device in devices if device.startswith("GPU:")})
+    if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
         await anyio.to_thread.run_sync(warm, specs)
+    if ordinals:
+        await anyio.to_thread.run_sync(_load, specs, ordinals)
+
+
+def _load(specs: Sequence[KernelSpec], ordinals: Sequence[int]) -> None:
+    """Load the kernels for one leaf, and for several, on each GPU."""
+    from aiodist.gpu import process
+    from aiodist_kernels.cuda.forms import form_for
+
+    driver = process.executor().driver
+    for spec in specs:
+        rule = rule_for(spec.op, spec.dtype, spec.accumulate)
+        for form in {form_for(rule, spec.count, leaves=leaves): None for leaves in (1, 2)}:
+            for ordinal in ordinals:
+                driver.load(ordinal, form)
 
 
 def _dtype(leaf: Any) -> np.dtype[Any]:
     dtype = getattr(leaf, "dtype", None)
     if dtype is None:
         raise TypeError(f"warmup expects nests of arrays, or of anything with a dtype, got {leaf!r}")
-    native: np.dtype[Any] = np.dtype(dtype).newbyteorder("=")
+    try:
+        found = np.dtype(dtype)
+    except TypeError:  # a framework's own
+        found = describe_leaf(leaf)[1]
+    native: np.dtype[Any] = found.newbyteorder("=")
     return native
 
 

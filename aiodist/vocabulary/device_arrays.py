@@ -7,7 +7,6 @@ No framework is imported here, and nothing is copied unless an array has gaps. W
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -73,8 +72,10 @@ class DeviceBuffer:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-class DeviceType(ABC):
+class DeviceType:
     """A framework's arrays in GPU memory, on whichever GPU: there is one for each framework.
+
+    No abstract base class: whether a leaf's type is one is asked too often for what that costs.
 
     Attributes:
         name: what the framework is called.
@@ -82,11 +83,10 @@ class DeviceType(ABC):
 
     name: str
 
-    @abstractmethod
     def is_on_gpu(self, leaf: Any) -> bool:
         """Return whether an object of the framework's is an array in a GPU's memory."""
+        raise NotImplementedError
 
-    @abstractmethod
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of an array takes part in a collective.
 
@@ -94,16 +94,16 @@ class DeviceType(ABC):
             TypeError: it takes part in differentiation, has a dtype that NumPy has no name for, or gaps that the
                 framework does not close.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def buffer(self, leaf: Any) -> DeviceBuffer:
         """Return an array as one to write into.
 
         Raises:
             TypeError: it cannot be written into.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:
         """Return a new array, or what `finish` makes one of, and its address.
 
@@ -113,10 +113,11 @@ class DeviceType(ABC):
             ordinal: the GPU's.
             allocate: returns memory, for a framework that does not give any out before it is written.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def stream(self, ordinal: int) -> int:
         """Return the handle of the stream on which the framework works on that GPU now."""
+        raise NotImplementedError
 
     def finish(self, made: Any) -> Any:
         """Return the framework's array of what `make` returned, when its elements are there."""

@@ -27,6 +27,8 @@ from aiodist.vocabulary.device_arrays import (
 )
 
 LEGACY_DEFAULT_STREAM: Final = 1
+PER_THREAD_DEFAULT_STREAM: Final = 2
+"""Each thread's own, by one handle."""
 
 
 class Torch(DeviceType):
@@ -205,13 +207,9 @@ class Jax(DeviceType):
         try:
             device, ordinal = leaf.__dlpack_device__()
         except BufferError as error:
-            raise TypeError(
-                f"expected an array on one GPU, got a JAX array that is not ({error}); pass its parts"
-            ) from error
+            raise TypeError(f"expected an array on one GPU, got a JAX array that is not: {error}") from error
         if device != dlpack.CUDA:
-            raise TypeError(
-                f"expected an array in a GPU's memory, got a JAX array on device type {int(device)} of DLPack"
-            )
+            raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {device}")
         capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
         address, strides = dlpack.address_in(capsule)
         plain = strides_in_c_order(leaf.shape, 1)
@@ -253,8 +251,8 @@ def type_of(leaf: Any) -> DeviceType | None:
         TypeError: aiodist does not know how to make arrays of its kind.
     """
     kind: Any = type(leaf)
-    packages = _packages(kind)
-    for package in packages:
+    found_in = packages(kind)
+    for package in found_in:
         if package in TYPES:
             found = TYPES[package]
             return found if found.is_on_gpu(leaf) else None
@@ -262,13 +260,14 @@ def type_of(leaf: Any) -> DeviceType | None:
         return None
     known = ", ".join(dict.fromkeys(kind.name for kind in TYPES.values()))
     raise TypeError(
-        f"expected a GPU array of {known}, got a {packages[0]}.{kind.__qualname__}; convert it without a copy, "
+        f"expected a GPU array of {known}, got a {found_in[0]}.{kind.__qualname__}; convert it without a copy, "
         "e.g. torch.from_dlpack(value)"
     )
 
 
 @cache
-def _packages(kind: type) -> tuple[str, ...]:
+def packages(kind: Any) -> tuple[str, ...]:
+    """Return the packages that a class and those that it comes from are of, its own first."""
     return tuple(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
 
 

@@ -135,7 +135,9 @@ def in_units(nbytes: int) -> str:
     return f"{nbytes} B"
 
 
-def as_markdown(about: Mapping[str, str], rows: Sequence[Row], left_out: Sequence[Case]) -> str:
+def as_markdown(
+    about: Mapping[str, str], rows: Sequence[Row], left_out: Sequence[Case], failures: Mapping[str, str]
+) -> str:
     """Return the table, with what it was measured on above it."""
     names = list(dict.fromkeys(name for row in rows for name in row.others))
     head = ["reduction", "enqueue, µs", "device, µs", "of the copy", *(f"{name}, µs" for name in names), "gate"]
@@ -146,12 +148,16 @@ def as_markdown(about: Mapping[str, str], rows: Sequence[Row], left_out: Sequenc
         gate = "; ".join(row.failed()) or "met"
         cells = [row.case.name, f"{row.enqueue:.1f}", f"{row.device:.1f}", f"{row.share:.0%}", *others, gate]
         lines.append(f"| {' | '.join(cells)} |")
+    if failures:
+        lines += ["", *(f"- {name} failed: {what.splitlines()[0]}" for name, what in failures.items())]
     if left_out:
         lines += ["", f"Left out, for want of time: {'; '.join(case.name for case in left_out)}."]
     return "\n".join(lines) + "\n"
 
 
-def as_json(about: Mapping[str, str], rows: Sequence[Row], left_out: Sequence[Case]) -> str:
+def as_json(
+    about: Mapping[str, str], rows: Sequence[Row], left_out: Sequence[Case], failures: Mapping[str, str]
+) -> str:
     """Return the same for programs."""
     found = [
         {
@@ -166,11 +172,19 @@ def as_json(about: Mapping[str, str], rows: Sequence[Row], left_out: Sequence[Ca
         }
         for row in rows
     ]
-    return json.dumps({"about": dict(about), "rows": found, "left_out": [case.name for case in left_out]}, indent=1)
+    left = [case.name for case in left_out]
+    return json.dumps({"about": dict(about), "rows": found, "left_out": left, "failures": dict(failures)}, indent=1)
 
 
-def write(folder: Path, about: Mapping[str, str], rows: Sequence[Row], left_out: Sequence[Case]) -> None:
+def write(
+    folder: Path,
+    about: Mapping[str, str],
+    rows: Sequence[Row],
+    left_out: Sequence[Case] = (),
+    failures: Mapping[str, str] | None = None,
+) -> None:
     """Write both into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cuda-reductions.md").write_text(as_markdown(about, rows, left_out), encoding="utf-8")
-    (folder / "cuda-reductions.json").write_text(as_json(about, rows, left_out), encoding="utf-8")
+    failures = failures or {}
+    (folder / "cuda-reductions.md").write_text(as_markdown(about, rows, left_out, failures), encoding="utf-8")
+    (folder / "cuda-reductions.json").write_text(as_json(about, rows, left_out, failures), encoding="utf-8")

@@ -87,10 +87,8 @@ class IdleDriver:
 
     def load(self, device: int, form: Form) -> None: ...
 
-    def kernel(self, device: int, form: Form) -> Form:
-        return form
-
-    def launch(self, device: int, kernel: Form, work: int, arguments: Sequence[int]) -> None: ...
+    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], object]:
+        return int
 
     def reaches(self, device: int, other: int) -> bool:
         return True

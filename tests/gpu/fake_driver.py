@@ -13,6 +13,7 @@ import weakref
 from collections import defaultdict, deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,13 +194,11 @@ class FakeDriver:
     def load(self, device: int, form: Form) -> None:
         self.loaded.add((device, form))
 
-    def kernel(self, device: int, form: Form) -> Form:
+    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], None]:
         assert self.is_loaded(device, form)
-        return form
+        return partial(self.launch, device, form, work, arguments)
 
-    def launch(self, device: int, kernel: Form, work: int, arguments: Sequence[int]) -> None:
-        form = kernel
-        assert self.is_loaded(device, form)
+    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None:
         assert work > 0
         run = self._tabled if form.tabled else self._direct
         self._enqueue(("launch", device), device, lambda: run(device, form, *arguments))

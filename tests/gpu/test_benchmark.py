@@ -38,6 +38,10 @@ class PlantedLab:
         return 1.0, 2.0
 
 
+def run(lab: Any, chosen: list[Case], seconds: float, others: dict[str, float] | None = None) -> Any:
+    return cuda_reductions.run(lab, chosen, seconds, lambda _: others or {}, lambda _: None)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
     monkeypatch.setattr(cuda_reductions, "BEYOND_CACHE", 16 * KIB)
@@ -45,12 +49,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> list[Case]:
 
 
 def test_every_case_is_measured_and_has_the_right_bits(small: list[Case], tmp_path: Path) -> None:
-    speed, rows, left_out = cuda_reductions.run(PlantedLab(), small, 60, lambda case: {"torch": 1.5})
-    assert speed > 0
-    assert not left_out
+    outcome = run(PlantedLab(), small, 60, {"torch": 1.5})
+    rows = outcome.rows
+    assert outcome.copy > 0
+    assert not outcome.left_out
+    assert not outcome.failures
     assert [row.case for row in rows] == small
     assert all(row.bits for row in rows)
-    write(tmp_path, {"device": "planted"}, rows, left_out)
+    write(tmp_path, {"device": "planted"}, rows)
     text = (tmp_path / "cuda-reductions.md").read_text()
     assert text.count("\n| SUM float32") > 5
     assert "torch takes 1.5 µs" in text
@@ -60,14 +66,37 @@ def test_every_case_is_measured_and_has_the_right_bits(small: list[Case], tmp_pa
 def test_wrong_bits_are_found(small: list[Case], monkeypatch: pytest.MonkeyPatch) -> None:
     lab = PlantedLab()
     monkeypatch.setattr(lab, "get", lambda memory, nbytes: np.zeros(nbytes, np.uint8))
-    _, rows, _ = cuda_reductions.run(lab, small[:1], 60, lambda case: {})
-    assert rows[0].failed()[0] == "other bits than on the CPU"
+    assert run(lab, small[:1], 60).rows[0].failed()[0] == "other bits than on the CPU"
+
+
+def test_case_that_fails_does_not_lose_the_others(
+    small: list[Case], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plain = cuda_reductions.measure
+
+    def measure(lab: Any, executor: Any, case: Case, copy: float, rounds: int) -> Row:
+        if case == small[1]:
+            raise RuntimeError("an illegal memory access\nwas encountered")
+        return plain(lab, executor, case, copy, rounds)
+
+    monkeypatch.setattr(cuda_reductions, "measure", measure)
+    outcome = run(PlantedLab(), small[:3], 60)
+    assert [row.case for row in outcome.rows] == [small[0], small[2]]
+    write(tmp_path, {}, outcome.rows, (), outcome.failures)
+    text = (tmp_path / "cuda-reductions.md").read_text()
+    assert f"- {small[1].name} failed: RuntimeError: an illegal memory access\n" in text
+
+
+def test_what_there_is_is_saved_after_each_case(small: list[Case]) -> None:
+    saved: list[int] = []
+    cuda_reductions.run(PlantedLab(), small[:3], 60, lambda _: {}, lambda outcome: saved.append(len(outcome.rows)))
+    assert saved == [1, 2, 3, 3]
 
 
 def test_cases_that_time_does_not_allow_are_named(small: list[Case], tmp_path: Path) -> None:
-    _, rows, left_out = cuda_reductions.run(PlantedLab(), small, -1, lambda case: {})
-    write(tmp_path, {}, rows, left_out)
-    assert len(left_out) == len(small)
+    outcome = run(PlantedLab(), small, -1)
+    write(tmp_path, {}, outcome.rows, outcome.left_out)
+    assert len(outcome.left_out) == len(small)
     assert f"Left out, for want of time: {small[0].name};" in (tmp_path / "cuda-reductions.md").read_text()
 
 

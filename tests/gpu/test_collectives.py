@@ -113,6 +113,23 @@ async def test_streams_on_which_there_is_nothing_cost_nothing(plant: Plant) -> N
     assert {entry[1][0] for entry in machine.driver.log if entry[0] in {"record", "wait"}} == {"own", "foreign"}
 
 
+async def test_streams_that_threads_have_of_their_own_are_met_in_the_loops_thread(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = plant(2, unloaded=True)
+    machine.stream = 2
+    threads: set[int] = set()
+    record = machine.driver.record
+
+    def noted(stream: Any) -> Any:
+        threads.add(threading.get_ident())
+        return record(stream)
+
+    monkeypatch.setattr(machine.driver, "record", noted)
+    await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
+    assert threads == {threading.get_ident()}
+
+
 async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
     machine = plant(2)
     gate = machine.driver.gate = threading.Event()

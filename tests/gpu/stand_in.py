@@ -1,0 +1,244 @@
+"""The real driver room, cuda.core and all, on a library that stands in for the CUDA driver's; see libcuda.c.
+
+    LD_LIBRARY_PATH=FOLDER python -m tests.gpu.stand_in          # FOLDER holds what `build` made
+
+prints one JSON object: for each job the traceback of what went wrong, or null. What is not tried this way is the
+hardware, its timing, and what the CUDA driver refuses that the stand-in does not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import traceback
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+
+from aiodist.gpu import cuda_core
+from aiodist.gpu.cuda_core import CudaCore
+from aiodist.gpu.execute import Executor
+from aiodist.gpu.moves import Move, whole
+from aiodist.gpu.plan import HOST, Job, Place
+from aiodist.gpu.scheme import Batch
+from aiodist_kernels import ReduceOp, reduce
+from aiodist_kernels.cuda.folds import reduce_all
+from aiodist_kernels.cuda.simulated import Memory as Machine
+from aiodist_kernels.quiet import quietly
+from aiodist_kernels.rules import rule_for
+from tests.benchmarks import cuda_reductions
+from tests.benchmarks.cuda_cases import KIB, cases
+from tests.kernels import arrays
+from tests.kernels.arrays import BFLOAT16, assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiodist_kernels.cuda.forms import Form
+
+SINGLE = np.dtype(np.float32)
+_Launch = ctypes.CFUNCTYPE(
+    None, ctypes.c_int, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint, ctypes.c_uint
+)
+
+
+def build(folder: Path) -> bool:
+    """Build the library in a folder; return whether there is a compiler for it."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        return False
+    source = Path(__file__).with_name("libcuda.c")
+    subprocess.run(
+        [compiler, "-O1", "-shared", "-fPIC", str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"], check=True
+    )
+    return True
+
+
+class Loading(CudaCore):
+    """The real driver, which notes the forms of the kernels that it loads, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.library: Any = ctypes.CDLL("libcuda.so.1")
+        self.forms: list[Form] = []
+        self.errors: list[str] = []
+        self._carry_out = _Launch(self.carry_out)
+        self.library.stub_on_launch(self._carry_out)
+
+    def load(self, device: int, form: Form) -> None:
+        if not self.is_loaded(device, form):
+            self.forms.append(form)
+        super().load(device, form)
+
+    def carry_out(self, library: int, name: bytes, arguments: Any, blocks: int, threads: int) -> None:
+        try:
+            form = self.forms[library]
+            assert 0 < blocks <= 32
+            assert threads == 256
+            count = 3 if form.tabled else form.recipe.count + 3
+            given = [ctypes.c_int64.from_address(arguments[i]).value for i in range(count)]
+            (self._tabled if form.tabled else self._direct)(form, *given)
+        except BaseException:  # noqa: BLE001  (it may not come out of a callback)
+            self.errors.append(traceback.format_exc())
+
+    def _direct(self, form: Form, out: int, *rest: int) -> None:
+        *buffers, vectors, lanes = rest
+        assert vectors * form.width <= lanes
+        self._reduce(form, out, buffers, 0, lanes)
+
+    def _tabled(self, form: Form, table: int, chunks: int, count: int) -> None:
+        heads = np.ctypeslib.as_array((ctypes.c_int64 * (4 * chunks)).from_address(table)).reshape(-1, 4)
+        for row, low, _, high in heads.tolist():
+            out, *buffers = (ctypes.c_int64 * (1 + count)).from_address(table + 8 * row)
+            self._reduce(form, out, buffers, low, high)
+
+    def _reduce(self, form: Form, out: int, buffers: list[int], low: int, high: int) -> None:
+        quietly(reduce_all, Machine(form.recipe, high - low, vector=False), out, buffers, low, len(buffers))
+
+    def put(self, device: int, values: np.ndarray) -> Any:
+        with self.using():
+            return self.upload(device, np.ascontiguousarray(values).reshape(-1).view(np.uint8))
+
+
+def read(memory: Any, like: np.ndarray) -> np.ndarray:
+    """Return what lies in memory, which is the host's."""
+    return np.frombuffer(ctypes.string_at(memory.address, like.nbytes), like.dtype).reshape(like.shape)
+
+
+def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], sizes: list[int]) -> None:
+    """Reduce leaves on these devices, several times, and check every replica's results."""
+    executor, jobs, checks, keeps = Executor(driver), [], [], []
+    for leaf, size in enumerate(sizes):
+        buffers = arrays.buffers(leaf, len(devices), (size,), dtype)
+        wanted = reduce(op, buffers)
+        inputs = [driver.put(device, values) for device, values in zip(devices, buffers, strict=True)]
+        outs = [driver.put(device, np.full(wanted.nbytes, 0xA5, np.uint8)) for device in devices]
+        places = [tuple(Place(d, m.address) for d, m in zip(devices, some, strict=True)) for some in (inputs, outs)]
+        jobs.append(Job(places[0], places[1], size, dtype.itemsize, wanted.dtype.itemsize))
+        checks += [(out, wanted) for out in outs]
+        keeps += [*inputs, *outs]
+    scheme = executor.scheme([Batch(rule_for(op, dtype), jobs)])
+    executor.load(scheme)
+    with driver.using():
+        streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
+        streams += [driver.foreign_stream(device, 0) for device in sorted(set(devices))]
+    for _ in range(3):
+        completion = executor.run(scheme, streams, [])
+        assert completion.is_done()
+    assert not driver.errors, driver.errors[0]
+    for out, wanted in checks:
+        assert_same_bits(read(out, wanted), wanted)
+
+
+def copies_of_rows(driver: Loading) -> None:
+    """Move a part of an array to a part of another one, on one device and across."""
+    values = np.arange(240, dtype=np.int16).reshape(4, 10, 6)
+    for there in (0, 1):
+        source, target = driver.put(there, values), driver.put(0, np.zeros_like(values))
+        executor = Executor(driver)
+        views = [whole(Place(k, m.address), values.shape, 2) for k, m in ((0, target), (there, source))]
+        scheme = executor.scheme([], [Move(views[0].part(1, 5, 8), views[1].part(1, 0, 3))])
+        with driver.using():
+            streams = [driver.foreign_stream(0, 1)]
+        executor.run(scheme, streams, []).wait()
+        wanted = np.zeros_like(values)
+        wanted[:, 5:8] = values[:, :3]
+        assert_same_bits(read(target, wanted), wanted)
+
+
+def through_the_host(driver: Loading) -> None:
+    """Copy to page-locked memory of the host, and from there to another device."""
+    values = np.arange(100, dtype=np.int16)
+    source, target = driver.put(0, values), driver.put(1, np.zeros_like(values))
+    with driver.using():
+        host = driver.host_memory(values.nbytes)
+        driver.copy_out(0, HOST, host.address, source.address, values.nbytes)
+        driver.copy(1, target.address, HOST, host.address, values.nbytes)
+    assert_same_bits(read(host, values), values)
+    assert_same_bits(read(target, values), values)
+
+
+def nothing_is_left(driver: Loading) -> None:
+    """Memory goes back when nobody holds it; events are made once."""
+    problem = ReduceOp.SUM, SINGLE, [0, 1, 1], [64, 5]
+    reduced(driver, *problem)
+    gc.collect()
+    memory, events = (driver.library.stub_live(what) for what in (0, 2))
+    for _ in range(5):
+        reduced(driver, *problem)
+        gc.collect()
+    assert driver.library.stub_live(0) == memory
+    assert driver.library.stub_live(2) == events
+
+
+def current_device_stays(driver: Loading) -> None:
+    """What was current before is current afterwards: nothing, and another device."""
+    context = ctypes.c_void_p(1)
+    for device in (None, 1):
+        if device is not None:
+            driver._core.Device(device).set_current()
+        driver.library.cuCtxGetCurrent(ctypes.byref(context))
+        before = context.value
+        reduced(driver, ReduceOp.SUM, SINGLE, [0, 0], [8])
+        driver.library.cuCtxGetCurrent(ctypes.byref(context))
+        assert context.value == before
+
+
+def benchmark(driver: Loading) -> None:
+    """The benchmark as it is run on a GPU, its own lab and driver too, with leaves some thousand times smaller."""
+    with tempfile.TemporaryDirectory() as folder:
+        with (
+            mock.patch.object(cuda_core, "CudaCore", return_value=driver),
+            mock.patch.object(cuda_reductions, "BEYOND_CACHE", 16 * KIB),
+            mock.patch.object(cuda_reductions, "cases", return_value=[case.smaller(1 << 15) for case in cases()]),
+            contextlib.redirect_stdout(sys.stderr),
+        ):
+            assert cuda_reductions.main([folder]) == 0
+        table = json.loads((Path(folder) / "cuda-reductions.json").read_text())
+        assert len(table["rows"]) == len(cases())
+        assert not table["left_out"]
+        assert all(row["bits"] for row in table["rows"])
+
+
+def jobs() -> dict[str, Callable[[Loading], None]]:
+    """Return all there is to try, by name."""
+    found: dict[str, Callable[[Loading], None]] = {}
+    for devices in ([0, 0], [0, 1], [1, 0, 1]):
+        for op, dtype, sizes in (
+            (ReduceOp.SUM, SINGLE, [1000]),
+            (ReduceOp.MEAN, BFLOAT16, [70, 1, 4099]),
+            (ReduceOp.SUM, np.dtype(np.int32), [400_000]),
+        ):
+            name = f"{op.name} {dtype} {sizes} on {devices}"
+            found[name] = partial(reduced, op=op, dtype=dtype, devices=devices, sizes=sizes)
+    found["SUM of 21"] = partial(reduced, op=ReduceOp.SUM, dtype=SINGLE, devices=[0] * 21, sizes=[50])
+    for job in (copies_of_rows, through_the_host, benchmark, nothing_is_left, current_device_stays):
+        found[job.__name__] = job
+    return found
+
+
+def main() -> None:
+    """Run each job; print what went wrong."""
+    driver = Loading()
+    outcome: dict[str, str | None] = {}
+    for name, job in jobs().items():
+        try:
+            job(driver)
+        except Exception:  # noqa: BLE001  (whatever it is, it is the outcome of this job)
+            outcome[name] = traceback.format_exc()
+        else:
+            outcome[name] = None
+    json.dump(outcome, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
