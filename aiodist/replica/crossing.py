@@ -164,15 +164,15 @@ class Crossing(Carrier):
 
     # What the control plane calls, in the event loop.
 
-    def ask(self) -> None:
-        """Tell what there is to tell, once the local replicas have shown what they do."""
+    def ask(self, trouble: int | None) -> None:
+        """Tell what there is to tell, once the local replicas have shown what they do, as others are in trouble."""
         self._asked = True
         if self.told or self.judged.is_set() or self.clean:
             return
         if self._finishing or self.group.engine is None:
             self.tell()
         else:
-            self.group.consider_all()
+            self.group.consider_all(trouble)
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict."""

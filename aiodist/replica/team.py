@@ -71,7 +71,7 @@ class Team:
         self._in_use: set[int] = {0}
         self._ended: list[Crossing] = []
         self._crossings: dict[LaneKey, Crossing] = {}
-        self._asked: set[LaneKey] = set()
+        self._asked: dict[LaneKey, int | None] = {}
         self._incidents = 0
         self._runs = 0
         self._root: Crossing | None = None
@@ -90,9 +90,9 @@ class Team:
 
     # What the control plane calls, in any thread.
 
-    def asked(self, key: LaneKey) -> None:
-        """Report what there is to tell of a lane."""
-        self.call_soon_threadsafe(self._ask, key)
+    def asked(self, key: LaneKey, trouble: int | None) -> None:
+        """Report what there is to tell of a lane, in which that meeting cannot complete, as far as it is known."""
+        self.call_soon_threadsafe(self._ask, key, trouble)
 
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
@@ -129,16 +129,16 @@ class Team:
         crossing = self._crossings.get(key)
         return None if crossing is None or crossing.told else crossing.state(note=note)
 
-    def _ask(self, key: LaneKey) -> None:
+    def _ask(self, key: LaneKey, trouble: int | None) -> None:
         if self._root is None and key == (0, self._incidents) and self.lost is None:
             self._root_crossing()
         crossing = self._crossings.get(key)
         if crossing is None:
-            self._asked.add(key)
+            self._asked[key] = trouble
         elif crossing is self._root:
             crossing.tell()
         else:
-            crossing.ask()
+            crossing.ask(trouble)
 
     def _judge(self, key: LaneKey, verdict: Verdict) -> None:
         crossing = self._crossings.pop(key, None)
@@ -158,8 +158,7 @@ class Team:
         """Let a crossing hear of its lane."""
         self._crossings[crossing.key] = crossing
         if crossing.key in self._asked:
-            self._asked.discard(crossing.key)
-            self.call_soon_threadsafe(self._ask, crossing.key)
+            self.call_soon_threadsafe(self._ask, crossing.key, self._asked.pop(crossing.key))
 
     def leave(self, crossing: Crossing) -> None:
         """Let a crossing go, whose lane is free again."""

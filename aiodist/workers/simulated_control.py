@@ -41,9 +41,9 @@ class SimulatedSwitchboard:
             if other != rank:
                 listener.lose(rank, why)
 
-    def _ask(self, rank: int, key: LaneKey) -> None:
+    def _ask(self, rank: int, key: LaneKey, trouble: int | None) -> None:
         if rank not in self._lost:
-            self._listeners[rank].asked(key)
+            self._listeners[rank].asked(key, trouble)
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
         if rank not in self._lost:

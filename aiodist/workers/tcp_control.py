@@ -296,11 +296,11 @@ class TcpControl(Requests):
         if self._coordinator is not None and key in self._coordinator.pending:
             self._coordinator.conclude(key)
 
-    def _ask(self, rank: int, key: LaneKey) -> None:
+    def _ask(self, rank: int, key: LaneKey, trouble: int | None) -> None:
         if rank == 0:
-            self._on_ask(key)
+            self._on_ask(key, trouble)
         elif rank in self._peers:
-            self._put(self._peers[rank], message("ask", key))
+            self._put(self._peers[rank], message("ask", key, trouble))
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
         if self._made[0] is not verdict:  # which is long where there are thousands of workers, and the same for all
@@ -310,9 +310,9 @@ class TcpControl(Requests):
         elif rank in self._peers:
             self._put(self._peers[rank], self._made[1])
 
-    def _on_ask(self, key: LaneKey) -> None:
+    def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
         if self._listener is not None:
-            self._listener.asked(key)
+            self._listener.asked(key, trouble)
             self._later(ANSWER_SECONDS, "answer", key)
 
     def _on_answer(self, key: LaneKey) -> None:

@@ -66,8 +66,8 @@ class Verdict:
 class Listener(Protocol):
     """A worker, as the control plane calls it, in the worker's event loop or not."""
 
-    def asked(self, key: LaneKey) -> None:
-        """Report what there is to tell of a lane."""
+    def asked(self, key: LaneKey, trouble: int | None) -> None:
+        """Report what there is to tell of a lane, in which that meeting cannot complete, as far as it is known."""
 
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
@@ -116,7 +116,7 @@ class Coordinator:
     Args:
         layout: the workers' replicas.
         order_check: what call sites are compared by.
-        ask: asks a worker for its part.
+        ask: asks a worker for its part, and says which meeting cannot complete, if that is known.
         tell: tells a worker the verdict.
     """
 
@@ -124,7 +124,7 @@ class Coordinator:
         self,
         layout: Layout,
         order_check: OrderCheck,
-        ask: Callable[[int, LaneKey], None],
+        ask: Callable[[int, LaneKey, int | None], None],
         tell: Callable[[int, LaneKey, Verdict], None],
     ) -> None:
         self._layout = layout
@@ -152,7 +152,7 @@ class Coordinator:
             case.states[rank] = state
             for other in range(self._layout.workers):
                 if other != rank:
-                    self._ask(other, key)
+                    self._ask(other, key, state.trouble)
         case.states[rank] = state
         if key in self._cases and len(case.states) == self._layout.workers:
             self.conclude(key)
@@ -170,7 +170,7 @@ class Coordinator:
         if standing:
             self._cases[key] = _Case(standing=standing)
             for worker in range(self._layout.workers):
-                self._ask(worker, key)
+                self._ask(worker, key, None)
 
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
