@@ -99,6 +99,11 @@ class PartCrossing(Carrier):
             self._queue.append(None)
             self._bell.ring()
 
+    @property
+    def let_go_by_all(self) -> bool:
+        """Whether none of the local members has a context any more."""
+        return not self._contexts
+
     def let_go(self) -> None:
         """Hear that one of the local members' contexts is gone."""
         self._contexts -= 1
@@ -177,7 +182,7 @@ def part_of(group: SyncGroup, overdue: tuple[int, float] | None) -> GroupPart:
     assert isinstance(group, SubGroup)
     bridge = group.bridge
     known = (bridge.serial, bridge.key) if isinstance(bridge, PartCrossing) else (None, None)
-    return tell_part(group, *known, overdue)
+    return tell_part(group, *known, overdue, let_go=isinstance(bridge, PartCrossing) and bridge.let_go_by_all)
 
 
 def layout_of(everyone: tuple[int, ...], workers: tuple[int, ...], whole: Layout) -> Layout:
