@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiodist import CommunicationOptions, IndexedSlices, PerReplica, ReduceOp, ReplicaContext
-from tests.workers.simulated import Job, on_one_machine
+from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUTS = [(1,), (3,), (2, 2), (1, 3), (1, 1, 2), (3, 1, 2, 2)]
 DTYPES = [np.int8, np.uint32, np.int64, np.float16, np.float32, np.float64, np.complex64, np.complex128, np.longdouble]
@@ -56,10 +56,10 @@ async def test_ids_count_over_all_workers(layout: tuple[int, ...]) -> None:
     await check(program, layout)
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["fast", "ordered"])
+@pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}, {"verify": "alongside"}], ids=str)
 @pytest.mark.parametrize("size", [3, 1000], ids=["in the record", "beside it"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_reductions(layout: tuple[int, ...], size: int, ordered: bool) -> None:
+async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str, str]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         found = []
         for dtype in DTYPES:
@@ -69,9 +69,10 @@ async def test_reductions(layout: tuple[int, ...], size: int, ordered: bool) -> 
                 found.append(await ctx.all_reduce(op, whole(ctx, dtype, size)))
         return found
 
-    await check(program, layout, reduction="ordered" if ordered else "fast")
+    await check(program, layout, **options)
 
 
+@on_uvloop_too
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
@@ -115,6 +116,7 @@ async def test_what_moves_values(layout: tuple[int, ...], size: int) -> None:
     await check(program, layout)
 
 
+@on_uvloop_too
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_overlapped_collectives_and_out_buffers(layout: tuple[int, ...]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
