@@ -20,7 +20,6 @@ from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.workers.calls import digest
-from aiodist.workers.crossing import Span
 from aiodist.workers.lane_book import Grant, GroupKey
 from aiodist.workers.layout import Layout
 from aiodist.workers.parts import GroupPart, tell_part
@@ -48,7 +47,7 @@ class PartCrossing(Carrier):
         whole = run.span
         self.workers = tuple(sorted({whole.layout.worker_of(replica_id)[0] for replica_id in group.everyone}))
         layout = layout_of(group.everyone, self.workers, whole.layout)
-        super().__init__(run.team, None, group, Span(layout, whole.ordered))
+        super().__init__(run.team, None, group, whole._replace(layout=layout))
         self._run = run
         self._parent, self._positions = parent, positions
         self.judged = run.judged
@@ -98,6 +97,11 @@ class PartCrossing(Carrier):
             self._closing = True
             self._queue.append(None)
             self._bell.ring()
+
+    @property
+    def let_go_by_all(self) -> bool:
+        """Whether none of the local members has a context any more."""
+        return not self._contexts
 
     def let_go(self) -> None:
         """Hear that one of the local members' contexts is gone."""
@@ -177,7 +181,7 @@ def part_of(group: SyncGroup, overdue: tuple[int, float] | None) -> GroupPart:
     assert isinstance(group, SubGroup)
     bridge = group.bridge
     known = (bridge.serial, bridge.key) if isinstance(bridge, PartCrossing) else (None, None)
-    return tell_part(group, *known, overdue)
+    return tell_part(group, *known, overdue, let_go=isinstance(bridge, PartCrossing) and bridge.let_go_by_all)
 
 
 def layout_of(everyone: tuple[int, ...], workers: tuple[int, ...], whole: Layout) -> Layout:
