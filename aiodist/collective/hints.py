@@ -142,7 +142,8 @@ def _dtype(findings: Findings) -> list[str]:
 
 def _timeout(findings: Findings) -> list[str]:
     if all(replica.call is not None for replica in findings.replicas):
-        return ["The merge function runs in a task of its own: look at what it awaits."]
+        merges = findings.camps[0][1][sig.KIND].name == "merge_call"
+        return ["The merge function runs in a task of its own: look at what it awaits."] if merges else []
     waits = " ".join(replica.waits_for or "" for replica in findings.replicas)
     if "Lock" in waits or "Semaphore" in waits:
         return ["A lock that is held across a collective keeps the others from coming to it: release it before."]
