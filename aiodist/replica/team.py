@@ -17,6 +17,7 @@ from typing import Any, Final
 import anyio
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
+from aiodist.collective.callsite import location
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
@@ -26,7 +27,7 @@ from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_engine import RootEngine
-from aiodist.replica.turns import turn
+from aiodist.replica.turns import is_late_for, turn
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
@@ -188,8 +189,10 @@ class Team:
         """
         check_all_workers_are_here()
         group = self._root_crossing().group
-        if self._unheard:
-            raise self._unheard.popleft()
+        while self._unheard:
+            error = self._unheard.popleft()
+            if is_late_for(error, location(code, offset)):
+                raise error
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]
         return made
@@ -342,8 +345,8 @@ class Team:
     def _replace_root(self, crossing: Crossing, verdict: Verdict) -> None:
         """Let lane 0 begin anew.
 
-        Where this worker has not come to the operation that failed, its next one is that: it raises the verdict, and
-        does not meet what the others do after they have.
+        Where this worker has not come to the operation that failed, it raises the verdict when it does, and does not
+        meet there what the others do after they have.
         """
         if crossing is self._root:
             self._root = None

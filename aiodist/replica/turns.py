@@ -1,4 +1,4 @@
-"""Turns: callers of one lane use it one after the other, in the order in which they have called."""
+"""Turns: callers of one lane use it one after the other, in the order in which they have called; some come late."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 
 import anyio
 from anyio import get_cancelled_exc_class
+
+from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.reports import Location
 
 
 @asynccontextmanager
@@ -34,3 +37,9 @@ async def turn(
         yield
     finally:
         lock.release()
+
+
+def is_late_for(error: CollectiveError, place: Location) -> bool:
+    """Return whether a call from a place is the one that has failed on other workers; else this one leaves that out."""
+    places = {replica.location for replica in error.report.replicas if replica.location is not None}
+    return not places or place in places

@@ -143,6 +143,8 @@ def main() -> None:
         communication_options=CommunicationOptions(timeout_seconds=limit),
     )
     if what == "values":
+        second = MultiWorkerMirroredStrategy()  # meets the others' second one
+        assert second.num_replicas_in_sync == strategy.num_replicas_in_sync / 2
         say(f"digest {asyncio.run(all_values(strategy))}")
         return
 
