@@ -1,6 +1,6 @@
 """A program for real workers: each goes through all that a communicator must do, then runs the program of `job`.
 
-python conformance_job.py           prints a digest a worker, the same on all, when everything was right
+python conformance_job.py           prints two digests a worker, the same on all, when everything was right
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.engines import default_communicator
 from tests.workers.conformance import CASES, go_through
-from tests.workers.job import all_values, say
+from tests.workers.job import all_ordered_sums, all_values, say
 
 
 def connected() -> Communicator:
@@ -37,12 +37,18 @@ def main() -> None:
     for case in CASES:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
-    duplication = communicator.idup()
-    communicator.wait(duplication)
     strategy = MultiWorkerMirroredStrategy(
-        duplication.result(), ["CPU:0", "CPU:1"], communication_options=CommunicationOptions(timeout_seconds=30)
+        duplicate(communicator), ["CPU:0", "CPU:1"], communication_options=CommunicationOptions(timeout_seconds=30)
     )
     say(f"digest {asyncio.run(all_values(strategy))}")
+    say(f"ordered {all_ordered_sums(duplicate(communicator), 4 // communicator.size)}")
+
+
+def duplicate(communicator: Communicator) -> Communicator:
+    """Return another communicator of the same workers."""
+    duplication = communicator.idup()
+    communicator.wait(duplication)
+    return duplication.result()
 
 
 if __name__ == "__main__":
