@@ -40,8 +40,8 @@ SUM, MEAN, MIN, MAX, PRODUCT = ReduceOp
 
 ONE_OF_EACH_KIND = [HALF, SINGLE, np.dtype(np.int16), np.dtype(np.uint8), COMPLEX[0], np.dtype(bool)]
 WIDE: Accumulate = "float64"
-# Every rule with three buffers. Every other form takes a rule's steps as they are, so that some rules show whether it is
-# right: each operation and, in the form for any number of buffers, each kind of number.
+# Every rule with three buffers. Every other form takes a rule's steps as they are, so some rules show that
+# it is right: each operation and, in the form for any number of buffers, each kind of number.
 FORMS = [(SUM, 16), (MEAN, 2), (MIN, 8), (MAX, 16), (PRODUCT, 2), (SUM, 8)]
 KERNELS: list[tuple[ReduceOp, np.dtype, int, Accumulate]] = [
     *[(op, dtype, 3, "native") for op, dtype in DEFINED],
