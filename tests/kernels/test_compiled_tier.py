@@ -38,7 +38,7 @@ SINGLE = np.dtype(np.float32)
 HALF = np.dtype(np.float16)
 SUM, MEAN, MIN, MAX, PRODUCT = ReduceOp
 
-ONE_OF_EACH_KIND = [HALF, SINGLE, np.dtype(np.int16), np.dtype(np.uint8), COMPLEX[0], np.dtype(bool)]
+ONE_OF_EACH_KIND: list[np.dtype] = [HALF, SINGLE, np.dtype(np.int16), np.dtype(np.uint8), COMPLEX[0], np.dtype(bool)]
 WIDE: Accumulate = "float64"
 # Every rule with three buffers. Every other form takes a rule's steps as they are, so some rules show that
 # it is right: each operation and, in the form for any number of buffers, each kind of number.

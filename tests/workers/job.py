@@ -153,7 +153,7 @@ async def all_faults(strategy: MultiWorkerMirroredStrategy, kinds: list[str]) ->
     for kind in kinds:
         begun = time.monotonic()
         try:
-            await strategy.run(lambda kind=kind: faulty(aiodist.get_replica_context(), kind))  # type: ignore[misc]
+            await strategy.run(lambda kind=kind: faulty(aiodist.get_replica_context(), kind))
         except Exception as error:
             seconds = time.monotonic() - begun
             say(f"{kind}: worker {strategy._span[0]} {seconds:.2f} {type(error).__name__} {str(error)!r}")
