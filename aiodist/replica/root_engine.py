@@ -1,4 +1,4 @@
-"""The engine of what is called outside of replicas: meetings that the task which asks for them drives itself."""
+"""The engine of lane 0: what a sync group asks of an event loop, where no replica runs and a caller's task drives."""
 
 from __future__ import annotations
 

@@ -7,7 +7,10 @@ after the other. A run takes a lane that all workers have free, or a new one.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from threading import get_ident
 from types import CodeType
 from typing import Any, Final
@@ -15,6 +18,7 @@ from typing import Any, Final
 import anyio
 from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after
 
+from aiodist.collective.callsite import location
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
@@ -24,6 +28,7 @@ from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_engine import RootEngine
+from aiodist.replica.turns import is_late_for, turn
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
@@ -75,6 +80,8 @@ class Team:
         self._incidents = 0
         self._runs = 0
         self._root: Crossing | None = None
+        self._unheard: deque[CollectiveError] = deque()
+        self._left: deque[tuple[Signature, CodeType, int]] = deque()
         self._loop: Any = None
         self._thread = 0
         self._call: Callable[..., object] = _call_now
@@ -145,7 +152,7 @@ class Team:
         self.group_lanes.forget(key)
         if crossing is not None:
             crossing.judge(verdict)
-            self._replace_root(crossing)
+            self._replace_root(crossing, verdict)
 
     def _lose(self) -> None:
         assert self.lost is not None
@@ -178,11 +185,15 @@ class Team:
         """Begin an operation that the next one that is awaited carries over: the creation of a variable.
 
         Raises:
-            CollectiveError: a worker is lost.
+            CollectiveError: a worker is lost; the others have failed where this one comes to only now.
             ReplicaContextError: this is a merge function of a group.
         """
         check_all_workers_are_here()
         group = self._root_crossing().group
+        while self._unheard:
+            error = self._unheard.popleft()
+            if is_late_for(error, location(code, offset)):
+                raise error
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]
         return made
@@ -196,8 +207,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             Exception: what it raises on all of them.
         """
-        async with self._enter():
-            await self._end_of_trouble()
+        async with self._turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, value)
             await self._carry(meeting, options)
             return meeting.result
@@ -216,8 +226,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             RuntimeError: too many runs at a time.
         """
-        async with self._enter():
-            await self._end_of_trouble()
+        async with self._turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, None)
             common = await self._carry(meeting, options, for_run=True)
             if not common:
@@ -256,6 +265,19 @@ class Team:
         return self._lanes[index]
 
     # Lane 0.
+
+    def _turn(self, *call: Any) -> AbstractAsyncContextManager[None]:
+        """Return a turn at lane 0, for a call: its signature, and its place."""
+        return turn(self._enter(), self._prepare, partial(self._left.append, call))
+
+    async def _prepare(self) -> None:
+        """Bring lane 0 to where all workers have it, and what was left before its turn to its place in the sequence."""
+        await self._end_of_trouble()
+        while self._left:
+            call = self._left.popleft()
+            with suppress(CollectiveError):  # which the next call raises, too, where a worker is lost
+                self._abandon(self._root_crossing(), self.begin(*call, None))
+            await self._end_of_trouble()
 
     def _enter(self) -> anyio.Lock:
         """Return the lock of lane 0, in the event loop that runs now."""
@@ -325,11 +347,18 @@ class Team:
             member.abandon(last.number)
         root.tell()
 
-    def _replace_root(self, crossing: Crossing) -> None:
+    def _replace_root(self, crossing: Crossing, verdict: Verdict) -> None:
+        """Let lane 0 begin anew.
+
+        Where this worker has not come to the operation that failed, it raises the verdict when it does, and does not
+        meet there what the others do after they have.
+        """
         if crossing is self._root:
             self._root = None
             self._incidents += 1
             self._ended.append(crossing)
+            if all(member.sequence <= verdict.report.sequence_number for member in crossing.group.members):
+                self._unheard.append(verdict.error())
 
     async def _end_of_trouble(self) -> None:
         """Wait for the verdict on what was called last, if there was trouble."""
