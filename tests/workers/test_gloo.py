@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.workers.gloo import GlooCommunicator, load_gloo
-from tests.tools.command import environment
+from tests.tools.command import environment, exit_code
 from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
 
 with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
@@ -63,10 +63,6 @@ def test_program_that_nobody_told_where_workers_meet() -> None:
 
 
 @pytest.mark.parametrize("option", ["--hosts=a,b", "--launcher=mpiexec"])
-def test_gloo_starts_workers_here_by_itself(option: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--engine", "gloo", option, str(JOB)],
-        capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert "neither --hosts nor --launcher" in ended.stderr
+def test_gloo_starts_workers_here_by_itself(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("run", "-n", "2", "--engine", "gloo", option, str(JOB)) == 2
+    assert "neither --hosts nor --launcher" in capsys.readouterr().err
