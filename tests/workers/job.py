@@ -143,6 +143,8 @@ def main() -> None:
     what, *kinds = sys.argv[1:]
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"] if what == "values" else None)
     if what == "values":
+        second = MultiWorkerMirroredStrategy()  # meets the others' second one
+        assert second.num_replicas_in_sync == strategy.num_replicas_in_sync / 2
         say(f"digest {asyncio.run(all_values(strategy))}")
         return
     asyncio.run(all_faults(strategy, kinds))
