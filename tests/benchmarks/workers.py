@@ -34,7 +34,12 @@ ROUNDS = 7
 def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
     """Return the engine's own sum of arrays, which blocks."""
     if isinstance(engine, GlooCommunicator):
-        return lambda value, out: engine.iallreduce(ReduceOp.SUM, value, out)._works[0].wait()
+
+        def wait(value: Any, out: Any) -> None:
+            request: Any = engine.iallreduce(ReduceOp.SUM, value, out)
+            request._works[0].wait()
+
+        return wait
     return load_mpi().COMM_WORLD.Allreduce
 
 
