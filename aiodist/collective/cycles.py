@@ -150,8 +150,9 @@ class CycleWatch:
             self._look_again(self._not_before)
 
     def _look_again(self, at: float) -> None:
-        self._again = at
-        self._root._set_alarm(at)
+        if any(member.end is None for member in self._root.members):  # else the end of the run tells all there is
+            self._again = at
+            self._root._set_alarm(at)
 
 
 def _waits(root: SyncGroup) -> dict[int, list[Awaiting]]:

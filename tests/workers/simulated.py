@@ -6,12 +6,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
+import pytest
 
 import aiodist
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReplicaContext
 from aiodist.workers.simulated import SimulatedCluster
 
 Program = Callable[[ReplicaContext], Awaitable[Any]]
+
+# What is for workers alone does not tell asyncio's event loops apart. What does, replicas and collectives, is tested on
+# uvloop by itself, and in each area by a test or two of several workers.
+LOOPS = [pytest.param(("asyncio", {}), id="asyncio"), pytest.param(("trio", {}), id="trio")]
+_UVLOOP = pytest.param(("asyncio", {"use_uvloop": True}), id="uvloop")
+on_uvloop_too = pytest.mark.parametrize("anyio_backend", [*LOOPS, _UVLOOP])
+on_both_loops = pytest.mark.parametrize("loop", LOOPS)
 
 
 class Job:

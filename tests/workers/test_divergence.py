@@ -25,7 +25,7 @@ from aiodist import (
 from aiodist.replica.stall import StallWatch
 from tests.collective.runs import mirrored, run
 from tests.replica.test_stall import Looks
-from tests.workers.simulated import Job, Program
+from tests.workers.simulated import Job, Program, on_uvloop_too
 
 LAYOUTS = [(2, 2), (1, 3), (1, 1, 1, 1), (4,)]
 pytestmark = pytest.mark.anyio
@@ -111,6 +111,7 @@ async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...
     await job.check_that_it_works()
 
 
+@on_uvloop_too
 @pytest.mark.parametrize("layout", [(2, 2), (1, 1, 1, 1)], ids=str)
 async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_cause_elsewhere(layout: Any) -> None:
     async def program(ctx: ReplicaContext) -> None:
@@ -201,6 +202,7 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
     await job.check_that_it_works()
 
 
+@on_uvloop_too
 @pytest.mark.parametrize("where", ["in a collective", "outside"])
 async def test_lost_worker_is_named_by_all_others(where: str) -> None:
     job = Job(1, 1, 2)

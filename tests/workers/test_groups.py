@@ -11,11 +11,11 @@ import pytest
 
 from aiodist import ReplicaContext, ReplicaContextError, get_replica_context
 from tests.collective.runs import error_of
-from tests.workers.simulated import Job, Program, on_one_machine
+from tests.workers.simulated import Job, Program, on_one_machine, on_uvloop_too
 from tests.workers.test_divergence import without_workers
 
 LAYOUTS = [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3), (4,)]
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
 async def members_in_the_order_given(ctx: ReplicaContext) -> Any:
@@ -141,6 +141,7 @@ async def merged(strategy: Any, value: Any) -> Any:
     return await strategy.reduce("SUM", value, None), len(strategy.experimental_local_results(value))
 
 
+@on_uvloop_too
 async def test_a_merge_function_of_a_group_has_this_workers_values() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         me = ctx.replica_id_in_sync_group

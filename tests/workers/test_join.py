@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from aiodist import IncompleteCollectiveError, IndexedSlices, ReplicaContext, ReplicaContextError
 from tests.collective.runs import error_of
-from tests.collective.test_random_programs import Loop, on, on_every_loop, seeds
-from tests.workers.simulated import Job, Program, on_one_machine
+from tests.collective.test_random_programs import Loop, on, seeds
+from tests.workers.simulated import Job, Program, on_both_loops, on_one_machine, on_uvloop_too
 from tests.workers.test_divergence import without_workers
 
 LAYOUTS = [(1, 1, 1), (2, 1), (1, 2), (3,)]
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
 async def every_kind(ctx: ReplicaContext) -> Any:
@@ -103,6 +103,7 @@ async def test_a_join_is_awaited_before_the_next_collective() -> None:
     await Job(1, 1).values(program)
 
 
+@on_uvloop_too
 async def test_many_workers_join() -> None:
     async def program(ctx: ReplicaContext) -> Any:
         me = ctx.replica_id_in_sync_group
@@ -170,7 +171,7 @@ async def test_one_that_fails_while_others_have_joined_is_named(layout: tuple[in
     await job.check_that_it_works()
 
 
-@on_every_loop
+@on_both_loops
 @settings(max_examples=25)
 @given(
     counts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=3), min_size=2, max_size=5),

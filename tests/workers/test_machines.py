@@ -83,7 +83,7 @@ def test_arguments_variables_and_exit_codes_reach_all_machines(
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "7.5")
     program = tmp_path / "a program.py"
     program.write_text(
-        "import os, platform, sys; print(sys.argv[1:], os.environ['AIODIST_STALL_SECONDS'], platform.node())"
+        "import os, platform, sys; print(f\"{sys.argv[1:]} {os.environ['AIODIST_STALL_SECONDS']} {platform.node()}\")"
     )
     made, job = lab.start(2, str(program), "two words", "it's", "$HOME")
     check_that_it_ends(job, 0)

@@ -20,7 +20,7 @@ from aiodist import (
 )
 from aiodist.workers.simulated import SimulatedCommunicator
 from aiodist.workers.simulated_control import SimulatedSwitchboard
-from tests.workers.simulated import Job, on_one_machine
+from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUT = (*[1] * 64, 3, 1)
 REPLICAS = sum(LAYOUT)
@@ -124,6 +124,7 @@ async def test_first_replica_says_how_to_accumulate() -> None:
     assert [float(value[0]) for value in await Job(*LAYOUT).values(program)] == [expected] * REPLICAS
 
 
+@on_uvloop_too
 async def test_as_many_runs_at_a_time_as_there_are_lanes() -> None:
     async def outside(strategy: Any) -> Any:
         found = {}

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from aiodist import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ReplicaContext, WorkerLostError
 from tests.collective.runs import error_of
 from tests.collective.test_cycles import goes_through, orders_of_groups
-from tests.collective.test_random_programs import Loop, on, on_every_loop, seeds
-from tests.workers.simulated import Job, Program, on_one_machine
+from tests.collective.test_random_programs import Loop, on, seeds
+from tests.workers.simulated import Job, Program, on_both_loops, on_one_machine
 from tests.workers.test_divergence import without_workers
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
 async def opposite(ctx: ReplicaContext) -> None:
@@ -124,7 +124,7 @@ def _context() -> ReplicaContext:
     return get_replica_context()
 
 
-@on_every_loop
+@on_both_loops
 @settings(max_examples=6)
 @given(drawn=orders_of_groups(), cuts=st.lists(st.booleans(), min_size=4, max_size=4))
 def test_any_order_of_groups_goes_through_or_is_a_circle(
@@ -192,7 +192,7 @@ async def carry_out(group: ReplicaContext, steps: list[str], joins: bool, pauses
     return [*found, await group.join()] if joins else found
 
 
-@on_every_loop
+@on_both_loops
 @settings(max_examples=20)
 @given(drawn=programs(), cuts=st.lists(st.booleans(), min_size=4, max_size=4), seed=seeds, odd=st.integers(0, 9))
 def test_random_programs_give_what_one_machine_gives_and_name_who_differs(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiodist import CommunicationOptions, IndexedSlices, PerReplica, ReduceOp, ReplicaContext
-from tests.workers.simulated import Job, on_one_machine
+from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUTS = [(1,), (3,), (2, 2), (1, 3), (1, 1, 2), (3, 1, 2, 2)]
 DTYPES = [np.int8, np.uint32, np.int64, np.float16, np.float32, np.float64, np.complex64, np.complex128, np.longdouble]
@@ -72,6 +72,7 @@ async def test_reductions(layout: tuple[int, ...], size: int, ordered: bool) -> 
     await check(program, layout, reduction="ordered" if ordered else "fast")
 
 
+@on_uvloop_too
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_kinds_of_values(layout: tuple[int, ...]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
@@ -115,6 +116,7 @@ async def test_what_moves_values(layout: tuple[int, ...], size: int) -> None:
     await check(program, layout)
 
 
+@on_uvloop_too
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_overlapped_collectives_and_out_buffers(layout: tuple[int, ...]) -> None:
     async def program(ctx: ReplicaContext) -> Any:

@@ -1,0 +1,29 @@
+"""What tests of several workers get: the event loops they run on, and short pauses where they wait for a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aiodist.collective import cycles
+from tests.workers.simulated import LOOPS
+
+
+@pytest.fixture(params=LOOPS)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    """Run a test marked `anyio` on asyncio and trio, and on uvloop where it says so."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def short_pauses() -> Iterator[None]:
+    """Let looks for circles follow each other at once: each is a walk through all objects of this large process.
+
+    What the looks find does not depend on their pace. That of programs is tested with real workers.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cycles, "PAUSE_SECONDS", 0.01)
+        patch.setattr(cycles, "_PAUSE_PER_LOOK", 1)
+        yield
