@@ -130,7 +130,8 @@ def _small_agrees(kernel: Any, rule: Rule) -> bool:
         with np.errstate(all="ignore"):
             wanted = fold_for(rule)(rule, arrays, None)
         got: Array = np.zeros(arrays[0].shape, rule.result)
-        if not (kernel(given, got, arrays[0].nbytes) and _same_bits(got.reshape(-1), wanted.reshape(-1))):
+        nbytes = arrays[0].nbytes if isinstance(given[0], np.ndarray) else -arrays[0].nbytes
+        if not (kernel(given, got, nbytes) and _same_bits(got.reshape(-1), wanted.reshape(-1))):
             return False
     return True
 

@@ -5,7 +5,9 @@ To have Numba look at each argument, or to ask NumPy where each array lies, take
 array. So these kernels get the list and the result's array as they are, and read where the memory lies from the
 objects, in whose layout CPython and NumPy have bound themselves (`layout_is_known` looks whether they have). They
 hold the interpreter's lock, so nothing changes meanwhile, and look at every array before they touch its memory: what
-is not a contiguous array of the first one's dtype and shape makes them return False, with nothing done.
+is not a contiguous array of the result's shape and the first one's dtype makes them return False, with nothing done.
+A scalar's number lies in the object itself; whether there are arrays or scalars the caller says, as it cannot be seen
+from a type that is neither (a subclass of either).
 
 One pass, as in `kernels_cpu`: groups of vectors stay in registers from the first buffer to the last.
 """
@@ -28,7 +30,9 @@ _types: Any = types  # Numba annotates some of these, and not those that are use
 _numba: Any = extending
 
 SmallKernel = Callable[[Sequence[Any], Any, int], bool]
-"""(list or tuple of arrays or of NumPy's scalars, array for the result, bytes of one buffer): whether it was done."""
+"""(list or tuple of arrays or of NumPy's scalars, array for the result, bytes of one of them): whether it was done.
+
+The bytes of a scalar are given as a negative number."""
 
 MOST: Final = 1024
 """Buffers at most: where they lie is kept on the stack."""
@@ -89,12 +93,14 @@ def compile_small(recipe: Recipe) -> SmallKernel:
 
     def kernel(objects: Any, out: Any, nbytes: Any) -> bool:
         items, count, result = _items_of(_place_of(objects)), _peek(_place_of(objects) + _SIZE), _place_of(out)
-        if count > MOST:
+        if not 0 < count <= MOST:
             return False
         table = _words(count)
-        if not (items and _is_array(result) and _find_places(items, count, table)):
+        if not (items and _is_array(result)):
             return False
-        target, stop, index = _peek(result + _DATA), nbytes // size, 0
+        if not (_find_arrays(items, count, table, result) if nbytes >= 0 else _find_scalars(items, count, table)):
+            return False
+        target, stop, index = _peek(result + _DATA), abs(nbytes) // size, 0
         while index + wide <= stop:
             fold_wide(target, table, count, index)
             index += wide
@@ -161,19 +167,26 @@ def _items_of(listed: int) -> Any:
 
 
 @_inner
-def _find_places(items: Any, count: Any, table: Any) -> bool:
-    """Write into a table where the numbers of all items lie, which must be alike."""
+def _find_arrays(items: Any, count: Any, table: Any, result: Any) -> bool:
+    """Write into a table where the numbers of all items lie, which must be arrays like each other."""
     first = _peek(items)
     for place in range(0, 8 * count, 8):
         one = _peek(items + place)
-        if _peek(one + _TYPE) != _peek(first + _TYPE):
+        if not (_is_array(one) and _peek(one + _DTYPE) == _peek(first + _DTYPE) and _same_shape(one, result)):
             return False
-        if _peek(one + _TYPE) != _ARRAY:  # a scalar, whose number lies in the object
-            _poke(table + place, one + _HEAD)
-        elif _is_array(one) and _peek(one + _DTYPE) == _peek(first + _DTYPE) and _same_shape(one, first):
-            _poke(table + place, _peek(one + _DATA))
-        else:
+        _poke(table + place, _peek(one + _DATA))
+    return True
+
+
+@_inner
+def _find_scalars(items: Any, count: Any, table: Any) -> bool:
+    """Write into a table where the numbers of all items lie, which must be NumPy's scalars, all of one type."""
+    kind = _peek(_peek(items) + _TYPE)
+    for place in range(0, 8 * count, 8):
+        one = _peek(items + place)
+        if _peek(one + _TYPE) != kind or kind == _ARRAY:
             return False
+        _poke(table + place, one + _HEAD)
     return True
 
 

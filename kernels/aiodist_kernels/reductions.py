@@ -117,7 +117,7 @@ def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accu
     plan = find_plan(op, first.dtype, accumulate)
     if plan.small_to >= 0:
         total: Array = empty((), plan.rule.result)
-        if plan.small(scalars, total, first.nbytes):
+        if plan.small(scalars, total, -first.nbytes):
             return total[()]
     if plan.rule.contiguous:
         return _reduce(plan, [asarray(scalar) for scalar in scalars], None)[()]

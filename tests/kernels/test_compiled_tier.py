@@ -153,7 +153,11 @@ def test_small_kernel_looks_before_it_reads() -> None:
         [one, np.ones(8, SINGLE)[::2]],
         [one, np.float32(1)],
         [one, one.view(np.recarray)],
+        [one.view(np.memmap)] * 2,
+        [np.float32(1)] * 2,
+        [np.ones(3, SINGLE)] * 2,
         [one, [1.0] * 4],
+        [],
         [one] * 2000,
         {0: one, 1: one},
         np.ones((2, 4), SINGLE),
@@ -162,9 +166,20 @@ def test_small_kernel_looks_before_it_reads() -> None:
         assert not kernel(buffers, out, one.nbytes)
     for result in (np.zeros(8, SINGLE)[::2], np.float32(0), [0.0] * 4):
         assert not kernel([one, one], result, one.nbytes)
+    for scalars in ([one, one], [np.float32(1), np.float64(1)], [np.float32(1), one]):
+        assert not kernel(scalars, out, -4)
     assert not out.any()
     assert kernel([one, one], out, one.nbytes)
     assert out.tolist() == [2] * 4
+
+
+@pytest.mark.parametrize("size", [4, 2000])
+def test_files_in_memory_are_read_where_they_lie(size: int) -> None:
+    small_kernel(SUM, SINGLE)
+    files = [np.arange(size, dtype=SINGLE).view(np.memmap) for _ in range(3)]
+    got = reduce(SUM, files)
+    assert type(got) is np.ndarray
+    assert got.tolist() == [3 * k for k in range(size)]
 
 
 def test_small_kernel_holds_nothing() -> None:
