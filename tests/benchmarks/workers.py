@@ -40,7 +40,8 @@ def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
             request._works[0].wait()
 
         return wait
-    return load_mpi().COMM_WORLD.Allreduce
+    reduce_blocking: Callable[[Any, Any], object] = load_mpi().COMM_WORLD.Allreduce
+    return reduce_blocking
 
 
 async def best(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
