@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 class Bridge(Protocol):
     """Takes meetings on, once all local replicas have met in them, and trouble, once they have shown what they do."""
 
+    @property
+    def alongside(self) -> bool:
+        """Whether values move before it is known that all workers mean the same."""
+        ...
+
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same; `SyncGroup.finish_merge` completes it later."""
 

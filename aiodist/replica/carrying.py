@@ -96,6 +96,11 @@ class Carrier:
         assert self._lane is not None
         return self._lane
 
+    @property
+    def alongside(self) -> bool:
+        """Whether values move together with their records."""
+        return self._span.alongside
+
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
@@ -236,7 +241,10 @@ class Carrier:
         plan = cargo.plan(own)
         yield from plan.prepared(self._hands)
         notice = Notice.NONE if cargo.absent is None else Notice.ABSENT
-        agreed = yield from self.lane.agree(name, plan_of, accumulate=own, free=free, notice=notice)
+        alongside = self._hands if self.alongside and notice is Notice.NONE else None
+        agreed = yield from self.lane.agree(
+            name, plan_of, accumulate=own, free=free, notice=notice, alongside=alongside
+        )
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self._moving = True
         if agreed.notice >= Notice.ABSENT:

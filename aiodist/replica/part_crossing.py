@@ -19,7 +19,6 @@ from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.workers.calls import digest
-from aiodist.workers.crossing import Span
 from aiodist.workers.lane_book import Grant, GroupKey
 from aiodist.workers.layout import Layout
 from aiodist.workers.transfers import Steps
@@ -46,7 +45,7 @@ class PartCrossing(Carrier):
         whole = run.span
         self.workers = tuple(sorted({whole.layout.worker_of(replica_id)[0] for replica_id in group.everyone}))
         layout = layout_of(group.everyone, self.workers, whole.layout)
-        super().__init__(run.team, None, group, Span(layout, whole.ordered))
+        super().__init__(run.team, None, group, whole._replace(layout=layout))
         self._run = run
         self._parent, self._positions = parent, positions
         self.judged = run.judged

@@ -93,7 +93,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             extended = self._extended
             control = self._communicator.control(layout, extended.order_check, hellos)
             options = extended.communication_options
-            span = Span(layout, options.reduction == "ordered")
+            alongside = layout.workers > 1 and options.verify == "alongside"
+            span = Span(layout, options.reduction == "ordered", alongside)
             self._joined = Team(self._communicator, control, span, extended.order_check, options)
         return self._joined
 

@@ -46,10 +46,12 @@ class Span(NamedTuple):
     Attributes:
         layout: which replicas live where.
         ordered: reductions are to give the same bits for every layout.
+        alongside: values move together with the records that say what they are, where they can.
     """
 
     layout: Layout
     ordered: bool = False
+    alongside: bool = False
 
 
 class Plan(NamedTuple):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from aiodist.workers.alongside import Alongside, Begun
 from aiodist.workers.calls import chained
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.crossing import Plan
@@ -38,12 +39,16 @@ class Agreed(NamedTuple):
         rows: all workers' records; empty where not every worker receives them.
         opening: the record's exchange, for what else it tells until the next one begins.
         notice: the highest that a worker has given. Where replicas are absent, the plan is not to be carried out.
+        begun: the first of the plan's transfers, where all workers have begun it together with their records.
+        wants: all workers lack a communicator for that.
     """
 
     plan: Plan
     rows: Sequence[Row]
     opening: Opening
     notice: Notice = Notice.NONE
+    begun: Begun | None = None
+    wants: bool = False
 
 
 class Lane:
@@ -60,6 +65,7 @@ class Lane:
         self.epoch = 0
         self.posted = 0
         self._opening = Opening(communicator)
+        self._alongside = Alongside(communicator)
         self._chain = bytes(16)
         self._frozen = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
@@ -89,6 +95,7 @@ class Lane:
         accumulate: Accumulate = "native",
         free: int = ALL_FREE,
         notice: Notice = Notice.NONE,
+        alongside: Hands | None = None,
     ) -> Steps[Agreed]:
         """Exchange records; return the plan to carry out.
 
@@ -98,6 +105,7 @@ class Lane:
             accumulate: the one that this worker's first replica wants; worker 0's counts.
             free: as in the record.
             notice: likewise.
+            alongside: worker threads, where values may move together with their record; None: they wait for it.
 
         Raises:
             Disagreement: the workers do not mean the same.
@@ -105,13 +113,19 @@ class Lane:
         """
         plan = plan_of(accumulate)
         wide = Flag.FLOAT64 if accumulate == "float64" else Flag.NONE
+        fast = Flag.NONE if alongside is None else self._flag(plan.transfers)
         self._chain = chained(self._chain, digest)
         length, payload = _payload(plan.transfers) if self._opening.complete else (0, b"")
-        yield self._post(self._chain, length=length, free=free, flags=wide, notice=notice, payload=payload)
+        record = self._post(self._chain, length=length, free=free, flags=wide | fast, notice=notice, payload=payload)
+        begun = None
+        if alongside is not None and fast is Flag.BEGUN:
+            begun = self._alongside.begin(plan.transfers[0], alongside)
+        yield record
         self._check()
         rows = self._opening.rows()
         if self._opening.same_flags():
-            return Agreed(plan, rows, self._opening)
+            return Agreed(plan, rows, self._opening, Notice.NONE, begun, wants=fast is Flag.WANTED)
+        self._drop_begun()
         highest = self._opening.notice()
         if highest >= Notice.ABSENT:
             return Agreed(plan, [], self._opening, highest)
@@ -130,6 +144,7 @@ class Lane:
         """
         yield self._post(self._chain, notice=Notice.JOINED)
         self._check()
+        self._drop_begun()
         self._chain = self._opening.digest() or self._chain
         return Agreed(Plan([], lambda _: None), [], self._opening, Notice.JOINED)
 
@@ -140,17 +155,29 @@ class Lane:
             self.posted += 1
         return self._opening.post(digest, **what)
 
+    def _flag(self, transfers: Sequence[Transfer]) -> Flag:
+        """Return whether values move together with their record, or would if there were a communicator for it."""
+        room = _limit(transfers[0], transfers) if transfers and self._opening.complete else 0
+        return self._alongside.flag(transfers, room)
+
+    def _drop_begun(self) -> None:
+        """Leave alone what some workers have begun together with their records, and others have not."""
+        if self._opening.some_begun():
+            self._alongside.drop()
+
     def _check(self) -> None:
         if not self._opening.agreed():
             raise Disagreement
 
     def carry_out(self, agreed: Agreed, hands: Hands) -> Steps[list[Any]]:
         """Exchange what was agreed on; return the results of the plan's transfers."""
-        results = []
+        if agreed.wants:
+            yield from self._alongside.make()
+        results = [] if agreed.begun is None else [(yield from agreed.begun.go_on())]
         at = 0
         valid = bool(agreed.rows) and agreed.rows[0].length >= 0
         lengths = [row.length for row in agreed.rows] if valid else None
-        for transfer in agreed.plan.transfers:
+        for transfer in agreed.plan.transfers[len(results) :]:
             limit = _limit(transfer, agreed.plan.transfers) - at
             if lengths is not None and transfer.fits(limit, lengths):
                 results.append(transfer.from_records(_parts(transfer, agreed.rows, at)))
@@ -162,6 +189,7 @@ class Lane:
 
     def catch_up(self, posted: int) -> Steps[None]:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""
+        self._alongside.drop()
         while self.posted < posted:
             self.posted += 1
             yield self._opening.post(bytes(16), notice=Notice.OVER)

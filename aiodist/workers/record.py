@@ -55,6 +55,8 @@ class Flag(enum.IntFlag):
 
     NONE = 0
     FLOAT64 = 1  # float32 sums accumulate in float64
+    WANTED = 2  # values would move together with their record, if there were a communicator for it
+    BEGUN = 4  # values move together with their record
 
 
 class Notice(enum.IntEnum):
@@ -182,6 +184,12 @@ class Opening:
     def first_flags(self) -> Flag:
         """Return the first worker's flags."""
         return _row(self._all.data).flags if self.complete else Flag(self._all[_FIRST])
+
+    def some_begun(self) -> bool:
+        """Return whether some worker's values move together with its record."""
+        if self.complete:
+            return any(row.flags & Flag.BEGUN for row in self.rows())
+        return _GREATEST - int(self._all[_COMPLEMENT][-1]) >= Flag.BEGUN  # the greatest flags of all
 
     def free(self) -> int:
         """Return the lanes that all workers have free, a bit each."""

@@ -1,10 +1,10 @@
 """What collectives between workers cost: `aiodist run -n 2 tests/benchmarks/workers.py`, on an idle machine.
 
-Each size is reduced in four ways, one after the other and again: by the engine, blocking; by the engine through
-the event loop, without a record (unverified); by `ctx.all_reduce` (verified); and so with ``reduction="ordered"``.
-Minima over the repeats are shown, in microseconds. Then, for values of 64 MiB: how long the event loop stood still, at
-most, between two of its turns, by the clock and by the processor time that its thread took meanwhile (the rest was
-other processes'); and the share of a core that waiting takes.
+Each size is reduced in five ways, one after the other and again: by the engine, blocking; by the engine through
+the event loop, without a record (unverified); by `ctx.all_reduce` (ahead); so with ``verify="alongside"``; and with
+``reduction="ordered"``. Minimum and median of the rounds are shown, in microseconds. Then, for values of 64 MiB: how
+long the event loop stood still, at most, between two of its turns, by the clock and by the processor time that its
+thread took meanwhile (the rest was other processes'); and the share of a core that waiting takes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import asyncio
 import gc
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from statistics import median
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,7 +29,8 @@ from aiodist.workers.reduction import Folding, Reduction
 from aiodist_kernels.rules import rule_for
 
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
-ROUNDS = 7
+ROUNDS = 9
+WAYS = ["blocking", "unverified", "ahead", "alongside", "ordered"]
 
 
 def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
@@ -44,19 +46,19 @@ def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
     return reduce_blocking
 
 
-async def best(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
-    """Return the seconds of one call: the least mean over the rounds."""
-    found = []
-    for _ in range(ROUNDS):
-        begun = time.perf_counter()
-        for _ in range(repeats):
-            await fn()
-        found.append((time.perf_counter() - begun) / repeats)
-    return min(found)
+async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
+    """Return the seconds of one call."""
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        await fn()
+    return (time.perf_counter() - begun) / repeats
 
 
-async def replica(rows: dict[str, list[float]], *, ordered: bool) -> None:
-    """Measure the collectives of one worker."""
+Rows: TypeAlias = dict[str, dict[str, list[float]]]
+
+
+async def replica(rows: Rows, way: str) -> None:
+    """Measure the collectives of one worker, once."""
     ctx = get_replica_context()
     bell = Bell(asyncio.get_running_loop().call_soon_threadsafe, for_values=True)
     hands = Hands()
@@ -64,7 +66,7 @@ async def replica(rows: dict[str, list[float]], *, ordered: bool) -> None:
     reduce_blocking = allreduce_of(engine)
     for name, size in SIZES.items():
         value, out = np.ones(size, np.float32), np.empty(size, np.float32)
-        repeats = max(3, min(300, (1 << 22) // (4 * size)))
+        repeats = max(4, min(200, (1 << 23) // (4 * size)))
 
         async def blocking(value: Any = value, out: Any = out) -> None:
             reduce_blocking(value, out)
@@ -77,9 +79,13 @@ async def replica(rows: dict[str, list[float]], *, ordered: bool) -> None:
         async def verified(value: Any = value) -> None:
             await ctx.all_reduce(ReduceOp.SUM, value)
 
-        for fn in (verified,) if ordered else (blocking, unverified, verified):
-            await ctx.barrier()
-            rows.setdefault(name, []).append(await best(fn, repeats))
+        ways = {way: verified}
+        if way == "ahead":
+            ways |= {"blocking": blocking, "unverified": unverified}
+        for shown, fn in ways.items():
+            for _ in range(2):
+                await ctx.all_reduce(ReduceOp.SUM, value)
+            rows.setdefault(name, {}).setdefault(shown, []).append(await mean(fn, repeats))
     bell.close()
 
 
@@ -134,23 +140,27 @@ async def wait_for_the_other() -> float:
 def main() -> None:
     """Print the tables."""
     gc.disable()
-    rows: dict[str, list[float]] = {}
-    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
-    ordered = MultiWorkerMirroredStrategy(
-        devices=["CPU:0"], communication_options=CommunicationOptions(reduction="ordered")
-    )
-    asyncio.run(strategy.run(replica, (rows,), {"ordered": False}))
-    asyncio.run(ordered.run(replica, (rows,), {"ordered": True}))
+    rows: Rows = {}
+    strategies = {
+        way: MultiWorkerMirroredStrategy(devices=["CPU:0"], communication_options=options)
+        for way, options in {
+            "ahead": CommunicationOptions(),
+            "alongside": CommunicationOptions(verify="alongside"),
+            "ordered": CommunicationOptions(reduction="ordered"),
+        }.items()
+    }
+    strategy = strategies["ahead"]
+    for _ in range(ROUNDS):
+        for way, each in strategies.items():
+            asyncio.run(each.run(replica, (rows, way)))
     longest = asyncio.run(strategy.run(stalls))
-    longest["ordered"] = asyncio.run(ordered.run(stalls))["all_reduce"]
+    longest["ordered"] = asyncio.run(strategies["ordered"].run(stalls))["all_reduce"]
     share = asyncio.run(strategy.run(wait_for_the_other))
     if strategy.cluster_resolver.task_id == 0:
-        print(f"{'':8}{'blocking':>10}{'unverified':>12}{'verified':>10}{'more':>8}{'ordered':>10}")
-        for name, (plain, bare, checked, tree) in rows.items():
-            shown = "".join(
-                f"{seconds * 1e6:{width}.0f}" for seconds, width in ((plain, 10), (bare, 12), (checked, 10))
-            )
-            print(f"{name:8}{shown}{checked / bare - 1:8.0%}{tree * 1e6:10.0f}")
+        print(" " * 8 + "".join(f"{way:>16}" for way in WAYS))
+        for name, found in rows.items():
+            shown = [f"{min(found[way]) * 1e6:.0f}, {median(found[way]) * 1e6:.0f}" for way in WAYS]
+            print(f"{name:8}" + "".join(f"{text:>16}" for text in shown))
         print(f"{'64 MiB':14}{'ms':>8}{'stall':>8}{'of it own':>11}")
         for name, seconds in longest.items():
             print(f"{name:14}" + "".join(f"{1e3 * s:{width}.1f}" for s, width in zip(seconds, (8, 8, 11), strict=True)))

@@ -1,6 +1,6 @@
 """A program for real workers: each goes through all that a communicator must do, then runs the program of `job`.
 
-python conformance_job.py           prints a digest a worker, the same on all, when everything was right
+python conformance_job.py           prints two digests a worker, the same on all, when everything was right
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def main() -> None:
     for case in CASES:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
-    duplication = communicator.idup()
-    communicator.wait(duplication)
-    strategy = MultiWorkerMirroredStrategy(
-        duplication.result(), ["CPU:0", "CPU:1"], communication_options=CommunicationOptions(timeout_seconds=30)
-    )
-    say(f"digest {asyncio.run(all_values(strategy))}")
+    for verify in ("ahead", "alongside"):
+        duplication = communicator.idup()
+        communicator.wait(duplication)
+        options = CommunicationOptions(timeout_seconds=30, verify=verify)
+        strategy = MultiWorkerMirroredStrategy(duplication.result(), ["CPU:0", "CPU:1"], communication_options=options)
+        say(f"digest {asyncio.run(all_values(strategy))}")
 
 
 if __name__ == "__main__":

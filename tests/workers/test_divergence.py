@@ -27,6 +27,7 @@ from tests.collective.runs import mirrored, run
 from tests.replica.test_stall import Looks
 from tests.workers.simulated import Job, Program, on_uvloop_too
 
+elements = 3  # of the programs' arrays
 LAYOUTS = [(2, 2), (1, 3), (1, 1, 1, 1), (4,)]
 pytestmark = pytest.mark.anyio
 
@@ -36,29 +37,29 @@ async def other_kind(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 3:
         await ctx.barrier()
     else:
-        await ctx.all_reduce("SUM", np.ones(3))
+        await ctx.all_reduce("SUM", np.ones(elements))
 
 
 async def other_op(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group else "MAX", np.ones(3))
+    await ctx.all_reduce("SUM" if ctx.replica_id_in_sync_group else "MAX", np.ones(elements))
 
 
 async def other_shape(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce("SUM", {"w": np.ones(3 + (ctx.replica_id_in_sync_group == 2))})
+    await ctx.all_reduce("SUM", {"w": np.ones(elements + (ctx.replica_id_in_sync_group == 2))})
 
 
 async def other_key(ctx: ReplicaContext) -> None:
     key = "a" if ctx.replica_id_in_sync_group < 2 else "b"
-    await ctx.all_reduce("SUM", {key: np.ones(3)})
+    await ctx.all_reduce("SUM", {key: np.ones(elements)})
 
 
 async def swapped(ctx: ReplicaContext) -> None:
     if ctx.replica_id_in_sync_group == 1:
-        await ctx.all_reduce("SUM", np.ones(3))
-        await ctx.all_reduce("SUM", np.zeros(3))
+        await ctx.all_reduce("SUM", np.ones(elements))
+        await ctx.all_reduce("SUM", np.zeros(elements))
     else:
-        await ctx.all_reduce("SUM", np.zeros(3))
-        await ctx.all_reduce("SUM", np.ones(3))
+        await ctx.all_reduce("SUM", np.zeros(elements))
+        await ctx.all_reduce("SUM", np.ones(elements))
 
 
 async def returned(ctx: ReplicaContext) -> None:

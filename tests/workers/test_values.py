@@ -56,10 +56,10 @@ async def test_ids_count_over_all_workers(layout: tuple[int, ...]) -> None:
     await check(program, layout)
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["fast", "ordered"])
+@pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}, {"verify": "alongside"}], ids=str)
 @pytest.mark.parametrize("size", [3, 1000], ids=["in the record", "beside it"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-async def test_reductions(layout: tuple[int, ...], size: int, ordered: bool) -> None:
+async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str, str]) -> None:
     async def program(ctx: ReplicaContext) -> Any:
         found = []
         for dtype in DTYPES:
@@ -69,7 +69,7 @@ async def test_reductions(layout: tuple[int, ...], size: int, ordered: bool) -> 
                 found.append(await ctx.all_reduce(op, whole(ctx, dtype, size)))
         return found
 
-    await check(program, layout, reduction="ordered" if ordered else "fast")
+    await check(program, layout, **options)
 
 
 @on_uvloop_too
