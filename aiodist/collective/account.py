@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from aiodist.collective import hints
 from aiodist.collective.findings import Findings, calls_made
 from aiodist.collective.parting import branch_line, diff
+from aiodist.collective.signature import KIND
 from aiodist.collective.what_differs import what_differs
 from aiodist.collective.who import who
 from aiodist.collective.wording import ids_briefly, shown_file
@@ -81,7 +82,8 @@ def _what_is_late(findings: Findings) -> str:
     arrived = {replica_id for members, _ in findings.camps for replica_id in members}
     missing = {r.replica_id for r in findings.replicas} - arrived
     if not missing:
-        return "its merge function has not returned"
+        merges = findings.camps[0][1][KIND].name == "merge_call"
+        return "its merge function has not returned" if merges else "all have arrived, and their values have not"
     return f"{_ids(missing)} {'has' if len(missing) == 1 else 'have'} not arrived, {_wait(arrived)} in it"
 
 

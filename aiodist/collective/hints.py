@@ -74,9 +74,6 @@ _ADVICE = {
         "condition that depends on the replica?",
     ],
     Reason.NAME: ["The names differ: calls that are meant to be one collective have the same name."],
-    Reason.MERGE_FN: [
-        "The merge function must be the same on every replica; it runs once. Pass what differs as an argument."
-    ],
     Reason.DEVICE: ["Every replica must pass the same type of array or number."],
     Reason.CALL_SITE: [
         "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or iterate",
@@ -145,14 +142,22 @@ def _dtype(findings: Findings) -> list[str]:
 
 def _timeout(findings: Findings) -> list[str]:
     if all(replica.call is not None for replica in findings.replicas):
-        return ["The merge function runs in a task of its own: look at what it awaits."]
+        merges = findings.camps[0][1][sig.KIND].name == "merge_call"
+        return ["The merge function runs in a task of its own: look at what it awaits."] if merges else []
     waits = " ".join(replica.waits_for or "" for replica in findings.replicas)
     if "Lock" in waits or "Semaphore" in waits:
         return ["A lock that is held across a collective keeps the others from coming to it: release it before."]
     return ["The places where the missing replicas are now are in report.replicas[i].stack."]
 
 
+def _merge_fn(findings: Findings) -> list[str]:
+    if findings.camps[0][1][sig.KIND].name == "merge_call":
+        return ["The merge function must be the same on every replica; it runs once. Pass what differs as an argument."]
+    return ["The function must be the same on every worker. Pass what differs as an argument."]
+
+
 _BY_REASON = {
+    Reason.MERGE_FN: _merge_fn,
     Reason.REDUCE_OP: _reduce_op,
     Reason.AXIS: _axis,
     Reason.SOURCE: _source,

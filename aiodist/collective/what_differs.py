@@ -106,7 +106,8 @@ def _merge_functions_differ(
     _: Findings, a: Signature, a_members: Sequence[int], b: Signature, b_members: Sequence[int]
 ) -> list[str]:
     left, right = _function(a[sig.DETAIL]), _function(b[sig.DETAIL])
-    return [f"The merge functions differ: {left} on {ids_briefly(a_members)}, {right} on {ids_briefly(b_members)}."]
+    what = "merge functions" if a[sig.KIND].name == "merge_call" else "functions"
+    return [f"The {what} differ: {left} on {ids_briefly(a_members)}, {right} on {ids_briefly(b_members)}."]
 
 
 def _function(key: FunctionKey) -> str:

@@ -7,29 +7,29 @@ after the other. A run takes a lane that all workers have free, or a new one.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from types import CodeType
 from typing import Any, Final
 
 import anyio
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
-from aiodist.collective.group import SyncGroup
-from aiodist.collective.member import Member
+from aiodist.collective.callsite import location
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.collective.work import Work
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.refusal import check_all_workers_are_here
+from aiodist.replica.root_engine import RootEngine
+from aiodist.replica.turns import is_late_for, turn
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
@@ -41,54 +41,6 @@ from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 _MOST_RUNS: Final = 63
-
-
-class _RootEngine:
-    """The engine of the group of lane 0, whose meetings are driven by the task that asks for them."""
-
-    wakes_at_once = 1
-    clock = fine_clock = staticmethod(time.monotonic)
-
-    def handle(self, meeting: Rendezvous, member: Member, structure: Any) -> Rendezvous:  # noqa: ARG002
-        """Return the meeting itself."""
-        return meeting
-
-    def call_soon(self, fn: Callable[[], object], /) -> None:
-        """Call it now."""
-        fn()
-
-    def wake(self, waiters: Sequence[Any]) -> None:
-        """Nobody waits but the task that drives."""
-
-    wake_in_turns = wake_failed = wake
-
-    def alarm(self, at: float) -> None:
-        """The task that drives has a clock of its own."""
-
-    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
-        """Never called: results are made of what all workers bring."""
-
-    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
-        """Call it now."""
-        fn(*args)
-
-    def watched(self, handle: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the same: there are no groups of some replicas here."""
-        return handle
-
-    def only_wait(self, root: SyncGroup, replicas: Collection[int], waiters: Sequence[Any]) -> set[int]:  # noqa: ARG002
-        """Return none, as of none it is known."""
-        return set()
-
-    def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002
-        """Return nothing: replicas do not run here."""
-        return Look()
-
-    def start_merge(self, group: SyncGroup, meeting: Rendezvous) -> None:
-        """Never called: there are no merge functions here."""
-
-    def cancel(self) -> None:
-        """There is nobody to cancel."""
 
 
 class Team:
@@ -127,6 +79,8 @@ class Team:
         self._incidents = 0
         self._runs = 0
         self._root: Crossing | None = None
+        self._unheard: deque[CollectiveError] = deque()
+        self._left: deque[tuple[Signature, CodeType, int]] = deque()
         self._loop: Any = None
         self._call: Callable[..., object] = _call_now
         self.group_lanes = GroupLanes(communicator, control)
@@ -196,7 +150,7 @@ class Team:
         self.group_lanes.forget(key)
         if crossing is not None:
             crossing.judge(verdict)
-            self._replace_root(crossing)
+            self._replace_root(crossing, verdict)
 
     def _lose(self) -> None:
         assert self.lost is not None
@@ -230,11 +184,15 @@ class Team:
         """Begin an operation that the next one that is awaited carries over: the creation of a variable.
 
         Raises:
-            CollectiveError: a worker is lost.
+            CollectiveError: a worker is lost; the others have failed where this one comes to only now.
             ReplicaContextError: this is a merge function of a group.
         """
         check_all_workers_are_here()
         group = self._root_crossing().group
+        while self._unheard:
+            error = self._unheard.popleft()
+            if is_late_for(error, location(code, offset)):
+                raise error
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]
         return made
@@ -248,8 +206,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             Exception: what it raises on all of them.
         """
-        async with self._enter():
-            await self._recover()
+        async with self._turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, value)
             await self._carry(meeting, options)
             return meeting.result
@@ -268,8 +225,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             RuntimeError: too many runs at a time.
         """
-        async with self._enter():
-            await self._recover()
+        async with self._turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, None)
             free = ALL_FREE & ~sum(1 << index for index in self._in_use)
             common = await self._carry(meeting, options, free)
@@ -308,6 +264,19 @@ class Team:
 
     # Lane 0.
 
+    def _turn(self, *call: Any) -> AbstractAsyncContextManager[None]:
+        """Return a turn at lane 0, for a call: its signature, and its place."""
+        return turn(self._enter(), self._prepare, partial(self._left.append, call))
+
+    async def _prepare(self) -> None:
+        """Bring lane 0 to where all workers have it, and what was left before its turn to its place in the sequence."""
+        await self._recover()
+        while self._left:
+            call = self._left.popleft()
+            with suppress(CollectiveError):  # which the next call raises, too, where a worker is lost
+                self._abandon(self._root_crossing(), self.begin(*call, None))
+            await self._recover()
+
     def _enter(self) -> anyio.Lock:
         """Return the lock of lane 0, in the event loop that runs now."""
         loop, call = current_loop()
@@ -324,7 +293,7 @@ class Team:
         if self._root is None:
             layout = self.span.layout
             group = SpannedGroup(layout.devices[layout.rank], self._order_check, self._options)
-            group.attach(_RootEngine(), 0)
+            group.attach(RootEngine(), 0)
             lane = self._lanes[0]
             lane.begin(self._incidents)
             self._root = Crossing(self, lane, group)
@@ -373,11 +342,18 @@ class Team:
             member.abandon(last.number)
         root.tell()
 
-    def _replace_root(self, crossing: Crossing) -> None:
+    def _replace_root(self, crossing: Crossing, verdict: Verdict) -> None:
+        """Let lane 0 begin anew.
+
+        Where this worker has not come to the operation that failed, it raises the verdict when it does, and does not
+        meet there what the others do after they have.
+        """
         if crossing is self._root:
             self._root = None
             self._incidents += 1
             self._ended.append(crossing)
+            if all(member.sequence <= verdict.report.sequence_number for member in crossing.group.members):
+                self._unheard.append(verdict.error())
 
     async def _recover(self) -> None:
         """Bring lanes that were left in the midst of something to where all workers have them."""

@@ -11,7 +11,7 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.collective import sparse
 from aiodist.collective.exchange import normalized_axis
-from aiodist.collective.reduction import reduce_leaf
+from aiodist.collective.reduction import in_native_order, reduce_leaf
 from aiodist.collective.signature import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
@@ -44,6 +44,8 @@ def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int, accumulate: A
         return _given(types[0], _reduce_along(op, [np.asarray(array) for array in arrays], axis, accumulate))
     for what, column in (("shape", shapes), ("dtype", list(map(_native, dtypes))), ("type", types)):
         check_same(what, column)
+    if dtypes.count(dtypes[0]) != len(dtypes):  # in another byte order, which kernels do not look for
+        arrays = list(map(in_native_order, arrays))
     if types[0] is LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtypes[0])
     return _given(types[0], reduce_leaf(op, arrays, types[0], accumulate))

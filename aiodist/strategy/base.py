@@ -224,7 +224,7 @@ class Strategy(DataMethods, V1Strategy):
                 float32 and float64.
 
         Raises:
-            ImportError: replicas are on GPUs, and what compiles kernels for them is not installed.
+            ImportError: what compiles kernels, for GPUs where replicas are on such, is not installed.
             TypeError: a leaf has no dtype, or one that cannot be summed.
         """
         options = self._extended.communication_options

@@ -27,7 +27,7 @@ from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.scope import components_here, require_cross_replica
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason
-from aiodist.workers.communicator import Communicator
+from aiodist.workers.communicator import Communicator, SharingCommunicator
 from aiodist.workers.crossing import Plan, Span
 from aiodist.workers.engines import default_communicator
 from aiodist.workers.joining import Hello, Joining
@@ -77,6 +77,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         self._joining = Joining(self._communicator, hello)
         self._joined: Team | None = None
         self._cluster: ClusterSettings | None = None
+        if not isinstance(self._communicator, SharingCommunicator):  # whose workers' strategies one thread makes
+            self._joined = self._team  # so that the order in which strategies are first used does not matter
 
     def __repr__(self) -> str:
         layout = self._team.span.layout

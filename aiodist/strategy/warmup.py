@@ -24,7 +24,7 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
     """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread.
 
     Raises:
-        ImportError: what compiles kernels for GPUs is not installed.
+        ImportError: what compiles kernels is not installed.
         TypeError: a leaf has no dtype, or one that cannot be summed.
     """
     for value in values:
@@ -33,7 +33,13 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
     specs = [KernelSpec(op, dtype, len(devices), accumulate) for dtype in _ordered(dtypes) for op in _OPS]
     ordinals = sorted({gpus.logical.ordinal(device) for device in devices if device.startswith("GPU:")})
     if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
-        await anyio.to_thread.run_sync(warm, specs)
+        try:
+            await anyio.to_thread.run_sync(warm, specs)
+        except ImportError as error:
+            raise ImportError(
+                f"warmup compiles kernels with Numba, which does not load ({error}); pip install --upgrade numba, or "
+                "leave warmup out: NumPy serves, with the same bits"
+            ) from error
     if ordinals:
         await anyio.to_thread.run_sync(_load, specs, ordinals)
 

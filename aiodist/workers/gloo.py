@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, count, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -43,6 +43,7 @@ _NEVER: Final = timedelta(days=3650)  # how long workers are waited for is the c
 _AS_IT_IS: Final = {np.dtype(name) for name in ("int8", "uint8", "int32", "int64", "float32", "float64")}
 _AS_SIGNED: Final = {np.dtype(np.uint32): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.int64)}
 _LAST_PORT: Final = 65535
+_strategies: Final = count()  # the k-th one of every worker is the same
 _served: Final[list[Any]] = []  # the store of this process, which the others connect to
 _COMPLEX: Final = {np.dtype(np.complex64), np.dtype(np.complex128)}
 
@@ -197,7 +198,7 @@ class GlooCommunicator(SeparateProcess):
         """
         found = load_gloo()
         if os.sep in rendezvous:
-            return _Meeting(lambda: found.FileStore(rendezvous), "127.0.0.1", rank, size).make("0")
+            return _Meeting(lambda: found.FileStore(rendezvous), "127.0.0.1", rank, size).make(str(next(_strategies)))
         host, _, port = rendezvous.rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) <= _LAST_PORT):
             raise ValueError(
@@ -206,7 +207,7 @@ class GlooCommunicator(SeparateProcess):
             )
         number = _number_toward(host, int(port))
         connect = partial(found.TCPStore, host, int(port), timeout=timedelta(seconds=FIRST_MEETING_SECONDS))
-        if rank == 0:
+        if rank == 0 and not _served:
             try:
                 _served.append(connect(is_master=True, wait_for_workers=False))
             except RuntimeError as error:
@@ -214,7 +215,7 @@ class GlooCommunicator(SeparateProcess):
                     f"worker 0 of {size} cannot listen at port {port} of its machine, where the others are to find it "
                     f"({str(error).splitlines()[0]}); start the job again, for `aiodist run` chooses another port"
                 ) from error
-        return _Meeting(connect, number, rank, size).make("0")
+        return _Meeting(connect, number, rank, size).make(str(next(_strategies)))
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether gloo takes an op and dtype with our meaning: its MIN and MAX leave NaN open."""

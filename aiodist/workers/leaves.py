@@ -156,7 +156,8 @@ class Pack:
         part = self._flat[index][0]
         if len(self._flat[index]) > 1 or high - low < end - begin or part.dtype != self.dtype:
             return None
-        return part[low:high]
+        own = part[low:high]
+        return own if own.flags.c_contiguous else None  # not so where it repeats an element
 
     # Results.
 

@@ -139,7 +139,10 @@ class MpiCommunicator(SeparateProcess):
                 f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
                 "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
             )
-        return cls(world.Dup())
+        first = cls(world)
+        made = MpiDuplication(*world.Idup())
+        first.wait(made)
+        return made.result()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether MPI takes an op and dtype with our meaning.

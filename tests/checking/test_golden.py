@@ -56,7 +56,7 @@ CASES: list[tuple[Program, int]] = [
     (lock_across_a_collective, 3),
     (empty_queue, 3),
     (locks_in_opposite_order, 2),
-    (lock_across_a_collective, 4096),
+    (lock_across_a_collective, 1024),
 ]
 
 

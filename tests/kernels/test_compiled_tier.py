@@ -38,16 +38,20 @@ SINGLE = np.dtype(np.float32)
 HALF = np.dtype(np.float16)
 SUM, MEAN, MIN, MAX, PRODUCT = ReduceOp
 
-ONE_OF_EACH_KIND = [HALF, SINGLE, np.dtype(np.int16), np.dtype(np.uint8), COMPLEX[0], np.dtype(bool)]
+ONE_OF_EACH_KIND: list[np.dtype] = [HALF, SINGLE, np.dtype(np.int16), np.dtype(np.uint8), COMPLEX[0], np.dtype(bool)]
 WIDE: Accumulate = "float64"
+# Every rule with three buffers. Every other form takes a rule's steps as they are, so some rules show that
+# it is right: each operation and, in the form for any number of buffers, each kind of number.
+FORMS = [(SUM, 16), (MEAN, 2), (MIN, 8), (MAX, 16), (PRODUCT, 2), (SUM, 8)]
 KERNELS: list[tuple[ReduceOp, np.dtype, int, Accumulate]] = [
     *[(op, dtype, 3, "native") for op, dtype in DEFINED],
-    *[(op, dtype, 17, "native") for op, dtype in DEFINED if dtype in ONE_OF_EACH_KIND],
+    *[(op, dtype, 17, "native") for op, dtype in DEFINED if dtype == SINGLE],
+    *[(MAX if dtype.kind == "b" else SUM, dtype, 17, "native") for dtype in ONE_OF_EACH_KIND if dtype != SINGLE],
     *[(op, dtype, 3, WIDE) for op in (SUM, MEAN, PRODUCT) for dtype in FLOATS],
     (SUM, BFLOAT16, 17, WIDE),
     (PRODUCT, COMPLEX[0], 17, WIDE),
-    *[(op, SINGLE, count, "native") for op in ReduceOp for count in (2, 8, 16)],
-    *[(SUM, dtype, count, "native") for dtype in FLOATS[:2] for count in (2, 8, 16)],
+    *[(op, SINGLE, count, "native") for op, count in FORMS],
+    *[(SUM, dtype, count, "native") for dtype in FLOATS[:2] for count in (2, 16)],
 ]
 
 

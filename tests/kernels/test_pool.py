@@ -192,7 +192,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TestHolding = Holding.TestCase
-TestHolding.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+TestHolding.settings = settings(max_examples=8, stateful_step_count=30, deadline=None)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiodist import Mirrored, PerReplica, ReduceOp
+from aiodist_kernels import KernelSpec, warm
 from tests.replica.programs import mirrored
 
 pytestmark = pytest.mark.anyio
@@ -125,6 +126,12 @@ async def test_byte_orders_may_differ() -> None:
     assert (await reduced("SUM", value)).tolist() == [2, 2]
     assert await reduced("SUM", value, 0) == 4
     assert str((await mirrored(2).gather(value, 0)).dtype) == "float32"
+
+
+async def test_byte_orders_may_differ_where_a_kernel_serves() -> None:
+    warm([KernelSpec(ReduceOp.MEAN, np.dtype("f4"), 2)])
+    value = per_replica(np.ones(1000, "<f4"), np.full(1000, 3, ">f4"))
+    assert set((await reduced("MEAN", value)).tolist()) == {2}
 
 
 async def test_python_numbers_and_scalars_keep_their_type() -> None:

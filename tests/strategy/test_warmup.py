@@ -36,3 +36,12 @@ async def test_warmup_refuses_what_has_no_dtype() -> None:
 async def test_warmup_refuses_what_cannot_be_summed() -> None:
     with pytest.raises(TypeError, match="bool"):
         await MirroredStrategy(["CPU:0", "CPU:1"]).warmup(np.ones(2, bool))
+
+
+async def test_warmup_without_numba_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def warm(_: object) -> None:
+        raise ModuleNotFoundError("No module named 'numba'")
+
+    monkeypatch.setattr("aiodist.strategy.warmup.warm", warm)
+    with pytest.raises(ImportError, match=r"No module named 'numba'\); pip install --upgrade numba"):
+        await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()

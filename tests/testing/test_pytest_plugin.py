@@ -70,10 +70,14 @@ async def test_assertion():
 """
 
 
+# Plugins that have nothing to do with it, and take as long to import as all the rest.
+WITHOUT = [word for name in ("benchmark", "hypothesispytest", "sybil") for word in ("-p", f"no:{name}")]
+
+
 def run_pytest(folder: Path, text: str, *arguments: str) -> tuple[int, str]:
     (folder / "test_it.py").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITHOUT, *arguments],
         cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout

@@ -8,8 +8,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from aiodist.tools.cli import main
 from tests.project.paths import SOURCES
 
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")
@@ -36,6 +37,14 @@ def environment(**variables: str) -> dict[str, str]:
         name: value for name, value in os.environ.items() if name not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}
     }
     return inherited | {"PYTHONPATH": os.pathsep.join(map(str, SOURCES)), "TERM": "xterm-256color", **variables}
+
+
+def exit_code(*arguments: str) -> Any:
+    """Run `aiodist` in this process; return its exit code."""
+    try:
+        return main(arguments)
+    except SystemExit as end:
+        return end.code
 
 
 def behind_pipe(arguments: Sequence[str], *, when: str = "", act: Action | None = None, **variables: str) -> Ended:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import distributions
@@ -15,7 +14,7 @@ import pytest
 
 from aiodist.tools import mpi_launcher
 from aiodist.tools.usage import UsageError
-from tests.tools.command import environment
+from tests.tools.command import exit_code
 from tests.tools.jobs import Job, Jobs
 
 PROGRAM = str(Path(__file__).with_name("endings.py"))
@@ -167,10 +166,6 @@ def test_launcher_that_is_none(tmp_path: Path, text: str) -> None:
         (["-n", "2", "--hosts", "a,,b", PROGRAM], "expected names separated by commas, got 'a,,b'"),
     ],
 )
-def test_bad_usage_says_what_to_do(arguments: list[str], told: str) -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", *arguments],
-        capture_output=True, text=True, env=environment(), check=False, timeout=30,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert told in ended.stderr
+def test_bad_usage_says_what_to_do(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("run", *arguments) == 2
+    assert told in capsys.readouterr().err

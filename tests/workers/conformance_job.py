@@ -14,7 +14,7 @@ from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.engines import default_communicator
 from tests.workers.conformance import CASES, go_through
-from tests.workers.job import all_values, say
+from tests.workers.job import all_ordered_sums, all_values, say
 
 
 def connected() -> Communicator:
@@ -38,11 +38,19 @@ def main() -> None:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
     for verify in ("ahead", "alongside"):
-        duplication = communicator.idup()
-        communicator.wait(duplication)
         options = CommunicationOptions(timeout_seconds=30, verify=verify)
-        strategy = MultiWorkerMirroredStrategy(duplication.result(), ["CPU:0", "CPU:1"], communication_options=options)
+        strategy = MultiWorkerMirroredStrategy(
+            duplicate(communicator), ["CPU:0", "CPU:1"], communication_options=options
+        )
         say(f"digest {asyncio.run(all_values(strategy))}")
+    say(f"ordered {all_ordered_sums(duplicate(communicator), 4 // communicator.size)}")
+
+
+def duplicate(communicator: Communicator) -> Communicator:
+    """Return another communicator of the same workers."""
+    duplication = communicator.idup()
+    communicator.wait(duplication)
+    return duplication.result()
 
 
 if __name__ == "__main__":

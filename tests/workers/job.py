@@ -1,8 +1,8 @@
 """A program for several real workers: many checks in one job, since a job takes long to start.
 
 python job.py values               prints one digest a worker, the same on all
-python job.py ordered REPLICAS     prints one digest a worker, of ordered sums with that many replicas a worker
-python job.py fault KIND           the last worker does something wrong; the others print what they are told
+python job.py fault KIND...        the last worker does something wrong, in one run after the other; the others print
+                                   what they are told
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 import aiodist
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Variable
+from aiodist.workers.communicator import Communicator
 
 
 def say(line: str) -> None:
@@ -95,6 +96,15 @@ async def ordered_sums(ctx: ReplicaContext) -> str:
     return total.hexdigest()[:16]
 
 
+def all_ordered_sums(communicator: Communicator, replicas: int) -> str:
+    """Return the digest of ordered sums, with so many replicas on this worker."""
+    options = CommunicationOptions(reduction="ordered", timeout_seconds=30)
+    devices = [f"CPU:{i}" for i in range(replicas)]
+    strategy = MultiWorkerMirroredStrategy(communicator, devices, communication_options=options)
+    found = asyncio.run(strategy.run(lambda: ordered_sums(aiodist.get_replica_context())))
+    return str(strategy.experimental_local_results(found)[0])
+
+
 async def faulty(ctx: ReplicaContext, kind: str) -> None:
     """Go wrong on the last replica."""
     await ctx.barrier()
@@ -106,7 +116,8 @@ async def faulty(ctx: ReplicaContext, kind: str) -> None:
         say("running")
         while True:
             await ctx.all_reduce("SUM", np.ones(1 << 17))
-    await ctx.all_reduce("SUM", np.ones(5))
+    limit = 0.5 if kind == "blocked" else None
+    await ctx.all_reduce("SUM", np.ones(5), CommunicationOptions(timeout_seconds=limit))
 
 
 def go_wrong(kind: str) -> None:
@@ -130,32 +141,26 @@ def go_wrong(kind: str) -> None:
 def main() -> None:
     """Do what the arguments say."""
     what, *kinds = sys.argv[1:]
-    if what == "ordered":
-        options = CommunicationOptions(reduction="ordered")
-        devices = [f"CPU:{i}" for i in range(int(kinds[0]))]
-        strategy = MultiWorkerMirroredStrategy(devices=devices, communication_options=options)
-        replica_sums = strategy.run(lambda: ordered_sums(aiodist.get_replica_context()))
-        say(f"digest {strategy.experimental_local_results(asyncio.run(replica_sums))[0]}")
-        return
-    limit = 0.5 if "blocked" in kinds else None
-    strategy = MultiWorkerMirroredStrategy(
-        devices=["CPU:0", "CPU:1"] if what == "values" else None,
-        communication_options=CommunicationOptions(timeout_seconds=limit),
-    )
+    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"] if what == "values" else None)
     if what == "values":
+        second = MultiWorkerMirroredStrategy()  # meets the others' second one
+        assert second.num_replicas_in_sync == strategy.num_replicas_in_sync / 2
         say(f"digest {asyncio.run(all_values(strategy))}")
         return
+    asyncio.run(all_faults(strategy, kinds))
 
-    async def replica() -> None:
-        await faulty(aiodist.get_replica_context(), kinds[0])
 
-    begun = time.monotonic()
-    try:
-        asyncio.run(strategy.run(replica))
-    except Exception as error:
-        seconds = time.monotonic() - begun
-        say(f"worker {strategy._span[0]} {seconds:.2f} {type(error).__name__} {str(error)!r}")
-        raise
+async def all_faults(strategy: MultiWorkerMirroredStrategy, kinds: list[str]) -> None:
+    """Let all these faults happen, and print what is told of each; raise the last."""
+    for kind in kinds:
+        begun = time.monotonic()
+        try:
+            await strategy.run(lambda kind=kind: faulty(aiodist.get_replica_context(), kind))
+        except Exception as error:
+            seconds = time.monotonic() - begun
+            say(f"{kind}: worker {strategy._span[0]} {seconds:.2f} {type(error).__name__} {str(error)!r}")
+            if kind == kinds[-1]:
+                raise
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from aiodist import MultiWorkerMirroredStrategy
 from aiodist.workers.local import LocalCommunicator
 from aiodist.workers.simulated import SimulatedCluster
 from tests.workers import conformance
-from tests.workers.job import all_values
+from tests.workers.job import all_ordered_sums, all_values
 from tests.workers.launched import job, workers_left
 
 PROGRAM = Path(__file__).with_name("conformance_job.py")
@@ -57,6 +57,12 @@ def digest_of_simulated(size: int) -> str:
     return digests[0]
 
 
+@cache
+def digest_of_ordered_sums() -> str:
+    """Return the digest of ordered sums of four replicas on one worker."""
+    return all_ordered_sums(LocalCommunicator(), 4)
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_engine_of_separate_processes(engine: str, size: int) -> None:
@@ -64,4 +70,5 @@ def test_engine_of_separate_processes(engine: str, size: int) -> None:
     assert code == 0, output
     assert len(re.findall(rf"{engine} conforms", output)) == size
     assert re.findall(r"digest (\w+)", output) == [digest_of_simulated(size)] * 2 * size
+    assert re.findall(r"ordered (\w+)", output) == [digest_of_ordered_sums()] * size, "the same bits for every layout"
     assert workers_left(PROGRAM) == []

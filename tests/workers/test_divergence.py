@@ -16,6 +16,7 @@ from aiodist import (
     CollectiveTimeoutError,
     CommunicationOptions,
     IncompleteCollectiveError,
+    MultiWorkerMirroredStrategy,
     ReplicaContext,
     StallWarning,
     Variable,
@@ -314,3 +315,18 @@ async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(later)
         assert await job.values(program) == [None, None]
+
+
+async def test_other_functions_at_one_run() -> None:
+    job = Job(1, 1)
+
+    async def one() -> None: ...
+
+    async def other() -> None: ...
+
+    async def call(strategy: MultiWorkerMirroredStrategy) -> None:
+        await strategy.run(one if strategy is job.strategies[0] else other)
+
+    texts = {str(error) for error in await job.everywhere(call)}
+    assert len(texts) == 1
+    assert "The function must be the same on every worker." in texts.pop()

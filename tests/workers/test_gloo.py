@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from aiodist.workers.gloo import GlooCommunicator, load_gloo
-from tests.tools.command import environment
+from tests.tools.command import environment, exit_code
 from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
 
 with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
@@ -93,10 +93,6 @@ def test_two_jobs_at_once_on_a_machine() -> None:
     assert len({line for _, output, _ in ended for line in re.findall(r"\b[0-9a-f]{16,}\b", output)}) == 1
 
 
-def test_gloo_takes_no_launcher() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--engine", "gloo", "--launcher=mpiexec", str(JOB)],
-        capture_output=True, text=True, env=environment(), check=False, timeout=LIMIT_SECONDS,
-    )  # fmt: skip
-    assert ended.returncode == 2
-    assert "it takes no --launcher" in ended.stderr
+def test_gloo_takes_no_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("run", "-n", "2", "--engine", "gloo", "--launcher=mpiexec", str(JOB)) == 2
+    assert "it takes no --launcher" in capsys.readouterr().err

@@ -216,3 +216,11 @@ async def test_ordered_reductions_give_the_same_bits_for_every_layout() -> None:
     eleven = [await Job(*layout, reduction="ordered").values(program) for layout in [(11,), (5, 6), (1,) * 11]]
     same(eleven[1], eleven[0])
     same(eleven[2], eleven[0])
+
+
+@pytest.mark.parametrize("op", ["SUM", "MAX"])
+async def test_a_value_that_repeats_its_elements(op: str) -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        return await ctx.all_reduce(op, np.broadcast_to(np.float64(ctx.replica_id_in_sync_group), (40, 50)))
+
+    await check(program, (1, 1))

@@ -1,0 +1,67 @@
+"""An operation outside of replicas that a worker has left before others came fails on those, too, in its place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+
+from aiodist import CollectiveTimeoutError, IncompleteCollectiveError, MultiWorkerMirroredStrategy, get_replica_context
+from tests.workers.simulated import Job
+
+pytestmark = pytest.mark.anyio
+
+
+async def reduce(strategy: MultiWorkerMirroredStrategy, step: int) -> int:
+    return int(await strategy.reduce("SUM", step, None))
+
+
+async def run(strategy: MultiWorkerMirroredStrategy, step: int) -> int:
+    async def replica(step: int) -> int:
+        return int(await get_replica_context().all_reduce("SUM", step))
+
+    return int(await strategy.run(replica, (step,)))
+
+
+async def steps_of_two(job: Job, operation: Any, seconds: float) -> list[list[Any]]:
+    """Return what each worker's steps give; the first one leaves two so soon, and the other comes when it has."""
+    left = anyio.Event()
+
+    async def worker(strategy: MultiWorkerMirroredStrategy) -> list[Any]:
+        found: list[Any] = []
+        for step in range(5):
+            if strategy is job.strategies[1] and step == 1:
+                await left.wait()
+            leaves = strategy is job.strategies[0] and step in (1, 2)
+            try:
+                with anyio.move_on_after(seconds if leaves else 20) as limit:
+                    found.append(await operation(strategy, step))
+                if limit.cancelled_caught:
+                    found.append("cancelled")
+            except (CollectiveTimeoutError, IncompleteCollectiveError) as error:
+                found.append(type(error))
+            if leaves and (step == 2 or found[-1] is CollectiveTimeoutError):
+                left.set()
+        return found
+
+    outcomes: list[list[Any]] = await job.everywhere(worker)
+    return outcomes
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.01], ids=["before its turn", "in the midst"])
+@pytest.mark.parametrize("operation", [reduce, run])
+async def test_steps_that_were_cancelled_do_not_shift_those_of_others(operation: Any, seconds: float) -> None:
+    one, other = await steps_of_two(Job(1, 1), operation, seconds)
+    assert one == [0, "cancelled", "cancelled", 6, 8]
+    assert other == [0, IncompleteCollectiveError, IncompleteCollectiveError, 6, 8]
+
+
+@pytest.mark.parametrize("operation", [reduce, run])
+async def test_a_step_that_timed_out_fails_on_who_comes_late(operation: Any) -> None:
+    job = Job(1, 1, timeout_seconds=0.2)
+    one, other = await steps_of_two(job, operation, 20)
+    assert one[:2] == other[:2] == [0, CollectiveTimeoutError]
+    pairs = [(a, b) for a, b in zip(one[2:], other[2:], strict=True) if a is not CollectiveTimeoutError]
+    assert pairs
+    assert all(a == b for a, b in pairs)
