@@ -114,9 +114,10 @@ class Lane:
         plan = plan_of(accumulate)
         wide = Flag.FLOAT64 if accumulate == "float64" else Flag.NONE
         fast = Flag.NONE if alongside is None else self._flag(plan.transfers)
+        flags = wide if alongside is None else wide | fast  # flags are slow to put together
         self._chain = chained(self._chain, digest)
         length, payload = _payload(plan.transfers) if self._opening.complete else (0, b"")
-        record = self._post(self._chain, length=length, free=free, flags=wide | fast, notice=notice, payload=payload)
+        record = self._post(self._chain, length=length, free=free, flags=flags, notice=notice, payload=payload)
         begun = None
         if alongside is not None and fast is Flag.BEGUN:
             begun = self._alongside.begin(plan.transfers[0], alongside)
