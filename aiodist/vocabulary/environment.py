@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 _STALL_SECONDS = 10.0
 
@@ -92,7 +93,7 @@ def with_workers(**settings: str) -> dict[str, str]:
     return {**os.environ, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
 
 
-def for_other_machines() -> list[str]:
+def for_other_machines(variables: Mapping[str, str] = os.environ) -> list[str]:
     """Return which variables a launcher that passes none on by itself is to take to the other machines' workers."""
     prefixes = ("AIODIST_", "PYTHON", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")
-    return sorted(name for name in os.environ if name.startswith(prefixes) or name == "VIRTUAL_ENV")
+    return sorted(name for name in variables if name.startswith(prefixes) or name == "VIRTUAL_ENV")
