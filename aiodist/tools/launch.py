@@ -115,7 +115,10 @@ def launch(
         elsewhere = Switchboard(Path(notes)) if hosts else None
         where = elsewhere.address if elsewhere else "here"
         settings = environment.with_workers(
-            workers=str(workers), engine=engine.value, rendezvous=meeting or str(Path(notes) / "rendezvous")
+            workers=str(workers),
+            engine=engine.value,
+            rendezvous=meeting or str(Path(notes) / "rendezvous"),
+            notes=notes,
         )
         start = gloo_launcher.start_of(places, settings) if gloo else mpiexec
         command = [*start, sys.executable, worker_agent.__file__, notes, str(workers), where, *program]

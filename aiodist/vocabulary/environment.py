@@ -6,6 +6,7 @@
 ``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
 ``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
 ``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
+``AIODIST_NOTES``: the folder in which ``aiodist run`` looks for who waits for the other workers.
 ``AIODIST_AGENT``: where the agent that ``aiodist run`` has started beside this worker answers, "port:token".
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
@@ -76,6 +77,11 @@ def engine_name() -> str:
 def rendezvous() -> str:
     """Return where the workers of gloo meet; an empty string where nobody has said."""
     return os.environ.get("AIODIST_RENDEZVOUS", "")
+
+
+def notes() -> str | None:
+    """Return the folder in which the launcher looks for notes; None where there is none."""
+    return os.environ.get("AIODIST_NOTES") or None
 
 
 def control_address() -> str | None:

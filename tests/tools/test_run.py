@@ -101,6 +101,12 @@ def test_processes_that_a_worker_leaves_are_ended(jobs: Jobs) -> None:
     check_that_it_ends(jobs.start(["-n", "2", PROGRAM, "child", "0"]), 0)
 
 
+def test_worker_that_ends_before_it_has_met_the_others(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "one has no strategy", str(tmp_path / "first")])
+    check_that_it_ends(job, 1)
+    assert "has ended without making a MultiWorkerMirroredStrategy, and 1 other waits for it there" in job.output
+
+
 def test_flood_of_output_hinders_nobody(jobs: Jobs) -> None:
     job = jobs.start(["-n", "2", PROGRAM, "flood"])
     job.workers(2)
