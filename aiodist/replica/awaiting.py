@@ -3,8 +3,9 @@
 Engines make progress when they are asked whether they are done. A request that tells when it is done is waited for as
 anything else is. The others are asked again and again, at every turn of the loop: for a fifth of a millisecond, since
 most steps are that short; where values move, which takes both sides' attention all the time, for two milliseconds. Then
-they are asked after naps, which grow with the time that has passed. Event loops round their timers up to a millisecond,
-so that naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
+they are asked after naps, which grow with the time that has passed. A request that goes on by itself, in threads of the
+engine's, is from the beginning: asking all the time would take the core that those need. Event loops round their timers
+up to a millisecond, so that naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
 
 An engine that fails mid-way, since a connection has ended, seldom knows why: the control plane is given some time to
 say it, and what the engine said becomes the cause of that.
@@ -40,6 +41,7 @@ LONGEST_TURN_SECONDS: Final = 500e-6
 _SPIN_SECONDS: Final = 200e-6
 _SPIN_SECONDS_OF_VALUES: Final = 2e-3
 _SHORTEST_NAP: Final = 100e-6
+_SHORTEST_NAP_BY_ITSELF: Final = 50e-6
 _LONGEST_NAP: Final = 4e-3
 _LONGEST_NAP_OF_VALUES: Final = 100e-6
 _GRACE_SECONDS: Final = 2.0
@@ -89,11 +91,17 @@ class Bell:
         await self._event.wait()
         self._event = anyio.Event()
 
-    async def nap(self, elapsed: float) -> None:
-        """Wait for a short time, the longer the longer it has been waited."""
+    async def nap(self, elapsed: float, *, by_itself: bool = False) -> None:
+        """Wait for a short time, the longer the longer it has been waited.
+
+        Args:
+            elapsed: that.
+            by_itself: what is waited for goes on without being asked.
+        """
         if self._nap is None:
             self._nap = _Timer()
-        await self._nap.sleep(min(self._longest, max(_SHORTEST_NAP, elapsed / 8)))
+        shortest, longest = (_SHORTEST_NAP_BY_ITSELF, _LONGEST_NAP) if by_itself else (_SHORTEST_NAP, self._longest)
+        await self._nap.sleep(min(longest, max(shortest, elapsed / 8)))
 
     def close(self) -> None:
         """Give back what it has of the system."""
@@ -132,16 +140,18 @@ async def _wait(request: Request, bell: Bell) -> None:
             _check(bell)
             await bell.wait()
         return
+    by_itself = getattr(request, "by_itself", False)  # which an `IndependentRequest` has
+    spin_seconds = 0.0 if by_itself else bell.spin_seconds
     begun = time.perf_counter()
     while not request.test():
         _check(bell)
         elapsed = time.perf_counter() - begun
-        if elapsed < bell.spin_seconds:
+        if elapsed < spin_seconds:
             if elapsed > _SPIN_SECONDS:
                 give_way()
             await next_turn()
         else:
-            await bell.nap(elapsed)
+            await bell.nap(elapsed, by_itself=by_itself)
 
 
 give_way: Final[Callable[[], object]] = getattr(os, "sched_yield", int)

@@ -58,10 +58,10 @@ class UnderWay:
 
     def _goes_on(self, request: Request, until: float) -> bool:
         """Ask a request until it is complete, or the time is over."""
-        tells = hasattr(request, "add_done_callback")
+        asked_once = hasattr(request, "add_done_callback") or hasattr(request, "by_itself")
         try:
             while not request.test():
-                if tells or perf_counter() > until:
+                if asked_once or perf_counter() > until:
                     return False
         except Exception as error:  # noqa: BLE001  (of the engine, and told again to the one who waits)
             self.request = _Failed(error)

@@ -3,6 +3,9 @@
 Every agent leaves two notes in the job's folder: that its worker has started, and how it has ended. A job ends when its
 processes have; or some seconds after the first worker has failed, which are for the last words of the others; or some
 seconds after the user has asked for it, which are for the workers to end on their own. A second Ctrl-C ends it at once.
+
+A worker notes there, too, that it waits to meet the others. They all meet at once, so where one has ended and none has
+met, those that wait do so in vain.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,6 +53,9 @@ def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: 
             raise KeyboardInterrupt
         if asked.numbers:
             return 128 + asked.numbers[0]
+        if job.complaint and not job.first_failure():
+            print(f"Error: {job.complaint}", file=sys.stderr)
+            return 1
         return job.first_failure() or next((code for code in map(_exit_code, starters) if code), 0)
 
 
@@ -74,7 +81,11 @@ class _Asked:
 
 
 class _Job:
-    """The processes of a job as the launcher sees them."""
+    """The processes of a job as the launcher sees them.
+
+    Attributes:
+        complaint: why the job has been ended though no worker has failed.
+    """
 
     def __init__(
         self,
@@ -90,6 +101,7 @@ class _Job:
         self._passed_on = 0
         self._over_at: float | None = None
         self._agent_lost_at: float | None = None
+        self.complaint: str | None = None
 
     def runs(self) -> bool:
         """Return whether anything that was started still runs."""
@@ -105,6 +117,8 @@ class _Job:
             self._pass_on(now)
         if self._over_at is None and (self.first_failure() or self._has_lost_an_agent(now)):
             self._over_at = now + LAST_WORDS_SECONDS
+        if self._over_at is None and (complaint := self._waits_in_vain()):
+            self.complaint, self._over_at = complaint, now
         return self._over_at is not None and now >= self._over_at
 
     def _pass_on(self, now: float) -> None:
@@ -135,6 +149,17 @@ class _Job:
         ]
         self._agent_lost_at = (self._agent_lost_at or now) if waiting else None
         return self._agent_lost_at is not None and now - self._agent_lost_at > _LOST_AGENT_SECONDS
+
+    def _waits_in_vain(self) -> str | None:
+        """Return what is to be said where workers wait to meet one that has ended; None where none does."""
+        ended = [note.suffix[1:] for note in self._notes.glob("ended.*")]
+        waiting = len(list(self._notes.glob("meeting.*")))
+        if not ended or not waiting or any(self._notes.glob("met.*")):
+            return None
+        return (
+            f"the worker of process {ended[0]} has ended without making a MultiWorkerMirroredStrategy, and {waiting} "
+            f"other{'s wait' if waiting > 1 else ' waits'} for it there; every worker must run the same program"
+        )
 
     def _end_elsewhere(self, switchboard: Switchboard) -> None:
         """Let the agents on other machines end, and the launcher with them; if it does not, have it end them."""

@@ -1,7 +1,7 @@
 """`aiodist run`: a program on several workers, which ends in every case, and leaves no process behind.
 
     aiodist run ── mpiexec ── agent ── worker     one agent and one worker a process of the job
-                   starter                        for gloo, which needs no MPI
+                   starter (ssh)                  for gloo, which needs no MPI
 
 The agent (`worker_agent`) starts the worker, ends it when the job ends, and tells how it ended. When the first worker
 fails, the others get some seconds to raise what they have heard of it; then everything that is left is killed. The
@@ -11,24 +11,24 @@ One worker on this machine needs no mpiexec: its agent is started directly.
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import tempfile
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
 from enum import Enum
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiodist.tools import starter, worker_agent
+from aiodist.tools import gloo_launcher, worker_agent
 from aiodist.tools.argument_types import names, positive
 from aiodist.tools.following import follow
 from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
 from aiodist.tools.switchboard import Switchboard
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
-from aiodist.workers.gloo import INSTALL as NEEDS_TORCH
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -62,19 +62,29 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
         "--engine",
         choices=[engine.value for engine in Engine],
         default=Engine.MPI.value,
-        help="what connects the workers (default: %(default)s; gloo needs PyTorch and no MPI, on this machine alone)",
+        help="what connects the workers (default: %(default)s; gloo needs PyTorch and no MPI)",
     )
-    run.add_argument("program", metavar="PROGRAM", help="a Python file")
+    run.add_argument("-m", action="store_true", help="PROGRAM is a module's name, as for python -m", dest="is_module")
+    run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module")
     run.add_argument("arguments", nargs=REMAINDER, metavar="...", help="its arguments")
     run.set_defaults(command=_run)
 
 
 def _run(arguments: Namespace) -> int:
-    if not Path(arguments.program).is_file():
-        raise UsageError(f"there is no file {arguments.program!r}")
-    program = [sys.executable, arguments.program, *arguments.arguments]
+    program = [sys.executable, *_program(arguments.program, is_module=arguments.is_module), *arguments.arguments]
     hosts, launcher, engine = arguments.hosts, arguments.launcher, Engine(arguments.engine)
     return launch(arguments.workers, program, hosts=hosts, launcher=launcher, engine=engine)
+
+
+def _program(name: str, *, is_module: bool) -> list[str]:
+    if not is_module:
+        if not Path(name).is_file():
+            raise UsageError(f"there is no file {name!r}; -m takes the name of a module")
+        return [name]
+    top = name.partition(".")[0]
+    if not all(map(str.isidentifier, name.split("."))) or not (find_spec(top) or PathFinder.find_spec(top, ["."])):
+        raise UsageError(f"there is no module {name!r}; a file is run without -m")
+    return ["-m", name]
 
 
 def launch(
@@ -97,13 +107,21 @@ def launch(
     Raises:
         UsageError: there is no launcher, or it is none that is known; what the engine needs is not installed.
     """
-    start = _starter(workers, hosts, launcher) if engine is Engine.GLOO else _mpiexec(workers, hosts, launcher)
+    gloo = engine is Engine.GLOO
+    places = gloo_launcher.places_of(workers, hosts, launcher) if gloo else []
+    meeting = gloo_launcher.meeting_of(places, hosts) if gloo else None
+    mpiexec = [] if gloo else _mpiexec(workers, hosts, launcher)
     with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as notes:
         elsewhere = Switchboard(Path(notes)) if hosts else None
         where = elsewhere.address if elsewhere else "here"
+        settings = environment.with_workers(
+            workers=str(workers),
+            engine=engine.value,
+            rendezvous=meeting or str(Path(notes) / "rendezvous"),
+            notes=notes,
+        )
+        start = gloo_launcher.start_of(places, settings) if gloo else mpiexec
         command = [*start, sys.executable, worker_agent.__file__, notes, str(workers), where, *program]
-        meeting = str(Path(notes) / "rendezvous")  # of gloo's; MPI has ways of its own
-        settings = environment.with_workers(workers=str(workers), engine=engine.value, rendezvous=meeting)
         worker_agent.adopt_orphans()
         with subprocess.Popen(  # noqa: S603  (the user's command)
             command,
@@ -119,11 +137,3 @@ def _mpiexec(workers: int, hosts: Sequence[str], launcher: str | None) -> list[s
         return []
     path = find_launcher(launcher)
     return [path, *flags(flavour_of(path), workers, hosts)]
-
-
-def _starter(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:
-    if hosts or launcher is not None:
-        raise UsageError("--engine gloo starts workers here, by itself: it takes neither --hosts nor --launcher")
-    if importlib.util.find_spec("torch") is None:
-        raise UsageError(NEEDS_TORCH)
-    return [sys.executable, starter.__file__, str(workers)]

@@ -6,6 +6,7 @@
 ``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
 ``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
 ``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
+``AIODIST_NOTES``: the folder in which ``aiodist run`` looks for who waits for the other workers.
 ``AIODIST_AGENT``: where the agent that ``aiodist run`` has started beside this worker answers, "port:token".
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 
 _STALL_SECONDS = 10.0
 
@@ -77,6 +79,11 @@ def rendezvous() -> str:
     return os.environ.get("AIODIST_RENDEZVOUS", "")
 
 
+def notes() -> str | None:
+    """Return the folder in which the launcher looks for notes; None where there is none."""
+    return os.environ.get("AIODIST_NOTES") or None
+
+
 def control_address() -> str | None:
     """Return the name or number by which the others reach the first worker; None to find it out."""
     return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
@@ -92,7 +99,7 @@ def with_workers(**settings: str) -> dict[str, str]:
     return {**os.environ, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
 
 
-def for_other_machines() -> list[str]:
+def for_other_machines(variables: Mapping[str, str] = os.environ) -> list[str]:
     """Return which variables a launcher that passes none on by itself is to take to the other machines' workers."""
     prefixes = ("AIODIST_", "PYTHON", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")
-    return sorted(name for name in os.environ if name.startswith(prefixes) or name == "VIRTUAL_ENV")
+    return sorted(name for name in variables if name.startswith(prefixes) or name == "VIRTUAL_ENV")

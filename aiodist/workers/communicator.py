@@ -46,6 +46,16 @@ class TellingRequest(Request, Protocol):
         """Call a function, in any thread, when it is complete; at once where it is."""
 
 
+class IndependentRequest(Request, Protocol):
+    """A request that goes on in threads of the engine's: to ask all the time would take the core that they need.
+
+    Attributes:
+        by_itself: that it does.
+    """
+
+    by_itself: bool
+
+
 class Duplication(Request, Protocol):
     """A communicator in the making."""
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
 from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.local import LocalCommunicator
@@ -18,13 +23,40 @@ def default_communicator() -> Communicator:
     expected = environment.launched_workers()
     if expected is None or expected == 1:
         return LocalCommunicator()
-    engine = environment.engine_name()
+    with _meeting_is_noted():
+        return _of_all(expected, environment.engine_name())
+
+
+def _of_all(workers: int, engine: str) -> Communicator:
     if engine == "mpi":
         from aiodist.workers.mpi import MpiCommunicator
 
-        return MpiCommunicator.of_world(expected)
+        return MpiCommunicator.of_world(workers)
     if engine == "gloo":
         from aiodist.workers.gloo import GlooCommunicator
 
-        return GlooCommunicator.of_job(environment.worker_rank(), expected, environment.rendezvous())
+        return GlooCommunicator.of_job(environment.worker_rank(), workers, environment.rendezvous())
     raise ValueError(f"the engine must be 'mpi' or 'gloo', got {engine!r} in AIODIST_ENGINE")
+
+
+@contextmanager
+def _meeting_is_noted() -> Iterator[None]:
+    """Leave a note that this worker waits for the others, and then that they have met.
+
+    An engine that waits for a worker that has ended already does so in its own code, and tells nobody: `aiodist run`
+    sees it by these notes.
+    """
+    folder = environment.notes()
+    if folder is None or not Path(folder).is_dir():  # on another machine there is none
+        yield
+        return
+    note = Path(folder) / f"meeting.{os.getpid()}"
+    with suppress(OSError):
+        note.touch()
+    try:
+        yield
+    except BaseException:
+        note.unlink(missing_ok=True)
+        raise
+    with suppress(OSError):
+        note.rename(note.with_name(f"met.{os.getpid()}"))

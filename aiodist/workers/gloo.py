@@ -8,6 +8,10 @@ gloo has no sums of 16 bits, or of unsigned numbers, and leaves open what MIN ma
 as signed ones, to which they are mapped and from which they are mapped back; everything else travels as bytes
 (`transfers`), and is folded by our own kernels.
 
+gloo's threads carry operations on by themselves. They could call back when one is complete, but an operation may stay
+incomplete for ever, and one that ends while the interpreter does would call what is no more: the process then crashes.
+So it is asked after naps.
+
 A group's threads wait for workers that may never come, and its end would wait for them in turn. So a group, once made,
 is never given back: the end of the process closes its connections.
 """
@@ -28,6 +32,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist.workers.addresses import own_numbers
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess
 from aiodist_kernels import ReduceOp
@@ -37,6 +42,7 @@ _THREADS: Final = 2
 _NEVER: Final = timedelta(days=3650)  # how long workers are waited for is the control plane's to say
 _AS_IT_IS: Final = {np.dtype(name) for name in ("int8", "uint8", "int32", "int64", "float32", "float64")}
 _AS_SIGNED: Final = {np.dtype(np.uint32): np.dtype(np.int32), np.dtype(np.uint64): np.dtype(np.int64)}
+_LAST_PORT: Final = 65535
 _strategies: Final = count()  # the k-th one of every worker is the same
 _served: Final[list[Any]] = []  # the store of this process, which the others connect to
 _COMPLEX: Final = {np.dtype(np.complex64), np.dtype(np.complex128)}
@@ -65,6 +71,8 @@ class GlooRequest:
         buffers: those.
         finish: called once, when all are complete.
     """
+
+    by_itself = True
 
     def __init__(self, works: Sequence[Any], *buffers: object, finish: Callable[[], object] | None = None) -> None:
         self._works = list(works)
@@ -192,15 +200,22 @@ class GlooCommunicator(SeparateProcess):
         if os.sep in rendezvous:
             return _Meeting(lambda: found.FileStore(rendezvous), "127.0.0.1", rank, size).make(str(next(_strategies)))
         host, _, port = rendezvous.rpartition(":")
-        if not (host and port.isdigit()):
+        if not (host and port.isdigit() and 0 < int(port) <= _LAST_PORT):
             raise ValueError(
                 "workers of gloo are started by `aiodist run --engine gloo`, which tells them where they meet, got "
                 f"{rendezvous!r} in AIODIST_RENDEZVOUS"
             )
+        number = _number_toward(host, int(port))
         connect = partial(found.TCPStore, host, int(port), timeout=timedelta(seconds=FIRST_MEETING_SECONDS))
         if rank == 0 and not _served:
-            _served.append(connect(is_master=True, wait_for_workers=False))
-        return _Meeting(connect, _number_toward(host, int(port)), rank, size).make(str(next(_strategies)))
+            try:
+                _served.append(connect(is_master=True, wait_for_workers=False))
+            except RuntimeError as error:
+                raise RuntimeError(
+                    f"worker 0 of {size} cannot listen at port {port} of its machine, where the others are to find it "
+                    f"({str(error).splitlines()[0]}); start the job again, for `aiodist run` chooses another port"
+                ) from error
+        return _Meeting(connect, number, rank, size).make(str(next(_strategies)))
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether gloo takes an op and dtype with our meaning: its MIN and MAX leave NaN open."""
@@ -276,8 +291,21 @@ def _tensor(buffer: Array) -> Any:
 
 
 def _number_toward(host: str, port: int) -> str:
-    """Return the number of this machine on the network by which it reaches another."""
-    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    """Return the number of this machine on the network by which it reaches another, or others reach it.
+
+    Raises:
+        RuntimeError: the other has no number.
+    """
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    except OSError as error:
+        raise RuntimeError(
+            f"the first worker's machine {host!r} cannot be reached ({error}); name it in --hosts, or in "
+            "AIODIST_CONTROL_ADDRESS, as the others know it"
+        ) from error
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # which sends nothing
-        return str(probe.getsockname()[0])
+        number = str(probe.getsockname()[0])
+    if number.startswith("127."):  # many machines know themselves by such a number, which the others do not reach
+        return next(iter(own_numbers()), number)
+    return number

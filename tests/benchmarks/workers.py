@@ -1,6 +1,6 @@
 """What collectives between workers cost: `aiodist run -n 2 tests/benchmarks/workers.py`, on an idle machine.
 
-Each size is reduced in five ways, one after the other and again: by MPI's blocking Allreduce; by the engine through
+Each size is reduced in five ways, one after the other and again: by the engine, blocking; by the engine through
 the event loop, without a record (unverified); by `ctx.all_reduce` (ahead); so with ``verify="alongside"``; and with
 ``reduction="ordered"``. Minimum and median of the rounds are shown, in microseconds. Then, for values of 64 MiB: how
 long the event loop stood still, at most, between two of its turns, by the clock and by the processor time that its
@@ -21,6 +21,8 @@ import numpy as np
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReduceOp, get_replica_context
 from aiodist.replica.awaiting import Bell, complete
 from aiodist.replica.hands import Hands
+from aiodist.workers.communicator import Communicator
+from aiodist.workers.gloo import GlooCommunicator
 from aiodist.workers.leaves import Leaf
 from aiodist.workers.mpi import load_mpi
 from aiodist.workers.reduction import Folding, Reduction
@@ -29,6 +31,19 @@ from aiodist_kernels.rules import rule_for
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
 ROUNDS = 9
 WAYS = ["blocking", "unverified", "ahead", "alongside", "ordered"]
+
+
+def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
+    """Return the engine's own sum of arrays, which blocks."""
+    if isinstance(engine, GlooCommunicator):
+
+        def wait(value: Any, out: Any) -> None:
+            request: Any = engine.iallreduce(ReduceOp.SUM, value, out)
+            request._works[0].wait()
+
+        return wait
+    reduce_blocking: Callable[[Any, Any], object] = load_mpi().COMM_WORLD.Allreduce
+    return reduce_blocking
 
 
 async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
@@ -45,16 +60,16 @@ Rows: TypeAlias = dict[str, dict[str, list[float]]]
 async def replica(rows: Rows, way: str) -> None:
     """Measure the collectives of one worker, once."""
     ctx = get_replica_context()
-    world = load_mpi().COMM_WORLD
     bell = Bell(asyncio.get_running_loop().call_soon_threadsafe, for_values=True)
     hands = Hands()
     engine = ctx.strategy._team._lanes[0].communicator
+    reduce_blocking = allreduce_of(engine)
     for name, size in SIZES.items():
         value, out = np.ones(size, np.float32), np.empty(size, np.float32)
         repeats = max(4, min(200, (1 << 23) // (4 * size)))
 
         async def blocking(value: Any = value, out: Any = out) -> None:
-            world.Allreduce(value, out)
+            reduce_blocking(value, out)
 
         async def unverified(value: Any = value) -> None:
             leaf = Leaf(rule_for(ReduceOp.SUM, value.dtype), [value], scalar=False)

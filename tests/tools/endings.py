@@ -5,6 +5,7 @@ Every worker prints its process and its agent's first. The word says what it doe
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -30,6 +31,10 @@ def main(what: str, *arguments: str) -> None:
         sys.exit(int(arguments[0]))
     if what == "one exits" and first(arguments[1]):
         sys.exit(int(arguments[0]))
+    if what == "one has no strategy":
+        if first(arguments[0]):
+            return
+        importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
     time.sleep(60)
 
 

@@ -47,6 +47,13 @@ def test_exit_code_and_arguments_are_passed_on(jobs: Jobs, workers: str, code: i
     assert job.output.count(str((str(code), *words))) == int(workers)
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_module_is_run_as_python_runs_it(jobs: Jobs, workers: str) -> None:
+    job = jobs.start(["-n", workers, "-m", "tests.tools.endings", "exit", "3", "-m", "two words"])
+    check_that_it_ends(job, 3)
+    assert job.output.count(str(("3", "-m", "two words"))) == int(workers)
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -signal.SIGKILL)])
 def test_launcher_that_is_told_to_end(jobs: Jobs, name: str, code: int) -> None:
     job = jobs.start(["-n", "2", PROGRAM, "orderly"])
@@ -92,6 +99,12 @@ def test_second_interruption_ends_it_at_once(jobs: Jobs) -> None:
 
 def test_processes_that_a_worker_leaves_are_ended(jobs: Jobs) -> None:
     check_that_it_ends(jobs.start(["-n", "2", PROGRAM, "child", "0"]), 0)
+
+
+def test_worker_that_ends_before_it_has_met_the_others(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "one has no strategy", str(tmp_path / "first")])
+    check_that_it_ends(job, 1)
+    assert "has ended without making a MultiWorkerMirroredStrategy, and 1 other waits for it there" in job.output
 
 
 def test_flood_of_output_hinders_nobody(jobs: Jobs) -> None:
@@ -152,7 +165,9 @@ def test_launcher_that_is_none(tmp_path: Path, text: str) -> None:
     ("arguments", "told"),
     [
         (["-n", "2", "--launcher", "nonesuch", PROGRAM], "there is no launcher 'nonesuch'; install an MPI"),
-        (["-n", "2", "nonesuch.py"], "there is no file 'nonesuch.py'"),
+        (["-n", "2", "nonesuch.py"], "there is no file 'nonesuch.py'; -m takes the name of a module"),
+        (["-n", "2", "-m", "nonesuch.train"], "there is no module 'nonesuch.train'; a file is run without -m"),
+        (["-n", "2", "-m", PROGRAM], "a file is run without -m"),
         (["-n", "0", PROGRAM], "expected a whole number from 1 on, got '0'"),
         (["-n", "2", "--hosts", "a,,b", PROGRAM], "expected names separated by commas, got 'a,,b'"),
     ],

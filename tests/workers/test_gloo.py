@@ -6,8 +6,10 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,35 @@ def test_program_that_nobody_told_where_workers_meet() -> None:
         GlooCommunicator.of_job(0, 2, "")
 
 
-@pytest.mark.parametrize("option", ["--hosts=a,b", "--launcher=mpiexec"])
-def test_gloo_starts_workers_here_by_itself(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("run", "-n", "2", "--engine", "gloo", option, str(JOB)) == 2
-    assert "neither --hosts nor --launcher" in capsys.readouterr().err
+@with_torch
+@pytest.mark.parametrize("port", ["0", "65536", "x", ""])
+def test_port_that_is_none(port: str) -> None:
+    with pytest.raises(ValueError, match="tells them where they meet"):
+        GlooCommunicator.of_job(0, 2, f"127.0.0.1:{port}")
+
+
+@with_torch
+def test_port_that_another_program_has() -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"worker 0 of 2 cannot listen at port {port} of its machine"):
+            GlooCommunicator.of_job(0, 2, f"127.0.0.1:{port}")
+
+
+@with_torch
+def test_first_machine_that_has_no_number() -> None:
+    with pytest.raises(RuntimeError, match=r"'nonesuch\.invalid' cannot be reached .*--hosts"):
+        GlooCommunicator.of_job(1, 2, "nonesuch.invalid:4000")
+
+
+@with_torch
+def test_two_jobs_at_once_on_a_machine() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(lambda _: job(2, "values", engine="gloo"), range(2)))
+    assert [code for code, *_ in ended] == [0, 0], ended
+    assert len({line for _, output, _ in ended for line in re.findall(r"\b[0-9a-f]{16,}\b", output)}) == 1
+
+
+def test_gloo_takes_no_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("run", "-n", "2", "--engine", "gloo", "--launcher=mpiexec", str(JOB)) == 2
+    assert "it takes no --launcher" in capsys.readouterr().err

@@ -35,10 +35,13 @@ class Lab:
         folder.mkdir()
         mark = uuid.uuid4().hex
         made = self._stack.enter_context(machines(count, folder, f"AIODIST_MARK={mark}"))
+        return made, self.again(made, mark, "-n", str(count), "--hosts", ",".join(made.numbers), *program)
+
+    def again(self, made: Machines, mark: str, *arguments: str) -> Job:
+        """Start a job on machines that there are."""
         jobs = Jobs()
         self._stack.callback(jobs.close)
-        hosts = ["-n", str(count), "--hosts", ",".join(made.numbers)]
-        return made, jobs.start([*hosts, *program], before=made.enter, AIODIST_MARK=mark, **made.variables)
+        return jobs.start(arguments, before=made.enter, AIODIST_MARK=mark, **made.variables)
 
 
 @pytest.fixture(scope="module")
