@@ -47,10 +47,15 @@ def _headline(findings: Findings) -> str:
     if findings.reason is Reason.EXITED:
         gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
         return f"{_ids(gone)} ended without {number}, which {_others(findings, gone)}"
+    if findings.reason is Reason.ABANDONED and not findings.abandoned:
+        left, what = findings.let_go, f"collective #{findings.sequence_number} of it"
+        return f"{_ids(left)} let go of {findings.group} before {what}, which {_others(findings, left)}"
     if findings.reason is Reason.ABANDONED:
         was = "was" if len(findings.abandoned) == 1 else "were"
         return f"{_ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
     if findings.reason is Reason.TIMEOUT:
+        if not findings.timeout_seconds:
+            return f"{number} cannot be completed: {_what_is_late(findings)}"
         return f"{number} timed out after {findings.timeout_seconds:.3g} s: {_what_is_late(findings)}"
     return f"replicas disagree at {number}"
 

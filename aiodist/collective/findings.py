@@ -20,6 +20,7 @@ class Findings:
         camps: who arrived, by equal calls, the largest camp first.
         columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
+        let_go: ids of those that are not there, and have let the group go.
         group: what the group is called; None for the run's own.
         joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
@@ -36,6 +37,7 @@ class Findings:
     camps: Sequence[tuple[Sequence[int], Signature]]
     columns: Sequence[int | None]
     abandoned: tuple[int, ...]
+    let_go: tuple[int, ...]
     group: str | None
     joining: bool
     sides: tuple[Side, Side] | None

@@ -64,10 +64,12 @@ class SyncGroup:
         making: groups of some of its members that not all of those have made yet.
         places: by position, the replicas' ids as contexts have them: those of other workers count, too.
         serial: when it was made, among the groups of a run.
+        let_go: ids of those that cannot call anything more in it, though they run, as they have let its contexts go.
     """
 
     serial = offset = 0
     bridge: Any = None  # to the replicas of other workers, counted in world_size; see `spanned`
+    let_go: frozenset[int] = frozenset()
     unmet: tuple[Rendezvous, ...] = ()  # meetings that a verdict, or a replica's failure, ended
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:

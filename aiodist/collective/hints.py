@@ -84,15 +84,20 @@ _ADVICE = {
         "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
         _JOIN,
     ],
-    Reason.ABANDONED: [
-        "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",
-        "whole run, or set CommunicationOptions(timeout_seconds=...).",
-    ],
 }
 
 
 def _on_one_line(findings: Findings) -> bool:
     return len({replica.location for replica in findings.replicas if replica.location is not None}) == 1
+
+
+def _abandoned(findings: Findings) -> list[str]:
+    if not findings.abandoned:
+        return ["Keep the group's context, and issue the same number of its collectives on every member."]
+    return [
+        "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",
+        "whole run, or set CommunicationOptions(timeout_seconds=...).",
+    ]
 
 
 def _reduce_op(findings: Findings) -> list[str]:
@@ -157,6 +162,7 @@ def _merge_fn(findings: Findings) -> list[str]:
 
 
 _BY_REASON = {
+    Reason.ABANDONED: _abandoned,
     Reason.MERGE_FN: _merge_fn,
     Reason.REDUCE_OP: _reduce_op,
     Reason.AXIS: _axis,

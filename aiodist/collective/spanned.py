@@ -25,9 +25,15 @@ class _OfWorkers(SyncGroup):
         if any(member.end is None for member in self.members):
             self.root.bridge.complain(self, overdue)
 
-    def consider_all(self) -> None:
-        """Look where all replicas are, because others are in trouble; complain when each has shown what it does."""
-        if self.trouble is None:
+    def consider_all(self, number: int | None) -> None:
+        """Look where all replicas are, because others are in trouble; complain when each has shown what it does.
+
+        Args:
+            number: the meeting that cannot complete. None: it is not known, or is one of another group's.
+        """
+        if number is not None:
+            self._set_trouble(number)
+        elif self.trouble is None:
             self._set_trouble(min(member.sequence for member in self.members))
         for member in self.members:
             self.consider(member)

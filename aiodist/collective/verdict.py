@@ -62,6 +62,7 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         camps=[(camp.members, camp.call[0]) for camp in camps],
         columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
+        let_go=tuple(m.replica_id for m in missing if m.replica_id in group.let_go),
         group=group.label,
         joining=meeting.number >= JOIN,
         sides=sides,
@@ -117,7 +118,7 @@ def _reason(group: SyncGroup, camps: list[Camp], missing: Sequence[Member], meet
         return min((reason for reason in found if reason is not None), key=_REASONS.index)
     if any(member.end is not None and member.sequence <= meeting.number for member in missing):
         return Reason.EXITED
-    if any(member.abandoned == meeting.number for member in missing):
+    if any(member.abandoned == meeting.number or member.replica_id in group.let_go for member in missing):
         return Reason.ABANDONED
     return Reason.TIMEOUT
 
@@ -128,7 +129,8 @@ def _suspects(
     everyone = tuple(m.replica_id for m in by_id(group) if not m.stands_aside(meeting.number))
     if reason is Reason.TIMEOUT:
         return tuple(member.replica_id for member in missing) or (0,)  # all are there: replica 0's merge_fn hangs
-    gone = [m.replica_id for m in missing if m.end is not None or m.abandoned == meeting.number]
+    left = [m for m in missing if m.end is not None or m.abandoned == meeting.number or m.replica_id in group.let_go]
+    gone = [m.replica_id for m in left]
     arrived = sorted(replica_id for camp in camps for replica_id in camp.members)
     if len(camps) <= 1:
         return tuple(gone if len(gone) <= len(arrived) or not arrived else arrived)

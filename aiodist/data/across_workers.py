@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aiodist.collective.kinds import Kind
+from aiodist.collective.signature import Signature
 from aiodist.data.contexts import InputContext, ValueContext
 from aiodist.data.cutting import cut, group, without_rows
 from aiodist.data.distributed import DistributedDataset
@@ -14,8 +17,9 @@ from aiodist.data.methods import DataMethods, called, check_options
 from aiodist.strategy.scope import require_cross_replica
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import regroup, select_replica
-from aiodist.workers.crossing import Plan, Span
+from aiodist.workers.crossing import Crossing, Plan, Span, reduce_columns
 from aiodist.workers.transfers import Gathering
+from aiodist_kernels import Accumulate, ReduceOp
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
@@ -81,12 +85,13 @@ class WorkersDataMethods(DataMethods):
         """Return this worker's batches of a step; batches of no rows where only others have one; none at the end."""
         if self._team.span.layout.workers == 1:
             return batches
-        pattern = without_rows(batches[0]) if batches else None
         code = self._fill_up.__func__.__code__  # type: ignore[attr-defined]
-        patterns = await self._team.perform(_SIGNATURE, code, 0, (bool(batches), pattern))
-        if batches:
+        somebody_has, somebody_has_none = await self._team.perform(_WHO_HAS_ONE, code, 0, bool(batches))
+        if not somebody_has or not somebody_has_none:
             return batches
-        return next(([found] for has_batch, found in patterns if has_batch), [])
+        pattern = without_rows(batches[0]) if batches else None
+        patterns = await self._team.perform(_PATTERNS, code, 0, (bool(batches), pattern))
+        return batches or next([found] for has_batch, found in patterns if has_batch)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
         """Return a nest of per-replica values that a function makes for this worker's replicas, one after the other.
@@ -104,10 +109,21 @@ class WorkersDataMethods(DataMethods):
         return regroup(values, "values", always_wrap=True)
 
 
-def _plan(_: Any, values: Sequence[Any], __: Any, ___: Span) -> Plan:
+def _plan_who(_: Any, values: Sequence[bool], accumulate: Accumulate, span: Span) -> Plan:
+    """Plan to tell whether anybody has a batch, and whether anybody has none."""
+    mine = np.array([values[0], not values[0]], np.int32)
+    plan = reduce_columns(ReduceOp.MAX, [[mine]], [None], accumulate, span._replace(ordered=False))
+    return plan._replace(finish=lambda results: plan.finish(results)[0].tolist())
+
+
+def _plan_patterns(_: Any, values: Sequence[Any], __: Any, ___: Span) -> Plan:
+    """Plan to tell what batches look like."""
     return Plan([Gathering(values[0])], lambda results: results[0])
 
 
-_SIGNATURE = (
-    Kind("next step of a dataset", Reason.AXIS, None, across=_plan), None, None, None, None, None, None, None, None,
-)  # fmt: skip
+def _signature(name: str, across: Crossing) -> Signature:
+    return Kind(name, Reason.AXIS, None, across=across), None, None, None, None, None, None, None, None
+
+
+_WHO_HAS_ONE = _signature("next step of a dataset", _plan_who)
+_PATTERNS = _signature("last steps of a dataset", _plan_patterns)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -198,16 +199,12 @@ class Carrier:
 
     async def finish_step(self) -> None:
         """Go on with a step that was left in the midst, which every worker has begun."""
-        step, self._step = self._step, None
-        if step is None or isinstance(step.request, When):
-            return
-        try:
-            while await self._wait_for(step, self._values) is None:
-                pass
-        except (InterruptedStep, FrozenLane, Disagreement):
-            return
-        except Exception:  # noqa: BLE001  (who waited for it has been told of something else)
-            return
+        step = self._step
+        if step is not None and not isinstance(step.request, When):
+            with suppress(Exception):  # who waited for it has been told of something else
+                while await self._wait_for(step, self._values) is None:
+                    pass
+        self._step = None
 
     # Steps.
 

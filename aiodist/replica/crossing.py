@@ -6,6 +6,7 @@ A crossing serves one run: its group calls it (`Bridge`), and the control plane 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from contextvars import copy_context
 from types import CodeType
 from typing import TYPE_CHECKING
@@ -19,9 +20,9 @@ from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
-from aiodist.replica.awaiting import InterruptedStep, complete, until
+from aiodist.replica.awaiting import InterruptedStep, until
 from aiodist.replica.carrying import Carrier, When
-from aiodist.replica.part_crossing import PartCrossing
+from aiodist.replica.part_crossing import PartCrossing, part_of
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
@@ -29,7 +30,6 @@ from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Disagreement, Lane
 from aiodist.workers.lane_book import GroupKey
-from aiodist.workers.parts import tell_part
 from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.transfers import Steps
@@ -164,20 +164,23 @@ class Crossing(Carrier):
 
     # What the control plane calls, in the event loop.
 
-    def ask(self) -> None:
-        """Tell what there is to tell, once the local replicas have shown what they do."""
+    def ask(self, trouble: int | None) -> None:
+        """Tell what there is to tell, once the local replicas have shown what they do, as others are in trouble."""
         self._asked = True
         if self.told or self.judged.is_set() or self.clean:
             return
         if self._finishing or self.group.engine is None:
             self.tell()
         else:
-            self.group.consider_all()
+            self.group.consider_all(trouble)
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict."""
         self._verdict = verdict
+        if not self.clean:
+            self.lane.freeze()
         self._end(verdict.error())
+        self._leave_lane()
 
     def lose(self, error: CollectiveError) -> None:
         """Raise that a worker is lost, unless what is in flight is complete: who has ended may have done its part."""
@@ -237,12 +240,6 @@ class Crossing(Carrier):
         def overdue_in(group: SyncGroup) -> tuple[int, float] | None:
             return late[1] if late is not None and late[0] is group else None
 
-        groups = []
-        for group in self.group.groups()[1:]:
-            assert isinstance(group, SubGroup)
-            bridge = group.bridge
-            known = (bridge.serial, bridge.key) if isinstance(bridge, PartCrossing) else (None, None)
-            groups.append(tell_part(group, *known, overdue_in(group)))
         return tell(
             self.group,
             self._span.layout.rank,
@@ -251,7 +248,7 @@ class Crossing(Carrier):
             overdue=overdue_in(self.group),
             failures=failures,
             note=note,
-            groups=groups,
+            groups=[part_of(group, overdue_in(group)) for group in self.group.groups()[1:]],
             lanes=self._team.group_lanes.freeze(self.key) if freeze else {},
         )
 
@@ -304,22 +301,40 @@ class Crossing(Carrier):
         finally:
             self._hands.close()
             self._end_by_loss()
+            self._leave_lane()
         return common
 
     async def await_request(self, request: Request) -> None:
         """Wait until a request is complete, unless a worker is lost."""
         await until(request, self._values)
 
-    async def catch_up(self) -> None:
-        """Bring the lanes to where all workers have them."""
+    def _leave_lane(self) -> None:
+        """Bring the lane to where all workers have it, as soon as nothing is under way there.
+
+        Nobody is waited for, so that no worker waits for what another's program calls next. Where some worker has not
+        told, a record that was begun may still turn out to be agreed on: `catch_up` waits for that.
+        """
+        verdict = self._verdict
+        if verdict is None or self.clean or self._busy or self._loss is not None or not self._team.is_here:
+            return
+        if verdict.heard_all and self.lane.posted > verdict.posted_by_all:
+            self._step = None
+        if self._step is None:
+            self.lane.catch_up(verdict.posted)
+            if not self._team.group_lanes.are_in_use(self.key):
+                self._team.settle(self)
+
+    async def catch_up(self) -> bool:
+        """Bring the lanes to where all workers have them; return whether that is so."""
+        self._make_bells()
+        if self._verdict is None or self._team.lost is not None:
+            return False
         await self.finish_step()
-        if self._verdict is None:
-            return
-        try:
-            await complete(self.lane.catch_up(self._verdict.posted), self._values)
-            await self._team.group_lanes.catch_up(self.key, self._verdict.lanes, self._values)
-        except InterruptedStep:
-            return
+        self._leave_lane()
+        with suppress(Exception):  # of the engine, which makes no lanes for groups: those here are not used again
+            await self._team.group_lanes.catch_up(self.key, self._verdict, self._values)
+            self._leave_lane()
+        return self._team.lost is None
 
     # The way of a run.
 
@@ -337,6 +352,7 @@ class Crossing(Carrier):
                 self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
             finally:
                 self._end_by_loss()
+                self._leave_lane()
                 self._stopped.set()
                 self._hands.close()
                 self._bell.close()
@@ -353,7 +369,7 @@ class Crossing(Carrier):
 
     async def _leave_nobody_waiting(self) -> None:
         """Go on with the step that was left in the midst, where all workers have begun it."""
-        if self._step is None or self._loss is not None or not self.told:
+        if self._step is None or self._loss is not None or not (self.told or self.judged.is_set()):
             return
         await self.judged.wait()
         if self._verdict is not None and self._verdict.posted_by_all >= self.lane.posted:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from aiodist.replica.awaiting import Bell, complete, until
+from aiodist.replica.awaiting import Bell, until
 from aiodist.workers.communicator import Communicator, Duplication
 from aiodist.workers.lane import Lane
 from aiodist.workers.lane_book import Ask, Finishing, Free, Grant, GroupKey, Run
 from aiodist.workers.standstill import Waits
-from aiodist.workers.tribunal import Control
+from aiodist.workers.tribunal import Control, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from aiodist.replica.part_crossing import PartCrossing
     from aiodist.workers.state import WorkerState
@@ -97,13 +97,22 @@ class GroupLanes:
         for key in [key for key in self._asked if key[0] == run]:
             del self._asked[key]
 
-    async def catch_up(self, run: Run, needs: Mapping[int, tuple[int, int]], bell: Bell) -> None:
+    def are_in_use(self, run: Run) -> bool:
+        """Return whether groups of a run have lanes."""
+        return run in self._of_run
+
+    async def catch_up(self, run: Run, verdict: Verdict, bell: Bell) -> None:
         """Bring the lanes of a run to where all their workers have them, and give them back.
+
+        Where that is not known, since a worker has not told, a lane is not used any more.
 
         Raises:
             InterruptedStep: a worker is lost.
         """
         for number in sorted(self._of_run.get(run, {})):
+            if number in self._failed or (number not in verdict.lanes and not verdict.heard_all):
+                continue
             lane = await self.lane(number, bell)
-            await complete(lane.catch_up(needs.get(number, (0, lane.posted))[1]), bell)
+            lane.catch_up(verdict.lanes.get(number, (0, lane.posted))[1])
             self.free(run, number)
+        self._of_run.pop(run, None)

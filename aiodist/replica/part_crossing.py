@@ -15,12 +15,14 @@ from anyio import CancelScope
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import SpannedPart
+from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.workers.calls import digest
 from aiodist.workers.lane_book import Grant, GroupKey
 from aiodist.workers.layout import Layout
+from aiodist.workers.parts import GroupPart, tell_part
 from aiodist.workers.transfers import Steps
 
 if TYPE_CHECKING:
@@ -96,6 +98,11 @@ class PartCrossing(Carrier):
             self._queue.append(None)
             self._bell.ring()
 
+    @property
+    def let_go_by_all(self) -> bool:
+        """Whether none of the local members has a context any more."""
+        return not self._contexts
+
     def let_go(self) -> None:
         """Hear that one of the local members' contexts is gone."""
         self._contexts -= 1
@@ -142,7 +149,7 @@ class PartCrossing(Carrier):
         while self.grant is None:
             await self._pause()
         self._lane = await self._run.team.group_lanes.lane(self.grant.number, self._bell)
-        if self._bell.interrupts:
+        if self._bell.interrupts or self._run.lane.frozen:  # the run's workers have been told of it without this lane
             raise InterruptedStep
         self._lane.begin(self.grant.serial)
 
@@ -167,6 +174,14 @@ class PartCrossing(Carrier):
         assert self.grant is not None
         self._run.team.group_lanes.free(self._run.key, self.grant.number)
         return 0
+
+
+def part_of(group: SyncGroup, overdue: tuple[int, float] | None) -> GroupPart:
+    """Return what this worker has to tell of a run's group."""
+    assert isinstance(group, SubGroup)
+    bridge = group.bridge
+    known = (bridge.serial, bridge.key) if isinstance(bridge, PartCrossing) else (None, None)
+    return tell_part(group, *known, overdue, let_go=isinstance(bridge, PartCrossing) and bridge.let_go_by_all)
 
 
 def layout_of(everyone: tuple[int, ...], workers: tuple[int, ...], whole: Layout) -> Layout:

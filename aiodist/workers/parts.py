@@ -38,6 +38,7 @@ class GroupPart:
         waiting: by number, the places of those who wait in one.
         agreed: the last complete ones, by number.
         overdue: the number of the meeting whose time is up, and its limit in seconds.
+        let_go: no member here can call anything more in it, as none has its context any more.
     """
 
     serial: int | None
@@ -51,10 +52,16 @@ class GroupPart:
     waiting: Mapping[int, tuple[int, ...]]
     agreed: Mapping[int, WireCall]
     overdue: tuple[int, float] | None
+    let_go: bool = False
 
 
 def tell_part(
-    group: SubGroup, serial: int | None, key: GroupKey | None, overdue: tuple[int, float] | None
+    group: SubGroup,
+    serial: int | None,
+    key: GroupKey | None,
+    overdue: tuple[int, float] | None,
+    *,
+    let_go: bool = False,
 ) -> GroupPart:
     """Return what this worker has to tell of a group."""
     places = tuple(group.places)
@@ -73,6 +80,7 @@ def tell_part(
         },
         agreed={record[0]: to_wire(record[1:4]) for record in list(group.agreed)},
         overdue=overdue,
+        let_go=let_go,
     )
 
 
@@ -98,6 +106,8 @@ class WholePart(SyncGroup):
         for part in parts.values():
             for place, replica in zip(part.places, part.replicas, strict=True):
                 become(self.members[place], replica, stack=False)
+            if part.let_go:
+                self.let_go |= {self._everyone[place] for place in part.places}
         agreed = {number: call for part in parts.values() for number, call in part.agreed.items()}
         numbers = sorted({number for part in parts.values() for number in part.open})
         for number in sorted(set(agreed) - set(numbers)):
@@ -174,7 +184,8 @@ def overdue_in(groups: Sequence[WholePart]) -> tuple[WholePart, Rendezvous] | No
 def trouble_in(group: SyncGroup) -> int | None:
     """Return the number of a group's first meeting that can never complete, because of what its own members did."""
     for number, meeting in sorted(group.open.items()):
-        if any(m.abandoned == number or (m.end is not None and m.sequence <= number) for m in group.members):
+        gone = (m for m in group.members if m.end is not None or m.replica_id in group.let_go)
+        if any(m.abandoned == number for m in group.members) or any(m.sequence <= number for m in gone):
             return number
         if len(camps_of(group, meeting)) > 1:
             return number

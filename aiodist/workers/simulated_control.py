@@ -41,9 +41,9 @@ class SimulatedSwitchboard:
             if other != rank:
                 listener.lose(rank, why)
 
-    def _ask(self, rank: int, key: LaneKey) -> None:
+    def _ask(self, rank: int, key: LaneKey, trouble: int | None) -> None:
         if rank not in self._lost:
-            self._listeners[rank].asked(key)
+            self._listeners[rank].asked(key, trouble)
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
         if rank not in self._lost:
@@ -68,6 +68,9 @@ class SimulatedControl:
     def book(self, request: Request) -> None:
         """Ask the coordinator for something, or tell it, of groups."""
         self._switchboard.book(self._rank, request)
+
+    def settle(self, key: LaneKey) -> None:
+        """Do nothing: there is no engine that must be brought to an end."""
 
     def close(self) -> None:
         """Leave."""

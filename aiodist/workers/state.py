@@ -93,6 +93,7 @@ class WorkerState:
         lanes: by number, those lanes of groups that it uses in the run: how many records it has brought to each, and
             the workers.
         waiting: by number, the places of the replicas that wait in one of the open meetings.
+        trouble: the number of the meeting that cannot complete, where that is known and is one of the run's own group.
     """
 
     rank: int
@@ -106,6 +107,7 @@ class WorkerState:
     groups: tuple[GroupPart, ...] = ()
     lanes: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    trouble: int | None = None
 
 
 def tell(
@@ -149,7 +151,18 @@ def tell(
         groups=tuple(groups),
         lanes=dict(lanes),
         waiting={number: waiters_of(group, meeting) for number, meeting in list(group.open.items())},
+        trouble=_trouble_of(group, overdue),
     )
+
+
+def _trouble_of(group: SyncGroup, overdue: tuple[int, float] | None) -> int | None:
+    """Return which meeting cannot complete, if one cannot: where all have ended, the first that they left out."""
+    if overdue is not None:
+        return overdue[0]
+    if group.trouble is not None and group.trouble >= 0:
+        return group.trouble
+    ended = all(member.end is not None for member in group.members)
+    return min(member.sequence for member in group.members) if ended else None
 
 
 def waiters_of(group: SyncGroup, meeting: Rendezvous) -> tuple[int, ...]:

@@ -121,6 +121,11 @@ class TcpControl(Requests):
         """Tell the coordinator of a lane."""
         self._request("report", key, pickle.dumps(state))
 
+    def settle(self, key: LaneKey) -> None:
+        """Hear that nothing waits for other workers any more of what was judged."""
+        with contextlib.suppress(ValueError):
+            self._unfinished.remove(key)
+
     def close(self) -> None:
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
         atexit.unregister(self.close)
@@ -291,26 +296,23 @@ class TcpControl(Requests):
         if self._coordinator is not None and key in self._coordinator.pending:
             self._coordinator.conclude(key)
 
-    def _ask(self, rank: int, key: LaneKey) -> None:
+    def _ask(self, rank: int, key: LaneKey, trouble: int | None) -> None:
         if rank == 0:
-            self._on_ask(key)
+            self._on_ask(key, trouble)
         elif rank in self._peers:
-            self._put(self._peers[rank], message("ask", key))
+            self._put(self._peers[rank], message("ask", key, trouble))
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
-        self._unfinished.append(key)
         if self._made[0] is not verdict:  # which is long where there are thousands of workers, and the same for all
             self._made = verdict, message("verdict", key, zlib.compress(pickle.dumps(verdict), 1))
         if rank == 0:
-            self._unfinished.append(key)
-            if self._listener is not None:
-                self._listener.judged(key, verdict)
+            self._judged(key, verdict)
         elif rank in self._peers:
             self._put(self._peers[rank], self._made[1])
 
-    def _on_ask(self, key: LaneKey) -> None:
+    def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
         if self._listener is not None:
-            self._listener.asked(key)
+            self._listener.asked(key, trouble)
             self._later(ANSWER_SECONDS, "answer", key)
 
     def _on_answer(self, key: LaneKey) -> None:
@@ -321,9 +323,7 @@ class TcpControl(Requests):
             self._on_report(key, pickle.dumps(state))
 
     def _on_verdict(self, key: LaneKey, verdict: bytes) -> None:
-        self._unfinished.append(key)
-        if self._listener is not None:
-            self._listener.judged(key, pickle.loads(zlib.decompress(verdict)))  # noqa: S301  (from a worker of this job)
+        self._judged(key, pickle.loads(zlib.decompress(verdict)))  # noqa: S301  (from a worker of this job)
 
     def _lose(self, rank: int, why: str) -> None:
         if rank in self._gone:

@@ -1,10 +1,10 @@
-"""Requests to the coordinator of groups, and its replies, over the connections of the control plane."""
+"""Requests to the coordinator of groups, its replies and its verdicts, over the connections of the control plane."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, Listener, Reply, Request
+from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Reply, Request, Verdict
 
 if TYPE_CHECKING:
     from aiodist.workers.peer import Peer
@@ -16,6 +16,7 @@ class Requests:
     _coordinator: Coordinator | None
     _listener: Listener | None
     _peers: dict[int, Peer]
+    _unfinished: list[object]
 
     def _request(self, *request: Any) -> None:
         raise NotImplementedError
@@ -44,6 +45,13 @@ class Requests:
         for key in self._coordinator.pending:
             if key not in known:
                 self._later(PATIENCE_SECONDS, "conclude", key)
+
+    def _judged(self, key: LaneKey, verdict: Verdict) -> None:
+        """Pass a verdict on; until it is settled, the engine must not be brought to an orderly end."""
+        if key not in self._unfinished:
+            self._unfinished.append(key)
+        if self._listener is not None:
+            self._listener.judged(key, verdict)
 
     def _on_booked(self, reply: Reply) -> None:
         if self._listener is not None:

@@ -41,9 +41,10 @@ class Verdict:
         kind: the error's class.
         report: its report.
         failures: what replicas raised on their own.
-        posted: the most records that a worker has brought.
+        posted: the most records that a worker has brought; where not all have told, the most that one can have.
         posted_by_all: the fewest.
-        lanes: by number, those of groups: the fewest records, and the most.
+        lanes: by number, those of groups all of whose workers have told: the fewest records, and the most.
+        heard_all: all workers have told.
     """
 
     kind: type[CollectiveError]
@@ -52,6 +53,7 @@ class Verdict:
     posted: int
     posted_by_all: int
     lanes: Mapping[int, tuple[int, int]]
+    heard_all: bool = True
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -64,8 +66,8 @@ class Verdict:
 class Listener(Protocol):
     """A worker, as the control plane calls it, in the worker's event loop or not."""
 
-    def asked(self, key: LaneKey) -> None:
-        """Report what there is to tell of a lane."""
+    def asked(self, key: LaneKey, trouble: int | None) -> None:
+        """Report what there is to tell of a lane, in which that meeting cannot complete, as far as it is known."""
 
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
@@ -95,6 +97,9 @@ class Control(Protocol):
     def book(self, request: Request) -> None:
         """Ask the coordinator for something, or tell it, of groups."""
 
+    def settle(self, key: LaneKey) -> None:
+        """Hear that nothing waits for other workers any more of what was judged."""
+
     def close(self) -> None:
         """Tell the others that this worker ends, and leave."""
 
@@ -111,7 +116,7 @@ class Coordinator:
     Args:
         layout: the workers' replicas.
         order_check: what call sites are compared by.
-        ask: asks a worker for its part.
+        ask: asks a worker for its part, and says which meeting cannot complete, if that is known.
         tell: tells a worker the verdict.
     """
 
@@ -119,7 +124,7 @@ class Coordinator:
         self,
         layout: Layout,
         order_check: OrderCheck,
-        ask: Callable[[int, LaneKey], None],
+        ask: Callable[[int, LaneKey, int | None], None],
         tell: Callable[[int, LaneKey, Verdict], None],
     ) -> None:
         self._layout = layout
@@ -147,7 +152,7 @@ class Coordinator:
             case.states[rank] = state
             for other in range(self._layout.workers):
                 if other != rank:
-                    self._ask(other, key)
+                    self._ask(other, key, state.trouble)
         case.states[rank] = state
         if key in self._cases and len(case.states) == self._layout.workers:
             self.conclude(key)
@@ -165,7 +170,7 @@ class Coordinator:
         if standing:
             self._cases[key] = _Case(standing=standing)
             for worker in range(self._layout.workers):
-                self._ask(worker, key)
+                self._ask(worker, key, None)
 
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
@@ -188,8 +193,11 @@ def judge(
     failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
     error = _error(group, whole_parts(states, group), states, standing)
     report = _with_notes(error.report, states)
-    posted = [states[rank].posted if rank in states else 0 for rank in range(layout.workers)]
-    return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
+    posted = [state.posted for state in states.values()]
+    if len(states) == layout.workers:
+        return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
+    # nobody can bring the second record behind one that somebody has not brought
+    return Verdict(type(error), report, failures, min(posted, default=0) + 1, 0, _lanes(states), heard_all=False)
 
 
 def _error(
@@ -215,8 +223,9 @@ def _lanes(states: Mapping[int, WorkerState]) -> dict[int, tuple[int, int]]:
     users = {number: workers for state in states.values() for number, (_, workers) in state.lanes.items()}
     found = {}
     for number, workers in users.items():
-        posted = [states[w].lanes[number][0] if w in states and number in states[w].lanes else 0 for w in workers]
-        found[number] = min(posted), max(posted)
+        if all(worker in states for worker in workers):
+            posted = [states[w].lanes[number][0] if number in states[w].lanes else 0 for w in workers]
+            found[number] = min(posted), max(posted)
     return found
 
 

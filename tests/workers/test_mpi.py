@@ -58,7 +58,8 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
 
 def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
     program = JOB.with_name("group_job.py")
-    _, output, _ = job(3, program=program)
+    code, output, _ = job(3, program=program)
+    assert code == 0, output
     found = dict(re.findall(r"replica (\d): (.*)", output))
     assert len(found) == 6, output
     assert found["1"].startswith("[11, 110, 1010, 10010, 100010, 13, ")
