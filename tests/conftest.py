@@ -7,6 +7,7 @@ import asyncio.runners
 import gc
 import importlib.util
 import os
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,9 +20,9 @@ from aiodist.collective.warming import THREAD_NAME
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-hypothesis.settings.register_profile("local", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
 hypothesis.settings.register_profile(
-    "ci", deadline=None, max_examples=50, derandomize=True, database=None, print_blob=True
+    "ci", deadline=None, max_examples=30, derandomize=True, database=None, print_blob=True
 )
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
@@ -102,7 +103,12 @@ def _threads_left(before: set[threading.Thread]) -> set[threading.Thread]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch what runners clean up."""
+    """Watch what runners clean up; let Ctrl-C reach the programs that tests start, also where it does not reach these.
+
+    A shell lets what it starts in the background ignore it, and children inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     asyncio.runners._cancel_all_tasks = _watch_then_cancel  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
