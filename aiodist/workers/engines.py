@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Communicator
@@ -47,16 +46,18 @@ def _meeting_is_noted() -> Iterator[None]:
     sees it by these notes.
     """
     folder = environment.notes()
-    if folder is None or not Path(folder).is_dir():  # on another machine there is none
+    # On another machine than the launcher's there is no such folder. (`pathlib` is not loaded for this.)
+    if folder is None or not os.path.isdir(folder):  # noqa: PTH112
         yield
         return
-    note = Path(folder) / f"meeting.{os.getpid()}"
-    with suppress(OSError):
-        note.touch()
+    waiting, met = (os.path.join(folder, f"{word}.{os.getpid()}") for word in ("meeting", "met"))  # noqa: PTH118
+    with suppress(OSError), open(waiting, "x"):  # noqa: PTH123
+        pass
     try:
         yield
     except BaseException:
-        note.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(waiting)  # noqa: PTH108
         raise
     with suppress(OSError):
-        note.rename(note.with_name(f"met.{os.getpid()}"))
+        os.replace(waiting, met)  # noqa: PTH105
