@@ -46,18 +46,19 @@ def _meeting_is_noted() -> Iterator[None]:
     sees it by these notes.
     """
     folder = environment.notes()
-    # On another machine than the launcher's there is no such folder. (`pathlib` is not loaded for this.)
-    if folder is None or not os.path.isdir(folder):  # noqa: PTH112
+    if folder is None:
         yield
         return
-    waiting, met = (os.path.join(folder, f"{word}.{os.getpid()}") for word in ("meeting", "met"))  # noqa: PTH118
-    with suppress(OSError), open(waiting, "x"):  # noqa: PTH123
-        pass
+    from pathlib import Path  # only a launcher's workers need it
+
+    note = Path(folder, f"meeting.{os.getpid()}")
+    with suppress(OSError):  # on another machine than the launcher's there is no such folder
+        note.touch()
     try:
         yield
     except BaseException:
         with suppress(OSError):
-            os.unlink(waiting)  # noqa: PTH108
+            note.unlink()
         raise
     with suppress(OSError):
-        os.replace(waiting, met)  # noqa: PTH105
+        note.rename(note.with_name(f"met.{os.getpid()}"))
