@@ -9,7 +9,7 @@ collective, and where it does not.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from time import perf_counter
 from typing import Any
@@ -87,8 +87,8 @@ class IdleDriver:
 
     def load(self, device: int, form: Form) -> None: ...
 
-    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], object]:
-        return int
+    def launcher(self, device: int, form: Form, work: int) -> Callable[..., object]:
+        return lambda *arguments: None
 
     def reaches(self, device: int, other: int) -> bool:
         return True
