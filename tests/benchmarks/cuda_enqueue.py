@@ -150,7 +150,7 @@ def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
     """Return the microseconds of an ``all_reduce`` of four replicas, as the least of some means."""
     executor, logical = Executor(IdleDriver()), gpus.LogicalGpus()
     logical.split[0] = REPLICAS
-    found = gpus.Found((gpus.Gpu(0, "idle", (9, 0)),), "13.0")
+    find = itertools.repeat(gpus.Found((gpus.Gpu(0, "idle", (9, 0)),), "13.0")).__next__  # a mock would take its time
     took: list[float] = []
 
     async def replica() -> None:
@@ -164,9 +164,9 @@ def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
             took.append((perf_counter() - start) / times)
 
     with (
-        mock.patch.object(gpus, "find", return_value=found),
+        mock.patch.object(gpus, "find", find),
         mock.patch.object(gpus, "logical", logical),
-        mock.patch.object(process, "executor", return_value=executor),
+        mock.patch.object(process, "executor", itertools.repeat(executor).__next__),
         mock.patch.dict(device_frameworks.TYPES, {Quick.__module__.partition(".")[0]: Quickly(elsewhere=elsewhere)}),
     ):
         asyncio.run(MirroredStrategy([f"GPU:{k}" for k in range(REPLICAS)]).run(replica))
