@@ -78,13 +78,13 @@ class Course(NamedTuple):
 
     Attributes:
         makes: arrays to be made, whose numbers follow those of the replicas' own and of their buffers.
-        count: how many they are.
+        total: how many they are.
         results: for each leaf on devices, by its place, which of those are its results, in replica order; None for a
             replica that brought a buffer.
         scheme: what is enqueued.
     """
 
     makes: Sequence[Makes]
-    count: int
+    total: int
     results: Mapping[int, Sequence[int | None]]
     scheme: Scheme

@@ -225,8 +225,8 @@ class DeviceWork:
     def _make(self, begins: list[int]) -> set[tuple[int, int]]:
         """Make the arrays that results need, and append where they begin; return the streams that they are made on."""
         course = self._course
-        made: list[Any] = [None] * course.count
-        addresses = [0] * course.count
+        made: list[Any] = [None] * course.total
+        addresses = [0] * course.total
         for mark, ordinal, specs, places in course.makes:
             for place, (array, address) in zip(places, mark.make(specs, ordinal, self._allocate), strict=True):
                 made[place], addresses[place] = array, address
