@@ -8,13 +8,15 @@ the successor, is not among the choices: it has neither a simulator nor PTX with
 its intrinsics are not written in LLVM's instructions.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import types as python_types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numba
+import numpy as np
 from numba import cuda as _cuda
 
 cuda: Final[Any] = _cuda
@@ -63,10 +65,28 @@ def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capab
         ImportError: the compiler's libraries are not installed.
     """
     try:
-        text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
+        with _row_stack():
+            text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
     except (OSError, RuntimeError, _NvvmError()) as error:
-        raise ImportError(f"compiling for CUDA needs libNVVM and NVRTC: {INSTALL} ({error})") from error
+        what = str(error).strip().partition("\n")[0]
+        raise ImportError(
+            f"compiling for CUDA needs libNVVM and NVRTC: {INSTALL}; or set CUDA_HOME to the folder of a CUDA toolkit "
+            f"({what})"
+        ) from error
     return str(text)
+
+
+@contextlib.contextmanager
+def _row_stack() -> Iterator[None]:
+    """Lend NumPy a name that it has given up: numba-cuda 0.30, the last one, asks for it at its first compilation."""
+    if hasattr(np, "row_stack"):
+        yield
+        return
+    vars(np)["row_stack"] = np.vstack
+    try:
+        yield
+    finally:
+        del vars(np)["row_stack"]
 
 
 def _NvvmError() -> type[Exception]:  # noqa: N802
