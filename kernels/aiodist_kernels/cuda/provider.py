@@ -17,14 +17,30 @@ from typing import Any, Final
 
 import numba
 import numpy as np
-from numba import cuda as _cuda
-
-cuda: Final[Any] = _cuda
-
-_config: Any = importlib.import_module("numba.core.config")
 
 INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
 """What brings a compiler for CUDA, its libraries, and what launches kernels."""
+
+
+def _missing(error: Exception) -> ImportError:
+    """Return what is said where a library of CUDA's is not there, for which each provider has an error of its own."""
+    what = str(error).strip().partition("\n")[0]
+    return ImportError(
+        "compiling for CUDA needs its runtime, libNVVM and NVRTC, of one version of CUDA: "
+        f"{INSTALL}; or set CUDA_HOME to the folder of a CUDA toolkit ({what})"
+    )
+
+
+def _numba_cuda() -> Any:
+    try:
+        return importlib.import_module("numba.cuda")
+    except (OSError, RuntimeError) as error:
+        raise _missing(error) from error
+
+
+cuda: Final = _numba_cuda()
+
+_config: Any = importlib.import_module("numba.core.config")
 
 
 def simulated() -> bool:
@@ -68,11 +84,7 @@ def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capab
         with _row_stack():
             text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
     except (OSError, RuntimeError, _NvvmError()) as error:
-        what = str(error).strip().partition("\n")[0]
-        raise ImportError(
-            f"compiling for CUDA needs libNVVM and NVRTC: {INSTALL}; or set CUDA_HOME to the folder of a CUDA toolkit "
-            f"({what})"
-        ) from error
+        raise _missing(error) from error
     return str(text)
 
 
