@@ -238,7 +238,21 @@ class CudaCore:
         if not self._current(device).can_access_peer(other):
             return False
         result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
-        return int(result) in {0, _ALREADY_ENABLED}
+        return int(result) in {0, _ALREADY_ENABLED} and self._open_pool(peer, device)
+
+    def _open_pool(self, of: Any, to: int) -> bool:
+        """Let another device reach what `allocate` gives out of this one's pool: access to its context is not enough.
+
+        Other memory of that pool is opened too, which harms nobody.
+        """
+        if not of.properties.memory_pools_supported:
+            return True
+        access = self._driver.CUmemAccessDesc()
+        access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = to
+        access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        pool = self._call("cuDeviceGetMemPool", of.device_id)
+        return int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0]) == 0
 
     def _copy(self, carrier: int, to: int, target: int, source_device: int, source: int, nbytes: int) -> None:
         stream = self._handle(carrier)
