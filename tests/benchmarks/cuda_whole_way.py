@@ -37,6 +37,7 @@ def took(sizes: tuple[int, ...]) -> float:
         ctx = get_replica_context()
         me = ctx.replica_id_in_sync_group
         value = [torch.full((size,), float(me), device="cuda") for size in sizes]
+        result: list[Any] = []
         for _ in range(ROUNDS):
             start = perf_counter()
             result = await ctx.all_reduce(ReduceOp.SUM, value)
