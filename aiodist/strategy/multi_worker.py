@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.scope import replicas_here, require_cross_replica
+from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers.communicator import Communicator, SharingCommunicator
@@ -170,8 +172,9 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         return self._run_from(caller(), fn, args, kwargs, options)
 
     async def _run_from(self, frame: FrameType, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        calls = self._calls(fn, args, kwargs)
-        given = arguments.options(options, None)
+        with self._noting_refusal(RUN, frame):
+            calls = self._calls(fn, args, kwargs)
+            given = arguments.options(options, None)
         group = self._extended.new_group(given)
         assert isinstance(group, SpannedGroup)
         signature = self._signature(RUN, function_key(fn), frame)
@@ -214,8 +217,9 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
-        op = arguments.reduce_op(reduce_op)
-        prepared = across_workers.prepare_reduce(op, value, axis, replicas_here(self))
+        with self._noting_refusal(across_workers.REDUCE, frame):
+            op = arguments.reduce_op(reduce_op)
+            prepared = across_workers.prepare_reduce(op, value, axis, replicas_here(self))
         return self._together(across_workers.REDUCE, op, prepared, frame)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -236,7 +240,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
-        prepared = across_workers.prepare_gather(value, axis, replicas_here(self))
+        with self._noting_refusal(across_workers.GATHER, frame):
+            prepared = across_workers.prepare_gather(value, axis, replicas_here(self))
         return self._together(across_workers.GATHER, None, prepared, frame)
 
     async def _together(
@@ -244,6 +249,17 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     ) -> Any:
         signature = (*across_workers.signature_of(kind, op, prepared)[:-1], self._path(frame))
         return await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared)
+
+    @contextmanager
+    def _noting_refusal(self, kind: Kind, frame: FrameType) -> Iterator[None]:
+        """Note a call that raises for its arguments: the others wait for it all the same."""
+        try:
+            yield
+        except ReplicaContextError:  # it does not belong here, and is none of what all workers call
+            raise
+        except Exception as error:
+            self._team.refuse(self._signature(kind, None, frame), frame.f_code, frame.f_lasti, error)
+            raise
 
     def _signature(self, kind: Kind, detail: Any, frame: FrameType) -> Signature:
         return (kind, None, detail, None, None, None, None, None, self._path(frame))
@@ -269,11 +285,13 @@ class MultiWorkerExtended(StrategyExtended):
             return await super()._reduce(what, reduce_op, pairs, options)
         strategy = self._required(what)
         assert isinstance(strategy, MultiWorkerMirroredStrategy)
-        op = arguments.reduce_op(reduce_op)
-        arguments.options(options, None)
-        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
-        prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
-        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, caller())
+        frame = caller()
+        with strategy._noting_refusal(across_workers.REDUCE_TO, frame):
+            op = arguments.reduce_op(reduce_op)
+            arguments.options(options, None)
+            targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
+            prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
+        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
 
