@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy import asarray, empty, ndarray
 
-from aiodist_kernels import pieces, policy
+from aiodist_kernels import pieces, policy, pool
 from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
 from aiodist_kernels.elements import fold_elements
 from aiodist_kernels.layout import empty_like
@@ -63,13 +63,17 @@ def reduce(
     return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
 
 
-def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native") -> Array:
+def reduce_alike(
+    op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native", among: bool = False
+) -> Array:
     """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
 
     Args:
         op: the reduce op, defined for the dtype.
         buffers: as in `reduce`.
         accumulate: as in `reduce`.
+        among: the result is one of several that live as long as each other. A large one then always lies in the pool:
+            the C library keeps memory at hand for one, and gives that of many back to the system.
 
     Returns:
         An array in fresh memory, as `reduce`.
@@ -84,7 +88,7 @@ def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate 
         total: Array = first.copy() if nbytes <= plan.copied_to else empty(first.shape, plan.rule.result)
         if plan.small(buffers, total, nbytes):
             return total
-    if nbytes < plan.plain_below:
+    if nbytes < plan.plain_below and not (among and nbytes >= pool.POOLED_FROM):
         try:
             count = len(buffers)
             if count == 2:  # a ufunc needs no help
