@@ -13,7 +13,7 @@ from aiodist.collective.device_crossing import Ferry
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.work import Work
-from aiodist.workers.crossing import Plan, Span
+from aiodist.workers.crossing import NOTHING, Plan, Span
 from aiodist.workers.transfers import Hands, Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
@@ -47,16 +47,13 @@ class Cargo:
         self._span = span
         self.ferry = Ferry(meeting, group, span) if types is not None and has_device_arrays(types) else None
 
-    def land(self, accumulate: Accumulate, hands: Hands) -> Steps[None]:
-        """Bring down what lies on devices, as it is needed for a plan with that accumulator."""
-        if self.ferry is not None and self.absent is None:
-            self._landed = yield from _made(self.ferry.landing(accumulate), hands)
-
-    def plan(self, accumulate: Accumulate) -> Plan:
-        """Return what is to be exchanged where nobody is absent."""
+    def landed(self, accumulate: Accumulate, hands: Hands) -> Steps[Plan]:
+        """Return what is to be exchanged where nobody is absent, what lies on devices having been brought down."""
         across = self.signature[KIND].across
         if across is None or self.absent is not None:
-            return Plan([], lambda _: None)
+            return NOTHING
+        if self.ferry is not None:
+            self._landed = yield from _made(self.ferry.landing(accumulate), hands)
         plan: Plan = across(self.signature, self._landed, accumulate, self._span)
         return plan
 

@@ -21,7 +21,7 @@ from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import OnDevices, to_gather, to_reduce
-from aiodist.strategy.scope import Scope, components_here, require_cross_replica
+from aiodist.strategy.scope import Scope, components_here, replicas_here, require_cross_replica
 from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
 from aiodist.strategy.warmup import compile_kernels
@@ -140,7 +140,7 @@ class Strategy(DataMethods, V1Strategy):
         finally:
             self._recorder._end(group)
         creation.check_complete(group)
-        return regroup(results)
+        return regroup(results, replicas=[member.replica_id for member in group.members])
 
     def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
         """Return the call that each replica of this process makes in a run."""
@@ -180,12 +180,12 @@ class Strategy(DataMethods, V1Strategy):
         """
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op)
-        size = components_here(self)
+        replicas = replicas_here(self)
         accumulate = self._extended.communication_options.accumulate
         there = OnDevices(self, [value])
         host = there.on_host[0]
-        result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, size, accumulate))
-        (joined,) = await there.join([result], ALL_REDUCE, to_reduce(op, size, axis), op=op, accumulate=accumulate)
+        result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
+        (joined,) = await there.join([result], ALL_REDUCE, to_reduce(op, replicas, axis), op=op, accumulate=accumulate)
         return joined
 
     async def gather(self, value: Any, axis: int) -> Any:
@@ -205,11 +205,11 @@ class Strategy(DataMethods, V1Strategy):
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
-        size = components_here(self)
+        replicas = replicas_here(self)
         there = OnDevices(self, [value])
         host = there.on_host[0]
-        result = await call_off_loop(host, lambda: across.gather_nest(host, axis, size))
-        (joined,) = await there.join([result], ALL_GATHER, to_gather(axis, size))
+        result = await call_off_loop(host, lambda: across.gather_nest(host, axis, replicas))
+        (joined,) = await there.join([result], ALL_GATHER, to_gather(axis, replicas))
         return joined
 
     async def warmup(self, *specs: Any) -> None:

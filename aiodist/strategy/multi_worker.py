@@ -24,7 +24,7 @@ from aiodist.strategy.base import Strategy
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.extended import StrategyExtended
-from aiodist.strategy.scope import components_here, require_cross_replica
+from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers.communicator import Communicator, SharingCommunicator
@@ -215,7 +215,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
         op = arguments.reduce_op(reduce_op)
-        prepared = across_workers.prepare_reduce(op, value, axis, components_here(self))
+        prepared = across_workers.prepare_reduce(op, value, axis, replicas_here(self))
         return self._together(across_workers.REDUCE, op, prepared, frame)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -236,7 +236,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
-        prepared = across_workers.prepare_gather(value, axis, components_here(self))
+        prepared = across_workers.prepare_gather(value, axis, replicas_here(self))
         return self._together(across_workers.GATHER, None, prepared, frame)
 
     async def _together(
@@ -272,7 +272,7 @@ class MultiWorkerExtended(StrategyExtended):
         op = arguments.reduce_op(reduce_op)
         arguments.options(options, None)
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
-        prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, components_here(strategy))
+        prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
         results = await strategy._together(across_workers.REDUCE_TO, op, prepared, caller())
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 

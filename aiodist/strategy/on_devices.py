@@ -171,7 +171,7 @@ async def _result(work: Work) -> Any:
 # What the leaves must be.
 
 
-def to_reduce(op: ReduceOp, num_replicas: int, axis: Any = None) -> Describe:
+def to_reduce(op: ReduceOp, replicas: Sequence[int], axis: Any = None) -> Describe:
     """Return what describes a leaf that is reduced.
 
     Raises (when called):
@@ -180,21 +180,21 @@ def to_reduce(op: ReduceOp, num_replicas: int, axis: Any = None) -> Describe:
     """
 
     def describe(leaf: Any, targets: tuple[int, ...] | None) -> Column:
-        mark, arrays = _described(across.components(op, as_distributed(leaf), num_replicas))
+        mark, arrays = _described(across.components(op, as_distributed(leaf), replicas), replicas)
         if axis is not None:
             raise TypeError(
                 f"arrays on GPUs are reduced over the replicas alone, with axis=None, got axis={axis!r}; reduce along "
                 f"it before, with {mark.name}"
             )
-        across.check_same("shape", [array.shape for array in arrays])
-        across.check_same("dtype", [array.dtype for array in arrays])
+        across.check_same("shape", [array.shape for array in arrays], replicas)
+        across.check_same("dtype", [array.dtype for array in arrays], replicas)
         result_dtype(op, arrays[0].dtype)
         return Column(mark, arrays, targets or (arrays[0].ordinal,))
 
     return describe
 
 
-def to_gather(axis: Any, num_replicas: int) -> Describe:
+def to_gather(axis: Any, replicas: Sequence[int]) -> Describe:
     """Return what describes a leaf that is gathered along an axis.
 
     Raises (when called):
@@ -204,11 +204,12 @@ def to_gather(axis: Any, num_replicas: int) -> Describe:
 
     def describe(leaf: Any, targets: tuple[int, ...] | None) -> Column:
         leaf = as_distributed(leaf)
-        across.check_count(leaf, num_replicas)
-        mark, arrays = _described(leaf.values)
+        across.check_count(leaf, replicas)
+        mark, arrays = _described(leaf.values, replicas)
         along = normalized_axis(axis, len(arrays[0].shape))
-        across.check_same("dtype", [array.dtype for array in arrays])
-        across.check_same("shape but along the axis", [_without(array.shape, along) for array in arrays])
+        across.check_same("dtype", [array.dtype for array in arrays], replicas)
+        shapes = [_without(array.shape, along) for array in arrays]
+        across.check_same("shape but along the axis", shapes, replicas)
         return Column(mark, arrays, targets or (arrays[0].ordinal,), along)
 
     return describe
@@ -222,13 +223,13 @@ def to_copy(leaf: Any, targets: tuple[int, ...] | None) -> Column:
     """
     if isinstance(leaf, DistributedValues):
         raise TypeError(across.one_for_all(leaf))
-    mark, arrays = _described([leaf])
+    mark, arrays = _described([leaf], [0])
     return Column(mark, arrays, targets or (arrays[0].ordinal,))
 
 
-def _described(parts: Sequence[Any]) -> tuple[DeviceType, list[DeviceArray]]:
+def _described(parts: Sequence[Any], replicas: Sequence[int]) -> tuple[DeviceType, list[DeviceArray]]:
     _, _, marks, arrays = zip(*map(describe_leaf, parts), strict=True)
-    across.check_same("type", marks)
+    across.check_same("type", marks, replicas)
     return marks[0], list(arrays)
 
 

@@ -43,17 +43,20 @@ _SPARE: Final = 8  # a block serves results down to 7/8 of its size
 class _Block:
     """Aligned memory of one size.
 
-    To ask NumPy anew at each result where it lies would take longer than all the rest of a lease.
+    Attributes:
+        memory: it.
+        nbytes: its size.
+        shown: how it shows itself to NumPy; made once, since that takes as long as to give it out.
     """
 
-    __slots__ = ("interface", "memory", "nbytes")
+    __slots__ = ("memory", "nbytes", "shown")
 
     def __init__(self, nbytes: int) -> None:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         self.memory: Memory = raw[start : start + nbytes]
         self.nbytes = nbytes
-        self.interface = {"shape": (nbytes,), "typestr": "|u1", "data": (self.memory.ctypes.data, False), "version": 3}
+        self.shown = {"shape": (nbytes,), "typestr": "|u1", "data": (self.memory.ctypes.data, False), "version": 3}
 
 
 class _Lease:
@@ -64,7 +67,7 @@ class _Lease:
     def __init__(self, block: _Block, pool: "Pool") -> None:
         self._block = block
         self._pool = pool
-        self.__array_interface__ = block.interface
+        self.__array_interface__ = block.shown
 
     def __del__(self) -> None:
         del self.__array_interface__
