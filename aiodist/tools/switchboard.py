@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
 
-from aiodist.tools.worker_agent import keep_alive
+from aiodist.tools.worker_agent import keep_alive, listen
 from aiodist.workers.addresses import own_numbers
 
 
@@ -37,7 +37,7 @@ class Switchboard:
 
     def __init__(self, notes: Path) -> None:
         self._notes = notes
-        self._socket = socket.create_server(("", 0), backlog=1024)
+        self._socket = listen()
         self._socket.setblocking(False)
         self._token = secrets.token_hex(16)
         self._lines: dict[socket.socket, _Line] = {}

@@ -126,12 +126,12 @@ class _Lines:
 
     def __init__(self, where: str, asked: list[int]) -> None:
         self._asked = asked
-        self._socket = socket.create_server(("", 0), backlog=1024)
+        self._socket = listen()
         self._socket.setblocking(False)
         self._token = secrets.token_hex(16)
         self.address = f"{self._socket.getsockname()[1]}:{self._token}"
         self.name = secrets.token_hex(4)
-        hosts, port, token = where.split(":")
+        hosts, port, token = where.rsplit(":", 2)  # a host may be a number of IPv6
         self._launcher = _connection(hosts.split(","), int(port))
         if self._launcher is not None:
             self._launcher.sendall(f"{token}\n".encode())
@@ -169,6 +169,14 @@ class _Lines:
         if self._launcher is not None:
             with suppress(OSError):
                 self._launcher.sendall(f"{what} {self.name} {code}\n".encode())
+
+
+def listen() -> socket.socket:
+    """Return a socket that listens to IPv6 and IPv4, where the system has both."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):  # it is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=1024)
 
 
 def _connection(hosts: list[str], port: int) -> socket.socket | None:
