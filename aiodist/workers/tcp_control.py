@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import pickle
 import selectors
 import socket
@@ -80,6 +81,7 @@ class TcpControl(Requests):
         self._timers: list[tuple[float, tuple[Any, ...]]] = []
         self._leaving = False
         self._left = threading.Event()
+        self._process = os.getpid()
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell) if self._rank == 0 else None
         self._peers = star.connected(self._rank, hellos, listening)
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -119,7 +121,7 @@ class TcpControl(Requests):
     def close(self) -> None:
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
         atexit.unregister(self.close)
-        if not self._leaving:
+        if not self._leaving and os.getpid() == self._process:  # what the program has forked has no part in it
             error = getattr(sys, "last_value", None)
             self._request("leave", "has ended" if error is None else f"has ended: {_brief(error)}", error is not None)
             self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
