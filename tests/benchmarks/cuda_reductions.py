@@ -271,18 +271,17 @@ class Gpu:
         return found
 
     def measure(self, enqueue: Callable[[int], object], rounds: int) -> tuple[float, float]:
-        with self.driver.using():
-            self.driver._current(0)  # events are made in the current context
-            stream = self.driver.stream(0).stream
-            timed = self.core.EventOptions(timing_enabled=True)
-            stream.sync()
-            first = stream.record(options=timed)
-            start = time.perf_counter()
-            for turn in range(rounds):
-                enqueue(turn)
-            host = time.perf_counter() - start
-            last = stream.record(options=timed)
-            last.sync()
+        self.driver._current(0)  # it stays so, as a framework leaves it; events are made in the current context
+        stream = self.driver.stream(0).stream
+        timed = self.core.EventOptions(timing_enabled=True)
+        stream.sync()
+        first = stream.record(options=timed)
+        start = time.perf_counter()
+        for turn in range(rounds):
+            enqueue(turn)
+        host = time.perf_counter() - start
+        last = stream.record(options=timed)
+        last.sync()
         return 1e6 * host / rounds, 1e3 * (last - first) / rounds
 
 
