@@ -43,7 +43,8 @@ def _structures_differ(
     alone = [(path, a_members) for path in here if path not in there]
     alone += [(path, b_members) for path in there if path not in here]
     if not alone:
-        return [f"The structures differ: {nests.difference(left, right, 'value')}."]
+        sides = ids_briefly(a_members), ids_briefly(b_members)
+        return [f"The structures differ: {nests.difference(left, right, 'value', *sides)}."]
     told = [f"{path} stands on {ids_briefly(members)} only" for path, members in alone[:_MOST_PATHS]]
     more = f", and {len(alone) - _MOST_PATHS} more" if len(alone) > _MOST_PATHS else ""
     return [f"The structures differ: {', '.join(told)}{more}."]
@@ -60,7 +61,8 @@ def _arguments_differ(
     names = sorted(set(left_names.entries()) ^ set(right_names.entries()))
     if names:
         return [f"The arguments differ: {', '.join(names)} stands on one side only."]
-    return [f"The arguments differ: {nests.difference(a, b, 'arguments')}."]
+    differ = nests.difference(a, b, "arguments", ids_briefly(a_members), ids_briefly(b_members))
+    return [f"The arguments differ: {differ}."]
 
 
 def _values_differ(findings: Findings) -> list[str]:

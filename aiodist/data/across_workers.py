@@ -56,7 +56,7 @@ class WorkersDataMethods(DataMethods):
         (batch,) = batches
         parts = cut(batch, layout.replicas)
         mine = range(layout.offset, layout.offset + layout.local)
-        return regroup([select_replica(i, parts, layout.replicas) for i in mine], "batches", always_wrap=True)
+        return regroup([select_replica(i, parts, layout.replicas) for i in mine], "batches", mine, always_wrap=True)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
@@ -106,7 +106,7 @@ class WorkersDataMethods(DataMethods):
         layout = self._team.span.layout
         mine = range(layout.offset, layout.offset + layout.local)
         values = [called(value_fn, "value_fn", ValueContext(i, layout.replicas)) for i in mine]
-        return regroup(values, "values", always_wrap=True)
+        return regroup(values, "values", mine, always_wrap=True)
 
 
 def _plan_who(_: Any, values: Sequence[bool], accumulate: Accumulate, span: Span) -> Plan:

@@ -56,8 +56,10 @@ async def merge(strategy: Any, group: SyncGroup, meeting: Rendezvous) -> None:
     calls: list[MergeCall] = meeting.values
     token = current.set(CrossReplica(strategy, group.size, None if group.root is group else group))
     try:
-        args = tuple(regroup(column, "merge_call arguments") for column in zip(*(c.args for c in calls), strict=True))
-        kwargs = {name: regroup([c.kwargs[name] for c in calls], "merge_call arguments") for name in calls[0].kwargs}
+        ids = [member.replica_id for member in group.members]
+        regrouped = functools.partial(regroup, what="merge_call arguments", replicas=ids)
+        args = tuple(regrouped(column) for column in zip(*(c.args for c in calls), strict=True))
+        kwargs = {name: regrouped([c.kwargs[name] for c in calls]) for name in calls[0].kwargs}
         result = calls[0].fn(strategy, *args, **kwargs)
         if inspect.isawaitable(result):
             result = await result

@@ -23,6 +23,7 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
 from aiodist.replica.awaiting import InterruptedStep
+from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
@@ -68,6 +69,7 @@ class Team:
     ) -> None:
         self.span = span
         self.digests = Digests(order_check)
+        self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
         self._control = control
         self._order_check = order_check

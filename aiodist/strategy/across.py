@@ -24,26 +24,28 @@ from aiodist_kernels.rules import rule_for
 Array = np.ndarray[Any, Any]
 
 
-def reduce_nest(op: ReduceOp, value: Any, axis: Any, num_replicas: int, accumulate: Accumulate = "native") -> Any:
+def reduce_nest(op: ReduceOp, value: Any, axis: Any, replicas: Sequence[int], accumulate: Accumulate = "native") -> Any:
     """Return a nest with every per-replica leaf reduced over the replicas, and along ``axis`` unless it is None.
+
+    ``replicas`` are their ids, here and below.
 
     Raises:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several replicas; shapes differ; an axis out of range.
     """
-    return nests.map_leaves(lambda leaf: _reduce(op, as_distributed(leaf), axis, num_replicas, accumulate), value)
+    return nests.map_leaves(lambda leaf: _reduce(op, as_distributed(leaf), axis, replicas, accumulate), value)
 
 
-def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int, accumulate: Accumulate) -> Any:
+def _reduce(op: ReduceOp, leaf: Any, axis: Any, replicas: Sequence[int], accumulate: Accumulate) -> Any:
     if leaf is None:  # an empty nest, as in a collective
         return None
-    shapes, dtypes, types, arrays = _described(components(op, leaf, num_replicas))
+    shapes, dtypes, types, arrays = _described(components(op, leaf, replicas), replicas)
     if LeafType.INDEXED_SLICES in types:
         _check_rows(op, dtypes, types, axis)
     elif axis is not None:
-        return _given(types[0], _reduce_along(op, [np.asarray(array) for array in arrays], axis, accumulate))
+        return _given(types[0], _reduce_along(op, [np.asarray(array) for array in arrays], axis, accumulate, replicas))
     for what, column in (("shape", shapes), ("dtype", list(map(_native, dtypes))), ("type", types)):
-        check_same(what, column)
+        check_same(what, column, replicas)
     if dtypes.count(dtypes[0]) != len(dtypes):  # in another byte order, which kernels do not look for
         arrays = list(map(in_native_order, arrays))
     if types[0] is LeafType.PYTHON_NUMBER:
@@ -51,7 +53,9 @@ def _reduce(op: ReduceOp, leaf: Any, axis: Any, num_replicas: int, accumulate: A
     return _given(types[0], reduce_leaf(op, arrays, types[0], accumulate))
 
 
-def _described(components: Sequence[Any]) -> tuple[list[Any], list[Any], list[LeafMark], list[Any]]:
+def _described(
+    components: Sequence[Any], replicas: Sequence[int]
+) -> tuple[list[Any], list[Any], list[LeafMark], list[Any]]:
     """Return shapes, dtypes, leaf types, and what is to be combined."""
     shapes, dtypes, types, arrays = ([*column] for column in zip(*map(describe_leaf, components), strict=True))
     if has_device_arrays(tuple(types)):
@@ -59,22 +63,22 @@ def _described(components: Sequence[Any]) -> tuple[list[Any], list[Any], list[Le
             "expected components on the host, as others are, got arrays on GPUs; let all of them be of one kind"
         )
     if has_foreign(tuple(types)):
-        check_same("type", types)
+        check_same("type", types, replicas)
     return shapes, dtypes, types, arrays
 
 
-def check_same(what: str, column: Sequence[Any]) -> None:
+def check_same(what: str, column: Sequence[Any], replicas: Sequence[int]) -> None:
     """Check that components agree in something.
 
     Raises:
         ValueError: they do not.
     """
-    for replica_id, found in enumerate(column):
+    for replica_id, found in zip(replicas, column, strict=False):  # one may stand for all
         if found != column[0]:
             hint = "; to reduce ragged batches, give the axis that they differ along" if what == "shape" else ""
             raise ValueError(
-                f"the components must have the same {what}; replica 0's is {_text(column[0])}, replica {replica_id}'s "
-                f"is {_text(found)}{hint}"
+                f"the components must have the same {what}; replica {replicas[0]}'s is {_text(column[0])}, replica "
+                f"{replica_id}'s is {_text(found)}{hint}"
             )
 
 
@@ -90,32 +94,32 @@ def _given(leaf_type: LeafMark, result: Any) -> Any:
     return leaf_type.give(result) if isinstance(leaf_type, ForeignType) else result
 
 
-def components(op: ReduceOp, leaf: Any, num_replicas: int) -> Sequence[Any]:
+def components(op: ReduceOp, leaf: Any, replicas: Sequence[int]) -> Sequence[Any]:
     """Return what there is to reduce: a component a replica, or one value that stands for all of them.
 
     Raises:
         ValueError: a SUM of a plain value on several replicas; another number of components.
     """
     if isinstance(leaf, DistributedValues):
-        check_count(leaf, num_replicas)
+        check_count(leaf, replicas)
         same = isinstance(leaf, Mirrored) and op is not ReduceOp.SUM and op is not ReduceOp.PRODUCT
         return leaf.values[:1] if same else leaf.values
-    if num_replicas > 1 and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+    if len(replicas) > 1 and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
         raise ValueError(
-            f"{op.name} expects a per-replica value; a plain value is the same on all {num_replicas} replicas, and "
+            f"{op.name} expects a per-replica value; a plain value is the same on all {len(replicas)} replicas, and "
             "whether it counts once or for each cannot be known: reduce with MEAN, or return it from strategy.run"
         )
     return [leaf]
 
 
-def check_count(leaf: DistributedValues[Any], num_replicas: int) -> None:
+def check_count(leaf: DistributedValues[Any], replicas: Sequence[int]) -> None:
     """Check that a value has as many components as there are replicas.
 
     Raises:
         ValueError: it has not.
     """
-    if len(leaf.values) != num_replicas:
-        raise ValueError(f"expected {num_replicas} components, one for each replica, got {len(leaf.values)}")
+    if len(leaf.values) != len(replicas):
+        raise ValueError(f"expected {len(replicas)} components, one for each replica, got {len(leaf.values)}")
 
 
 def _check_rows(op: ReduceOp, dtypes: Sequence[Any], types: Sequence[LeafMark], axis: Any) -> None:
@@ -136,19 +140,21 @@ def _same_but_along(axes: Sequence[int], a: Array, b: Array) -> bool:
     return a.ndim == b.ndim and bool(_native(a.dtype) == _native(b.dtype)) and _rest(a, axes) == _rest(b, axes)
 
 
-def _reduce_along(op: ReduceOp, arrays: Sequence[Array], axis: Any, accumulate: Accumulate) -> Any:
+def _reduce_along(
+    op: ReduceOp, arrays: Sequence[Array], axis: Any, accumulate: Accumulate, replicas: Sequence[int]
+) -> Any:
     """Reduce each array along the axes, then over the replicas; a MEAN divides once, by the true count."""
     kernels.result_dtype(op, arrays[0].dtype)
     axes = _axes(axis, arrays[0].ndim)
-    _check_along(axes, arrays, axis)
+    _check_along(axes, arrays, axis, replicas)
     return _frozen(_whole(op, arrays[0].dtype, [_part(op, array, axes, accumulate) for array in arrays], axes))
 
 
-def _check_along(axes: Sequence[int], arrays: Sequence[Array], axis: Any) -> None:
-    for replica_id, array in enumerate(arrays):
+def _check_along(axes: Sequence[int], arrays: Sequence[Array], axis: Any, replicas: Sequence[int]) -> None:
+    for replica_id, array in zip(replicas, arrays, strict=False):
         if not _same_but_along(axes, array, arrays[0]):
             raise ValueError(
-                f"the components may differ along axis {axis} only; replica 0's is {arrays[0].dtype}"
+                f"the components may differ along axis {axis} only; replica {replicas[0]}'s is {arrays[0].dtype}"
                 f"{list(arrays[0].shape)}, replica {replica_id}'s is {array.dtype}{list(array.shape)}"
             )
 
@@ -220,27 +226,27 @@ def one_for_all(value: DistributedValues[Any]) -> str:
     )
 
 
-def gather_nest(value: Any, axis: Any, num_replicas: int) -> Any:
+def gather_nest(value: Any, axis: Any, replicas: Sequence[int]) -> Any:
     """Return a nest with every per-replica leaf put together along an axis, in replica order; other leaves as they are.
 
     Raises:
         TypeError: a component is no array.
         ValueError: the axis is out of range, or the components differ in more than the size along it.
     """
-    return nests.map_leaves(lambda leaf: _gather(as_distributed(leaf), axis, num_replicas), value)
+    return nests.map_leaves(lambda leaf: _gather(as_distributed(leaf), axis, replicas), value)
 
 
-def _gather(leaf: Any, axis: Any, num_replicas: int) -> Any:
+def _gather(leaf: Any, axis: Any, replicas: Sequence[int]) -> Any:
     if not isinstance(leaf, DistributedValues):
-        if num_replicas == 1 and leaf is not None:
+        if len(replicas) == 1 and leaf is not None:
             normalized_axis(axis, len(describe_leaf(leaf)[0]))
         return leaf
-    check_count(leaf, num_replicas)
-    _, _, types, arrays = _described(leaf.values)
+    check_count(leaf, replicas)
+    _, _, types, arrays = _described(leaf.values, replicas)
     if LeafType.INDEXED_SLICES in types:
         raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
     arrays = [np.asarray(array) for array in arrays]
     along = normalized_axis(axis, arrays[0].ndim)
-    _check_along([along], arrays, along)
+    _check_along([along], arrays, along, replicas)
     whole = np.concatenate(arrays, axis=along)
     return _given(types[0], _frozen(whole.astype(_native(whole.dtype), copy=False)))

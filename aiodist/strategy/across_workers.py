@@ -19,6 +19,7 @@ from aiodist.collective.signature import LeafMark, LeafType, Signature
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns
@@ -50,10 +51,14 @@ class Prepared(NamedTuple):
     rebuild: Finish
 
 
-def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None]) -> Prepared:
+def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None], marks: Sequence[LeafMark] | None) -> Prepared:
     """Take a nest apart into leaves that take part, and others, which come back as they are."""
     given, structure = nests.flatten_with_none(value)
     found = [leaf_of(as_distributed(leaf)) for leaf in given]
+    for place, mark in enumerate(marks or ()):
+        leaf = found[place]
+        if mark is not None and leaf is not None:
+            found[place] = leaf._replace(mark=mark)
     places = [place for place, leaf in enumerate(found) if leaf is not None]
 
     def rebuild(results: Sequence[Any]) -> Any:
@@ -67,28 +72,37 @@ def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None]) -> Prepared:
     return Prepared([leaf for leaf in found if leaf is not None], rebuild)
 
 
-def prepare_reduce(op: ReduceOp, value: Any, axis: Any, local: int) -> Prepared:
+def prepare_reduce(
+    op: ReduceOp, value: Any, axis: Any, local: Sequence[int], marks: Sequence[LeafMark] | None = None
+) -> Prepared:
     """Check a reduction on this worker.
+
+    Args:
+        op: the reduce op.
+        value: the nest.
+        axis: None, or what to reduce along.
+        local: the ids of its replicas, over all workers.
+        marks: of leaves that came from elsewhere, what they are there.
 
     Raises:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
     """
-    return _prepared(value, partial(_reduced_leaf, op, axis, local))
+    return _prepared(value, partial(_reduced_leaf, op, axis, local), marks)
 
 
-def _reduced_leaf(op: ReduceOp, axis: Any, local: int, leaf: Any) -> _Leaf | None:
+def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
     if leaf is None or not _takes_part(op, leaf, local):
         return None
     components = across.components(op, leaf, local)
-    shapes, dtypes, marks, arrays = across._described(components)
+    shapes, dtypes, marks, arrays = across._described(components, local)
     dtypes = [across._native(dtype) for dtype in dtypes]
     if LeafType.INDEXED_SLICES in marks:
         across._check_rows(op, dtypes, marks, axis)
     elif axis is not None:
-        return _along(op, [np.asarray(array) for array in arrays], axis, marks[0])
+        return _along(op, [np.asarray(array) for array in arrays], axis, marks[0], local)
     for what, column in (("shape", shapes), ("dtype", dtypes), ("type", marks)):
-        across.check_same(what, column)
+        across.check_same(what, column, local)
     if marks[0] == LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtypes[0])
     elif marks[0] != LeafType.INDEXED_SLICES:
@@ -96,44 +110,46 @@ def _reduced_leaf(op: ReduceOp, axis: Any, local: int, leaf: Any) -> _Leaf | Non
     return _Leaf(arrays, shapes[0], dtypes[0], marks[0], None)
 
 
-def _takes_part(op: ReduceOp, leaf: Any, local: int) -> bool:
+def _takes_part(op: ReduceOp, leaf: Any, local: Sequence[int]) -> bool:
     """Whether a leaf differs by worker. A mirrored value is the same everywhere, and a plain one must be."""
     if isinstance(leaf, Mirrored):
         return op in (ReduceOp.SUM, ReduceOp.PRODUCT)
-    if isinstance(leaf, DistributedValues) or local == 1:
+    if isinstance(leaf, DistributedValues) or len(local) == 1:
         return True
     across.components(op, leaf, local)  # which refuses a SUM
     return False
 
 
-def _along(op: ReduceOp, arrays: list[Any], axis: Any, mark: LeafMark) -> _Leaf:
+def _along(op: ReduceOp, arrays: list[Any], axis: Any, mark: LeafMark, local: Sequence[int]) -> _Leaf:
     kernels.result_dtype(op, arrays[0].dtype)
     axes = across._axes(axis, arrays[0].ndim)
-    across._check_along(axes, arrays, axis)
+    across._check_along(axes, arrays, axis, local)
     shape = tuple(None if place in axes else size for place, size in enumerate(arrays[0].shape))
     return _Leaf(arrays, shape, across._native(arrays[0].dtype), mark, axes)
 
 
-def prepare_gather(value: Any, axis: Any, local: int) -> Prepared:
-    """Check a gathering on this worker.
+def prepare_gather(value: Any, axis: Any, local: Sequence[int], marks: Sequence[LeafMark] | None = None) -> Prepared:
+    """Check a gathering on this worker; see `prepare_reduce` for the arguments.
 
     Raises:
         TypeError: a component is no array.
         ValueError: the axis is out of range, or the components differ in more than the size along it.
     """
-    return _prepared(value, partial(_gathered_leaf, axis, local))
+    return _prepared(value, partial(_gathered_leaf, axis, local), marks)
 
 
-def _gathered_leaf(axis: Any, local: int, leaf: Any) -> _Leaf | None:
-    if leaf is None or (local > 1 and not isinstance(leaf, DistributedValues)):
+def _gathered_leaf(axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
+    if leaf is None or (len(local) > 1 and not isinstance(leaf, DistributedValues)):
         return None
+    if isinstance(leaf, DistributedValues):
+        across.check_count(leaf, local)
     components = leaf.values if isinstance(leaf, DistributedValues) else [leaf]
-    _, _, marks, arrays = across._described(components)
+    _, _, marks, arrays = across._described(components, local)
     if LeafType.INDEXED_SLICES in marks:
         raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
     arrays = [np.asarray(array) for array in arrays]
     along = normalized_axis(axis, arrays[0].ndim)
-    across._check_along([along], arrays, along)
+    across._check_along([along], arrays, along, local)
     shape = tuple(None if place == along else size for place, size in enumerate(arrays[0].shape))
     return _Leaf(arrays, shape, across._native(arrays[0].dtype), marks[0], along)
 
@@ -158,7 +174,8 @@ def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumu
     along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
     if along:  # an axis holds for every leaf but IndexedSlices, which take none
         return _plan_along(op, along, prepared.rebuild, accumulate, span)
-    plan = reduce_columns(op, [leaf.arrays for leaf in whole], [leaf.mark for leaf in whole], accumulate, span)
+    marks = [None if isinstance(leaf.mark, DeviceType) else leaf.mark for leaf in whole]
+    plan = reduce_columns(op, [leaf.arrays for leaf in whole], marks, accumulate, span)
     return plan._replace(finish=lambda results: prepared.rebuild(plan.finish(results)))
 
 

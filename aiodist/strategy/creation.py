@@ -104,10 +104,14 @@ def check_complete(group: SyncGroup) -> None:
     found = _creations.get(group)
     if found is None or len(set(found.counts)) == 1:
         return
-    counts = ", ".join(f"replica {i}: {count}" for i, count in enumerate(found.counts) if count != found.counts[0])
+    counts = ", ".join(
+        f"replica {member.replica_id}: {count}"
+        for member, count in zip(group.members, found.counts, strict=True)
+        if member.position == 0 or count != found.counts[0]
+    )
     raise ValueError(
-        f"replicas created different numbers of variables: replica 0: {found.counts[0]}, {counts}; every replica must "
-        "create the same variables in the same order"
+        f"replicas created different numbers of variables: {counts}; every replica must create the same variables in "
+        "the same order"
     )
 
 

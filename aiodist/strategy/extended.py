@@ -20,7 +20,7 @@ from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.off_loop import call_off_loop, nbytes
 from aiodist.strategy.on_devices import OnDevices, to_copy, to_reduce
-from aiodist.strategy.scope import components_here, require_cross_replica
+from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.update import VariableComponent, update_components
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
@@ -30,6 +30,7 @@ from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.values import DistributedValues, regroup
 from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.arguments import check_unmasked
 
 if TYPE_CHECKING:
     from aiodist.strategy.base import Strategy
@@ -145,7 +146,7 @@ class StrategyExtended:
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         strategy = self._required(what)
-        size = components_here(strategy)
+        replicas = replicas_here(strategy)
         op = arguments.reduce_op(reduce_op)
         chosen = self.communication_options.merge(arguments.options(options, None))
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in _pairs(pairs)]
@@ -154,10 +155,10 @@ class StrategyExtended:
         results: list[Any] = []
         for pack in packs([*map(nbytes, values)], chosen.bytes_per_pack):
             some = [values[place] for place in pack]
-            results += await call_off_loop(some, partial(_reduced, op, some, size, chosen.accumulate))
+            results += await call_off_loop(some, partial(_reduced, op, some, replicas, chosen.accumulate))
         destinations = [devices for _, devices in targets]
         results = [placed(result, devices) for result, devices in zip(results, destinations, strict=True)]
-        reduced, accumulate = to_reduce(op, size), chosen.accumulate
+        reduced, accumulate = to_reduce(op, replicas), chosen.accumulate
         return await there.join(results, ALL_REDUCE, reduced, op=op, accumulate=accumulate, destinations=destinations)
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
@@ -172,7 +173,7 @@ class StrategyExtended:
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: the value is a per-replica one.
+            TypeError: the value is a per-replica one, or masked.
             ValueError, DeviceNotFoundError: destinations as in `reduce_to`.
         """
         there = OnDevices(self._required("extended.broadcast_to"), [value])
@@ -231,7 +232,7 @@ class StrategyExtended:
         args, kwargs = arguments.call_arguments(args, kwargs)
         await checkpoint()
         results = await update_components(variable, fn, args, kwargs)
-        return regroup(results) if group else tuple(results)
+        return regroup(results, replicas=replicas_here(variable._strategy)) if group else tuple(results)
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that a component belongs to, in an update; anything else as it is."""
@@ -275,8 +276,8 @@ def _pairs(given: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _reduced(op: ReduceOp, values: Sequence[Any], num_replicas: int, accumulate: Accumulate) -> list[Any]:
-    return [across.reduce_nest(op, value, None, num_replicas, accumulate) for value in values]
+def _reduced(op: ReduceOp, values: Sequence[Any], replicas: Sequence[int], accumulate: Accumulate) -> list[Any]:
+    return [across.reduce_nest(op, value, None, replicas, accumulate) for value in values]
 
 
 def _copy(leaf: Any) -> Any:
@@ -286,6 +287,7 @@ def _copy(leaf: Any) -> Any:
         return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
     if isinstance(leaf, Variable):
         leaf = leaf.read_value()
+    check_unmasked(leaf, "to be copied")
     foreign = type_of(leaf)
     if foreign is not None:
         return foreign.give(foreign.view(leaf).copy(order="K"))

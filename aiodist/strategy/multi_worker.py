@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from aiodist.strategy.base import Strategy
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.extended import StrategyExtended
-from aiodist.strategy.scope import components_here, require_cross_replica
+from aiodist.strategy.scope import replicas_here, require_cross_replica
+from aiodist.strategy.through_host import ThroughHost
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers.communicator import Communicator, SharingCommunicator
@@ -204,7 +206,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             axis: as in `Strategy.reduce`.
 
         Returns:
-            The same nest of reduced values on every worker.
+            The same nest of reduced values on every worker. What is on GPUs goes through the host, and becomes an array
+            of its framework's on the GPU of this worker's first component.
 
         Raises:
             CollectiveError: the workers do not meet.
@@ -215,8 +218,9 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
         op = arguments.reduce_op(reduce_op)
-        prepared = across_workers.prepare_reduce(op, value, axis, components_here(self))
-        return self._together(across_workers.REDUCE, op, prepared, frame)
+        replicas = replicas_here(self)
+        prepare = partial(across_workers.prepare_reduce, op, axis=axis, local=replicas)
+        return self._on_host(across_workers.REDUCE, op, ThroughHost(self, value, replicas), prepare, frame)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order over all workers.
@@ -226,7 +230,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             axis: as in `Strategy.gather`.
 
         Returns:
-            The same nest of arrays on every worker.
+            The same nest of arrays on every worker; what is on GPUs as `reduce` has it.
 
         Raises:
             CollectiveError: the workers do not meet.
@@ -236,8 +240,26 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
-        prepared = across_workers.prepare_gather(value, axis, components_here(self))
-        return self._together(across_workers.GATHER, None, prepared, frame)
+        replicas = replicas_here(self)
+        prepare = partial(across_workers.prepare_gather, axis=axis, local=replicas)
+        return self._on_host(across_workers.GATHER, None, ThroughHost(self, value, replicas), prepare, frame)
+
+    def _on_host(
+        self,
+        kind: Kind,
+        op: ReduceOp | None,
+        through: ThroughHost,
+        prepare: Callable[..., across_workers.Prepared],
+        frame: FrameType,
+    ) -> Any:
+        if through.marks is None:  # all is there: what is wrong with it is said at the call
+            return self._together(kind, op, prepare(through.value), frame)
+
+        async def by_way_of_the_host() -> Any:
+            prepared = prepare(await through.down(), marks=through.marks)
+            return await through.up(await self._together(kind, op, prepared, frame))
+
+        return by_way_of_the_host()
 
     async def _together(
         self, kind: Kind, op: ReduceOp | None, prepared: across_workers.Prepared, frame: FrameType
@@ -272,7 +294,7 @@ class MultiWorkerExtended(StrategyExtended):
         op = arguments.reduce_op(reduce_op)
         arguments.options(options, None)
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
-        prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, components_here(strategy))
+        prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
         results = await strategy._together(across_workers.REDUCE_TO, op, prepared, caller())
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,15 @@ def components_here(strategy: Strategy) -> int:
     if isinstance(here, CrossReplica) and here.strategy is strategy:
         return here.size
     return strategy._num_local_replicas
+
+
+def replicas_here(strategy: Strategy) -> Sequence[int]:
+    """Return the ids of the replicas, over all workers, that these components are of."""
+    here = current.get()
+    if isinstance(here, CrossReplica) and here.strategy is strategy and here.group is not None:
+        return [member.replica_id for member in here.group.members]
+    first = strategy._span[0]
+    return range(first, first + strategy._num_local_replicas)
 
 
 def require_cross_replica(strategy: object, what: str) -> None:

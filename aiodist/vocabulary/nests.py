@@ -7,7 +7,8 @@ namespace ``"aiodist"``; subclasses of dict need not be (`dict_kinds`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import optree
@@ -15,6 +16,8 @@ import optree
 from aiodist.vocabulary import dict_kinds
 
 NAMESPACE = "aiodist"
+_MOST_DIFFERENCES = 4
+_MOST_CHARACTERS = 80
 Structure = optree.PyTreeSpec
 
 
@@ -91,9 +94,47 @@ def leaf_paths(structure: Structure, root: str) -> list[str]:
     return [accessor.codify(root) for accessor in structure.accessors()]
 
 
-def difference(a: Any, b: Any, root: str) -> str:
-    """Say in one sentence where two structures first differ, e.g. ``value['w'] stands on one side only``."""
-    paths_a, paths_b = leaf_paths(a, root), leaf_paths(b, root)
-    for path in sorted(set(paths_a) ^ set(paths_b)):
-        return f"{path} stands on one side only"
-    return f"{root} is {text(a)} on one side and {text(b)} on the other"
+def difference(a: Structure, b: Structure, root: str, here: str, there: str) -> str:
+    """Say where two structures first differ, and which keys stand on one side only, in few words.
+
+    Args:
+        a: a structure.
+        b: another one.
+        root: what the nest is called.
+        here: whose structure ``a`` is, e.g. ``replica 0``.
+        there: whose ``b`` is.
+
+    Returns:
+        E.g. ``value['w'] stands on replica 1 only, value['b'][0] is (*, *) on replica 0 and * on replica 1``.
+    """
+    told = [*islice(_differences(a, b, root, here, there), _MOST_DIFFERENCES + 1)]
+    more = ", …" if len(told) > _MOST_DIFFERENCES else ""
+    return ", ".join(told[:_MOST_DIFFERENCES]) + more
+
+
+def _differences(a: Structure, b: Structure, path: str, here: str, there: str) -> Iterator[str]:
+    if a == b:
+        return
+    mine, theirs = _children(a, path), _children(b, path)
+    common = [entry for entry in mine if entry in theirs]
+    if a.type is not b.type or (len(mine) == len(theirs) == len(common) and all(mine[e] == theirs[e] for e in common)):
+        yield f"{_brief(path)} is {_brief(text(a))} on {here} and {_brief(text(b))} on {there}"
+        return
+    for children, others, side in ((mine, theirs, here), (theirs, mine, there)):
+        for entry in children:
+            if entry not in others:
+                yield f"{_brief(entry)} stands on {side} only"
+    for entry in common:
+        yield from _differences(mine[entry], theirs[entry], entry, here, there)
+
+
+def _children(structure: Structure, path: str) -> dict[str, Structure]:
+    """Return what stands directly in a nest, by the code that reaches it."""
+    level = structure.one_level()
+    if level is None:
+        return {}
+    return dict(zip(leaf_paths(level, path), structure.children(), strict=True))
+
+
+def _brief(shown: str) -> str:
+    return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[: _MOST_CHARACTERS - 2]} …"

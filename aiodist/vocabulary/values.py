@@ -111,7 +111,9 @@ def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
     return leaf.values[replica_id]
 
 
-def regroup(values: Sequence[Any], what: str = "results", *, always_wrap: bool = False) -> Any:
+def regroup(
+    values: Sequence[Any], what: str = "results", replicas: Sequence[int] | None = None, *, always_wrap: bool = False
+) -> Any:
     """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
 
     Arrays, `IndexedSlices` and NumPy scalars become `PerReplica`. Other leaves do when they differ; where every
@@ -121,6 +123,7 @@ def regroup(values: Sequence[Any], what: str = "results", *, always_wrap: bool =
     Args:
         values: one nest a replica, of equal structure.
         what: what they are, for the error's text.
+        replicas: the replicas' ids, likewise; None: they count from 0.
         always_wrap: wrap every leaf but a None that all have, also where all replicas have the identical object.
 
     Raises:
@@ -132,12 +135,11 @@ def regroup(values: Sequence[Any], what: str = "results", *, always_wrap: bool =
         return values[0]
     columns, structures = zip(*(nests.flatten_with_none(value) for value in values), strict=True)
     first = structures[0]
-    for replica_id, structure in enumerate(structures):
+    for place, structure in enumerate(structures):
         if structure != first:
-            raise ValueError(
-                f"the replicas' {what} must have the same structure; replica 0's is {nests.text(first)}, replica "
-                f"{replica_id}'s is {nests.text(structure)}: {nests.difference(first, structure, 'value')}"
-            )
+            one, other = (0, place) if replicas is None else (replicas[0], replicas[place])
+            differ = nests.difference(first, structure, "value", f"replica {one}", f"replica {other}")
+            raise ValueError(f"the replicas' {what} must have the same structure: {differ}")
     return nests.unflatten(first, (_regroup_leaf(leaf, always_wrap) for leaf in zip(*columns, strict=True)))
 
 

@@ -40,14 +40,21 @@ _SPARE: Final = 8  # a block serves results down to 7/8 of its size
 
 
 class _Block:
-    """Aligned memory of one size."""
+    """Aligned memory of one size.
 
-    __slots__ = ("memory",)
+    Attributes:
+        memory: it.
+        shown: how it shows itself to NumPy; made once, since that takes as long as to give it out.
+    """
+
+    __slots__ = ("memory", "shown")
 
     def __init__(self, nbytes: int) -> None:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         self.memory: Memory = raw[start : start + nbytes]
+        place = self.memory.ctypes.data
+        self.shown = {"shape": (nbytes,), "typestr": "|u1", "data": (place, False), "version": 3}
 
     def serves(self, nbytes: int) -> bool:
         """Say whether a result of so many bytes may lie here."""
@@ -59,11 +66,10 @@ class _Lease:
 
     __slots__ = ("__array_interface__", "_block", "_pool")
 
-    def __init__(self, block: _Block, nbytes: int, pool: "Pool") -> None:
+    def __init__(self, block: _Block, pool: "Pool") -> None:
         self._block = block
         self._pool = pool
-        place = block.memory.ctypes.data
-        self.__array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (place, False), "version": 3}
+        self.__array_interface__ = block.shown
 
     def __del__(self) -> None:
         del self.__array_interface__
@@ -99,7 +105,7 @@ class Pool:
             nbytes *= size
         if nbytes < POOLED_FROM:
             return np.empty(shape, dtype, order)
-        lease = _Lease(self._find(nbytes) or _Block(nbytes), nbytes, self)
+        lease = _Lease(self._find(nbytes) or _Block(nbytes), self)
         return np.ndarray(shape, dtype, np.asarray(lease), order=order)
 
     def _find(self, nbytes: int) -> _Block | None:

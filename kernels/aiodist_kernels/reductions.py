@@ -13,7 +13,7 @@ import numpy as np
 from numpy import asarray, empty, ndarray
 
 from aiodist_kernels import pieces, policy
-from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
+from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out, plain
 from aiodist_kernels.elements import fold_elements
 from aiodist_kernels.layout import empty_like
 from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain
@@ -55,11 +55,12 @@ def reduce(
 
     Raises:
         TypeError: `op` is not defined for the dtype; dtypes differ; a buffer or `out` is no array,
-            or `out` has the wrong dtype.
+            or is masked, or `out` has the wrong dtype.
         ValueError: no buffers; shapes differ; `out` has the wrong shape or is read-only; unknown
             `op` or `accumulate`.
     """
     plan = _checked(op, buffers, out, accumulate)
+    buffers = plain(buffers)
     return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
 
 
@@ -158,7 +159,8 @@ def cut(
         TypeError: as in `reduce`.
         ValueError: as in `reduce`.
     """
-    return pieces.cut(_checked(op, buffers, out, accumulate), buffers, out, parts)
+    plan = _checked(op, buffers, out, accumulate)
+    return pieces.cut(plan, plain(buffers), out, parts)
 
 
 def result_dtype(op: ReduceOp, dtype: DType) -> DType:

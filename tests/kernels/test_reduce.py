@@ -172,3 +172,21 @@ def test_reduce_alike_is_reduce_for_buffers_that_have_been_compared(op: ReduceOp
     buffers = [np.random.default_rng(seed).standard_normal((3, 4)).astype(np.float32) for seed in range(count)]
     assert reduce_alike(op, buffers).tobytes() == reduce(op, buffers).tobytes()
     assert reduce_alike(op, buffers, "float64").tobytes() == reduce(op, buffers, accumulate="float64").tobytes()
+
+
+class Subclass(np.ndarray):
+    """An array whose operators mean something else."""
+
+    def __mul__(self, other: Any) -> Any:
+        return self + other
+
+
+@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("kind", [Subclass, np.matrix])
+def test_subclasses_of_arrays_are_reduced_as_arrays(op: ReduceOp, count: int, kind: Any) -> None:
+    buffers = [np.arange(6.0).reshape(2, 3) + i for i in range(count)]
+    for brought in ([buffer.view(kind) for buffer in buffers], [*buffers[:-1], buffers[-1].view(kind)]):
+        result = reduce(op, brought)
+        assert type(result) is np.ndarray
+        assert_same_bits(result, reduce(op, buffers))

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from aiodist.vocabulary import nests
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+class OtherPair(NamedTuple):
+    left: int
+    right: int
 
 
 @pytest.mark.parametrize(
@@ -50,10 +60,26 @@ def test_paths_are_code() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "text"),
     [
-        ({"w": 1}, {"w": 1, "b": 2}, "value['b'] stands on one side only"),
-        ([1, 2], [1], "value[1] stands on one side only"),
-        ([1], (1,), "value is [*] on one side and (*,) on the other"),
+        ({"w": 1}, {"w": 1, "b": 2}, "value['b'] stands on there only"),
+        ([1, 2], [1], "value[1] stands on here only"),
+        ([1], (1,), "value is [*] on here and (*,) on there"),
+        ({"w": {"x": 1}, "b": 1}, {"w": {"y": 1}, "b": 1}, "value['w']['x'] stands on here only"),
+        ({"w": 1, "b": (1,)}, {"w": 1, "b": 1}, "value['b'] is (*,) on here and * on there"),
+        ({"w": [1, None]}, {"w": [1, 1]}, "value['w'][1] is None on here and * on there"),
+        (Pair(1, 2), OtherPair(1, 2), "value is Pair(left=*, right=*) on here and OtherPair(left=*, right=*) on there"),
     ],
 )
 def test_difference(a: Any, b: Any, text: str) -> None:
-    assert nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value").startswith(text)
+    assert nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there").startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({f"layer {i}": [i] * 100 for i in range(1000)}, {f"layer {i}": (i,) * 100 for i in range(1000)}),
+        ({"x" * 10_000: 1}, {"y" * 10_000: 1}),
+        (list(range(10_000)), []),
+    ],
+)
+def test_difference_of_large_nests_is_told_in_few_words(a: Any, b: Any) -> None:
+    assert len(nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there")) < 1000

@@ -7,7 +7,13 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodist import CollectiveTimeoutError, IncompleteCollectiveError, MultiWorkerMirroredStrategy, get_replica_context
+from aiodist import (
+    CollectiveTimeoutError,
+    CommunicationOptions,
+    IncompleteCollectiveError,
+    MultiWorkerMirroredStrategy,
+    get_replica_context,
+)
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
@@ -65,3 +71,35 @@ async def test_a_step_that_timed_out_fails_on_who_comes_late(operation: Any) -> 
     pairs = [(a, b) for a, b in zip(one[2:], other[2:], strict=True) if a is not CollectiveTimeoutError]
     assert pairs
     assert all(a == b for a, b in pairs)
+
+
+async def test_strategy_that_was_never_used_is_named_and_meets_the_others_later() -> None:
+    job = Job(1, 1, 1, timeout_seconds=0.1)
+
+    async def twice(strategy: MultiWorkerMirroredStrategy) -> list[Any]:
+        found = []
+        for step in range(2):
+            with pytest.raises(CollectiveTimeoutError) as caught:
+                await reduce(strategy, step)
+            found.append(str(caught.value))
+        return found
+
+    async def later(strategy: MultiWorkerMirroredStrategy) -> Any:
+        with anyio.fail_after(10):
+            if strategy is job.strategies[2]:
+                for step in range(2):
+                    with pytest.raises(CollectiveTimeoutError):
+                        await reduce(strategy, step)
+            return await reduce(strategy, 3)
+
+    async def only_the_first_two(strategy: MultiWorkerMirroredStrategy) -> Any:
+        return None if strategy is job.strategies[2] else await twice(strategy)
+
+    one, other, _ = await job.everywhere(only_the_first_two)
+    assert one == other
+    for text in one:
+        assert "replica 2 has not arrived" in text
+        assert "Worker 2: its strategy has not been used yet" in text
+    for strategy in job.strategies:
+        strategy._team._options = CommunicationOptions()  # so that a slow machine does not fail the rest
+    assert await job.everywhere(later) == [9, 9, 9]
