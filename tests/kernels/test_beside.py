@@ -18,10 +18,14 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
     interval, thresholds = sys.getswitchinterval(), gc.get_threshold()
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
     yield
     sys.setswitchinterval(interval)
     gc.set_threshold(*thresholds)
     gc.unfreeze()
+    if frozen:
+        gc.freeze()
 
 
 def make_garbage() -> list[int]:
