@@ -172,9 +172,9 @@ async def test_what_fails_on_the_device_comes_out_of_the_run(plant: Plant, monke
         me = ctx.replica_id_in_sync_group
         await ctx.all_reduce(ReduceOp.SUM, machine.put(np.ones(4, SINGLE), me))
 
-    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="an illegal memory access"):
+    with monkeypatch.context() as patch, anyio.fail_after(10):
         patch.setattr(machine.driver, "is_done", fail)
-        with anyio.fail_after(10):
+        with pytest.raises(RuntimeError, match="an illegal memory access"):
             await MirroredStrategy().run(step)
     await MirroredStrategy().run(step)
 
