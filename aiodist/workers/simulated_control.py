@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import methodcaller
+
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.layout import Layout
 from aiodist.workers.state import WorkerState
@@ -13,6 +16,7 @@ class SimulatedSwitchboard:
 
     def __init__(self, layout: Layout, order_check: OrderCheck) -> None:
         self._listeners: dict[int, Listener] = {}
+        self._early: dict[int, list[Callable[[Listener], object]]] = {}
         self._lost: dict[int, str] = {}
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell)
 
@@ -21,6 +25,8 @@ class SimulatedSwitchboard:
         self._listeners[rank] = listener
         for lost, why in self._lost.items():
             listener.lose(lost, why)
+        for call in self._early.pop(rank, ()):
+            call(listener)
 
     def report(self, rank: int, key: LaneKey, state: WorkerState) -> None:
         """Take a worker's part."""
@@ -31,8 +37,7 @@ class SimulatedSwitchboard:
         """Take what a worker asks for or tells of groups."""
         if rank not in self._lost:
             for to, reply in self._coordinator.take(rank, request):
-                if to not in self._lost:
-                    self._listeners[to].booked(reply)
+                self._call(to, methodcaller("booked", reply))
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost: the others hear of it, and it hears that it has lost them."""
@@ -42,12 +47,19 @@ class SimulatedSwitchboard:
                 listener.lose(rank, why)
 
     def _ask(self, rank: int, key: LaneKey, trouble: int | None) -> None:
-        if rank not in self._lost:
-            self._listeners[rank].asked(key, trouble)
+        self._call(rank, methodcaller("asked", key, trouble))
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
-        if rank not in self._lost:
-            self._listeners[rank].judged(key, verdict)
+        self._call(rank, methodcaller("judged", key, verdict))
+
+    def _call(self, rank: int, call: Callable[[Listener], object]) -> None:
+        """Call a worker, which may not have used its strategy yet: as soon as it does."""
+        if rank in self._lost:
+            return
+        if rank in self._listeners:
+            call(self._listeners[rank])
+        else:
+            self._early.setdefault(rank, []).append(call)
 
 
 class SimulatedControl:
