@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -215,15 +215,15 @@ class CudaCore:
         program = compile_form(form, _compiled_for((major, minor)))
         self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
 
-    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], None]:
+    def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
         """Return what launches a loaded kernel; Python's integers travel as 64 bits each."""
         shape = self._shape(blocks(work, self._multiprocessors(device)))
-        given = self.stream(device).stream, shape, self._kernels[device, form], *arguments
+        stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
-        def launch() -> None:
+        def launch(*arguments: int) -> None:
             if self._now != device:
                 self._current(device)
-            self._launch(*given)
+            start(stream, shape, kernel, *arguments)
 
         return launch
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiodist.gpu import moves, plan
 from aiodist.gpu.driver import Driver, Memory
 from aiodist.gpu.moves import Move, Rows
-from aiodist.gpu.plan import Copy, Job, Launch, Meet
+from aiodist.gpu.plan import Copy, Job, Launch, Meet, Together
 from aiodist_kernels.cuda import forms, tables
 from aiodist_kernels.cuda.forms import Form
+from aiodist_kernels.cuda.tables import Leaf
 from aiodist_kernels.recipes import components
 from aiodist_kernels.rules import Rule
 
@@ -56,22 +58,27 @@ class Bound(NamedTuple):
         devices: on whose streams.
         calls: in this order.
         keeps: tables and scratch memory that they use.
-        table_bytes: how many bytes the tables have; None where there is scratch memory, which serves one time only.
+        lasts: whether it serves again; scratch memory serves one time only.
     """
 
     devices: Sequence[int]
     calls: Sequence[Call]
     keeps: Sequence[Memory]
-    table_bytes: int | None
+    lasts: bool
 
 
 class _Binding:
-    """Addresses by number, and what binding makes."""
+    """Addresses by number, and the memory that binding takes."""
 
-    def __init__(self, driver: Driver, begins: list[int]) -> None:
+    def __init__(self, driver: Driver, begins: Sequence[int], keeps: list[Memory]) -> None:
         self.driver = driver
         self.begins = begins
-        self.tables: list[tuple[Memory, int]] = []
+        self.keeps = keeps
+
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """The addresses as an array."""
+        return np.array(self.begins, np.int64)
 
     def at(self, place: _At) -> int:
         """Return an address."""
@@ -112,13 +119,13 @@ class Scheme:
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | moves.devices(then)))
         self._steps = [
-            self._launch(step, batch.rule) if isinstance(step, Launch) else self._move(step)
+            self._launch(step, batch.rule) if isinstance(step, Launch) else self._copying(step)
             for batch in batches
             for step in plan.make(batch.jobs, driver.reaches, self._allocate)
         ]
         if batches and then and len(self._devices) > 1:
             self._steps.append(_Meet(self._devices))
-        self._steps += [self._move(step) for step in moves.make(then, self._allocate)]
+        self._steps += [self._copying(step) for step in moves.make(then, self._allocate)]
 
     def is_loaded(self) -> bool:
         """Return whether all its kernels can be launched at once."""
@@ -127,11 +134,12 @@ class Scheme:
 
     def bind(self, begins: Sequence[int]) -> Bound:
         """Put in where each array begins; its kernels are loaded."""
-        scratch = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
-        to = _Binding(self._driver, [*begins, *[memory.address for memory in scratch]])
+        keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
+        if keeps:
+            begins = *begins, *[memory.address for memory in keeps]
+        to = _Binding(self._driver, begins, keeps)
         calls = [step.bind(to) for step in self._steps]
-        table_bytes = None if scratch else sum(nbytes for _, nbytes in to.tables)
-        return Bound(self._devices, calls, [*scratch, *(memory for memory, _ in to.tables)], table_bytes)
+        return Bound(self._devices, calls, keeps, not self._scratch)
 
     def _allocate(self, device: int, nbytes: int) -> int:
         self._scratch.append((device, nbytes))
@@ -143,12 +151,11 @@ class Scheme:
         self.kernels[launch.device, form] = None
         lanes = components(rule.dtype)
         if form.tabled:
-            return _Tabled(launch, form, lanes)
+            return _Tabled(launch.device, form, launch.leaves, lanes)
         leaf = launch.leaves[0]
-        addresses = (_split(leaf.out), *map(_split, leaf.buffers))
-        return _Direct(launch.device, form, addresses, leaf.elements * lanes)
+        return _Direct(launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
 
-    def _move(self, step: Copy | Rows | Meet) -> _Step:
+    def _copying(self, step: Copy | Together | Rows | Meet) -> _Step:
         match step:
             case Rows():
                 return _Rows(step)
@@ -156,6 +163,10 @@ class Scheme:
                 return _Copy(
                     device, target.device, _split(target.address), source.device, _split(source.address), nbytes
                 )
+            case Together(device, leaves, size):
+                form = forms.copying(size)
+                self.kernels[device, form] = None
+                return _Tabled(device, form, leaves, size // form.recipe.storage.size)
             case Meet(devices):
                 return _Meet(devices)
 
@@ -164,40 +175,46 @@ def _split(address: int) -> _At:
     return number_of(address), address & ((1 << _OFFSET) - 1)
 
 
-class _Direct(NamedTuple):
+class _Direct:
     """A launch with addresses as arguments."""
 
-    device: int
-    form: Form
-    places: tuple[_At, ...]
-    lanes: int
+    def __init__(self, device: int, form: Form, addresses: Sequence[int], lanes: int) -> None:
+        self._device, self._form, self._lanes = device, form, lanes
+        self._places = [_split(address) for address in addresses]
+        self._launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
 
     def bind(self, to: _Binding) -> Call:
-        begins = to.begins
-        addresses = [begins[number] + offset for number, offset in self.places]
-        vectors = self.lanes // self.form.width if tables.allow_vectors(addresses) else 0
-        arguments = *addresses, vectors, self.lanes
-        return to.driver.launcher(self.device, self.form, vectors or self.lanes, arguments)
+        begins, lanes = to.begins, self._lanes
+        addresses = [begins[number] + offset for number, offset in self._places]
+        vectors = lanes // self._form.width if tables.allow_vectors(addresses) else 0
+        launch = self._launchers.get(vectors)
+        if launch is None:
+            launch = self._launchers[vectors] = to.driver.launcher(self._device, self._form, vectors or lanes)
+        return partial(launch, *addresses, vectors, lanes)
 
 
 class _Tabled:
-    """A launch with a table in the device's memory."""
+    """A launch with tables in the device's memory."""
 
-    def __init__(self, launch: Launch, form: Form, lanes: int) -> None:
-        places = [_split(address) for leaf in launch.leaves for address in (leaf.out, *leaf.buffers)]
-        shape = len(launch.leaves), 1 + len(launch.leaves[0].buffers)
+    def __init__(self, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> None:
+        places = [_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)]
+        self._count = len(leaves[0].buffers)
+        shape = len(leaves), 1 + self._count
         self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
         self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
-        self._layout = tables.Layout(form, [leaf.elements * lanes for leaf in launch.leaves])
-        self._device, self._form, self._count = launch.device, form, shape[1] - 1
+        self._layout = tables.Layout(form, [leaf.elements * lanes for leaf in leaves], self._count)
+        self._device, self._form = device, form
+        self._heads: Memory | None = None
+        self._launcher: Callable[..., object] | None = None
 
     def bind(self, to: _Binding) -> Call:
-        rows = np.array(to.begins, np.int64)[self._numbers] + self._offsets
-        words, chunks = self._layout.fill(rows), self._layout.chunks
-        memory = to.driver.upload(self._device, words)
-        to.tables.append((memory, words.nbytes))
-        arguments = memory.address, chunks, self._count
-        return to.driver.launcher(self._device, self._form, chunks * forms.THREADS, arguments)
+        device, chunks = self._device, self._layout.chunks
+        if self._heads is None or self._launcher is None:
+            self._heads = to.driver.upload(device, self._layout.heads)
+            self._launcher = to.driver.launcher(device, self._form, chunks * forms.THREADS)
+        rows = to.driver.upload(device, self._layout.rows(to.numbers[self._numbers] + self._offsets))
+        to.keeps += [self._heads, rows]
+        return partial(self._launcher, self._heads.address, rows.address, chunks, self._count)
 
 
 class _Copy(NamedTuple):

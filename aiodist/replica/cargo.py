@@ -13,7 +13,7 @@ from aiodist.collective.device_crossing import Ferry
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, TYPES, has_device_arrays
 from aiodist.collective.work import Work
-from aiodist.workers.crossing import Plan, Span
+from aiodist.workers.crossing import NOTHING, Plan, Span
 from aiodist.workers.transfers import Hands, Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
@@ -35,28 +35,26 @@ class Cargo:
         signature: what is asked for.
         accumulate: the accumulator that the first local replica wants.
         absent: the positions of local replicas that have joined.
-        ferry: takes what lies on devices down and up again; None where nothing does.
+        ferry: takes what lies on devices down and up again; None where nothing does any more.
     """
 
     def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
-        types = meeting.signature[TYPES]
+        kind, types = meeting.signature[KIND], meeting.signature[TYPES]
         self.signature = meeting.signature
         self.accumulate: Accumulate = meeting.options.accumulate
         self.absent = meeting.absent
         self._values = self._landed = meeting.values
         self._span = span
-        self.ferry = Ferry(meeting, group, span) if types is not None and has_device_arrays(types) else None
+        ferried = kind.on_devices is not None and types is not None and has_device_arrays(types)
+        self.ferry = Ferry(meeting, group, span) if ferried else None
 
-    def land(self, accumulate: Accumulate, hands: Hands) -> Steps[None]:
-        """Bring down what lies on devices, as it is needed for a plan with that accumulator."""
-        if self.ferry is not None and self.absent is None:
-            self._landed = yield from _made(self.ferry.landing(accumulate), hands)
-
-    def plan(self, accumulate: Accumulate) -> Plan:
-        """Return what is to be exchanged where nobody is absent."""
+    def landed(self, accumulate: Accumulate, hands: Hands) -> Steps[Plan]:
+        """Return what is to be exchanged where nobody is absent, what lies on devices having been brought down."""
         across = self.signature[KIND].across
         if across is None or self.absent is not None:
-            return Plan([], lambda _: None)
+            return NOTHING
+        if self.ferry is not None:
+            self._landed = yield from _made(self.ferry.landing(accumulate), hands)
         plan: Plan = across(self.signature, self._landed, accumulate, self._span)
         return plan
 

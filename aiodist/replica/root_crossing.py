@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import SpannedGroup
@@ -25,6 +25,8 @@ from aiodist.workers.tribunal import LaneKey, Verdict
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
+
+_MOST_RUNS: Final = 63
 
 
 class RunOpening:
@@ -45,6 +47,17 @@ class RunOpening:
         self._left = False
         self.key = key
         self.crossing: Crossing | None = None
+
+    @property
+    def run(self) -> Crossing:
+        """The run's crossing.
+
+        Raises:
+            RuntimeError: the workers have no lane free for it.
+        """
+        if self.crossing is None:
+            raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
+        return self.crossing
 
     def opened(self, lane: Lane) -> Crossing:
         """Take the run's lane."""

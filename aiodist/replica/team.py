@@ -8,11 +8,11 @@ the other. A run takes a lane that all workers have free, or a new one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from types import CodeType
-from typing import Any, Final
+from typing import Any
 
 from anyio import create_task_group, move_on_after
 
@@ -21,6 +21,7 @@ from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
 from aiodist.replica.asked import Asked
 from aiodist.replica.awaiting import InterruptedStep, outlast
+from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
@@ -40,8 +41,6 @@ from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
 from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
-
-_MOST_RUNS: Final = 63
 
 
 class Team:
@@ -69,6 +68,7 @@ class Team:
     ) -> None:
         self.span = span
         self.digests = Digests(order_check)
+        self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
         self._control = control
         self._order_check = order_check
@@ -80,11 +80,11 @@ class Team:
         self.asked_of_runs = Asked(self)
         self._incidents = 0
         self._root: RootCrossing | None = None
-        self._unheard: deque[tuple[CollectiveError, Collection[bytes]]] = deque()
+        self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
         self._turns = Turns(self._end_of_trouble, self._abandon_before)
         self._loop: Any = None
         self._thread = 0
-        self._call: Callable[..., object] = _call_now
+        self._call: Callable[..., object] = lambda fn, *args: fn(*args)
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
@@ -200,11 +200,16 @@ class Team:
         group = self._root_crossing().group
         while self._unheard:
             error, calls = self._unheard.popleft()
-            if self.digests.of((signature, code, offset)) in calls:  # else this worker leaves that one out
-                raise error
+            if not calls.isdisjoint(self.digests.known_by((signature, code, offset))):
+                raise error  # else this worker leaves that one out
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]
         return made
+
+    def refuse(self, signature: Signature, code: CodeType, offset: int, error: Exception) -> None:
+        """Note that a call was refused for its arguments; the next one tells the others."""
+        if self.span.layout.workers > 1:
+            self._turns.refuse(error, signature, code, offset)
 
     async def perform(
         self, signature: Signature, code: CodeType, offset: int, value: Any, options: CommunicationOptions | None = None
@@ -239,9 +244,7 @@ class Team:
             opening = self._root_crossing().open_run(meeting, group)
             with opening:
                 await self._carry(meeting, options)
-        if opening.crossing is None:
-            raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
-        return opening.crossing
+        return opening.run
 
     @property
     def free_lanes(self) -> int:
@@ -281,12 +284,12 @@ class Team:
                 self._root.move_to_this_loop()
         return self._turns.turn(*call)
 
-    def _abandon_before(self, signature: Signature, code: CodeType, offset: int) -> bool:
+    def _abandon_before(self, signature: Signature, code: CodeType, offset: int, refusal: str = "") -> bool:
         """Tell the others that a caller has left before its turn, which is now; return whether that can be done yet."""
         if self._root is not None and self._root.told and self.lost is None:
             return False
         with suppress(CollectiveError):  # where a worker is lost, or others have failed in it already
-            self._abandon(self._root_crossing(), self._begin(signature, code, offset, None))
+            self._abandon(self._root_crossing(), self._begin(signature, code, offset, None), refusal)
         return True
 
     def _root_crossing(self) -> RootCrossing:
@@ -341,10 +344,11 @@ class Team:
         if last.error is not None:
             raise last.error
 
-    def _abandon(self, root: Crossing, last: Rendezvous) -> None:
-        """Tell the others that this worker's caller has left an operation: it was cancelled, or Ctrl-C came."""
+    def _abandon(self, root: Crossing, last: Rendezvous, refusal: str = "") -> None:
+        """Tell the others that this worker's caller has left an operation: it was cancelled, or refused, say."""
         for member in root.group.members:
             member.abandon(last.number)
+            member.refusal = refusal
         root.tell()
 
     def _replace_root(self, root: RootCrossing, verdict: Verdict) -> None:
@@ -394,7 +398,3 @@ class Team:
     def settle(self, crossing: Crossing) -> None:
         """Hear that nothing of a crossing that was judged waits for other workers any more."""
         self._control.settle(crossing.key)
-
-
-def _call_now(fn: Callable[..., object], *args: Any) -> None:
-    fn(*args)

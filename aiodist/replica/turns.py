@@ -1,7 +1,8 @@
 """Turns: callers of one lane use it one after the other, in the order of their calls; some leave before their turn.
 
 Other workers wait for the call of one that has left, all the same, behind those before it. So it keeps its place, and
-the others are told when that is reached, whether or not anything else is called here.
+the others are told when that is reached, whether or not anything else is called here. A call that was refused for its
+arguments has left, too.
 """
 
 from __future__ import annotations
@@ -9,9 +10,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import anyio
+
+_MOST_CHARACTERS: Final = 300
+
+
+def refusal_text(error: Exception) -> str:
+    """Return what other workers read of an error in the arguments of a call."""
+    told = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return told if len(told) <= _MOST_CHARACTERS else f"{told[: _MOST_CHARACTERS - 2]} …"
 
 
 class Turns:
@@ -32,12 +41,19 @@ class Turns:
         """Return a turn for a call, which is had inside of ``async with``."""
         return Turn(self, call)
 
+    def refuse(self, error: Exception, *call: Any) -> None:
+        """Note, in any thread, a call that was refused for its arguments; the others are told with the next one."""
+        turn = Turn(self, (*call, refusal_text(error)))
+        turn.left = True
+        self._waiting.append(turn)
+
     async def begin(self, turn: Turn) -> None:
         """Wait for a turn."""
         self._waiting.append(turn)
         try:
             if self._waiting[0] is not turn:
                 turn.ready = anyio.Event()
+                self.go_on()
                 await turn.ready.wait()
             await self._prepare()
         except BaseException:

@@ -8,7 +8,9 @@ come by DLPack, with the legacy default stream waiting for them, and its results
 from __future__ import annotations
 
 import importlib
+import math
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, NoReturn
 
@@ -21,6 +23,7 @@ from aiodist.vocabulary.device_arrays import (
     DeviceBuffer,
     DeviceType,
     DType,
+    Spec,
     closed,
     no_gradient,
     strides_in_c_order,
@@ -42,7 +45,8 @@ class Torch(DeviceType):
 
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of a tensor takes part."""
-        no_gradient(leaf)
+        if leaf.requires_grad:
+            no_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
             leaf = leaf.resolve_conj().resolve_neg()
         whole = leaf if leaf.is_contiguous() else leaf.contiguous()
@@ -60,10 +64,11 @@ class Torch(DeviceType):
         strides = None if leaf.is_contiguous() else closed(shape, tuple(size * step for step in leaf.stride()), size)
         return DeviceBuffer(leaf.data_ptr(), shape, strides, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf)
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
-        """Return a new tensor."""
-        made = sys.modules["torch"].empty(shape, dtype=_to_torch(dtype), device=_torch_device(ordinal))
-        return made, made.data_ptr()
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new tensors."""
+        empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
+        made = [empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
+        return [(tensor, tensor.data_ptr()) for tensor in made]
 
     def stream(self, ordinal: int) -> int:
         """Return PyTorch's current stream."""
@@ -128,12 +133,12 @@ class CuPy(DeviceType):
         ordinal: int = memory.device_id
         return DeviceBuffer(memory.ptr, leaf.shape, strides, leaf.dtype, ordinal, self.stream(ordinal), leaf)
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
-        """Return a new array."""
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new arrays."""
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(ordinal):
-            made = cupy.empty(shape, dtype)
-        return made, made.data.ptr
+            made = [cupy.empty(shape, dtype) for shape, dtype in specs]
+        return [(array, array.data.ptr) for array in made]
 
     def stream(self, ordinal: int) -> int:
         """Return CuPy's current stream."""
@@ -166,12 +171,12 @@ class Numba(DeviceType):
         strides, ordinal = closed(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
         return DeviceBuffer(_numba_address(leaf), leaf.shape, strides, leaf.dtype, ordinal, int(leaf.stream or 0), leaf)
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
-        """Return a new array."""
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new arrays."""
         cuda = sys.modules["numba.cuda"]
         with cuda.gpus[ordinal]:
-            made = cuda.device_array(shape, dtype)
-        return made, _numba_address(made)
+            made = [cuda.device_array(shape, dtype) for shape, dtype in specs]
+        return [(array, _numba_address(array)) for array in made]
 
     def stream(self, ordinal: int) -> int:  # noqa: ARG002
         """Return the default stream: an array has the stream that it was made with, or is at hand on this one."""
@@ -196,6 +201,7 @@ class Jax(DeviceType):
     """JAX, also under the name of the package that has its compiled part."""
 
     name = "jax"
+    finishes = True
 
     def is_on_gpu(self, leaf: Any) -> bool:
         """Return whether it is an array on one GPU or several."""
@@ -225,18 +231,22 @@ class Jax(DeviceType):
         """Refuse: nothing is written into a JAX array."""
         raise TypeError("out must be writeable, got a JAX array, which cannot be changed; leave it out")
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         """Return memory that JAX takes over when it is written."""
-        memory = allocate(ordinal, max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
-        return dlpack.Exported(memory.address, shape, dtype, (dlpack.CUDA, ordinal), memory), memory.address
+        made = []
+        for shape, dtype in specs:
+            memory = allocate(ordinal, max(1, math.prod(shape) * dtype.itemsize))
+            exported = dlpack.Exported(memory.address, shape, dtype, (dlpack.CUDA, ordinal), memory)
+            made.append((exported, memory.address))
+        return made
 
     def stream(self, ordinal: int) -> int:  # noqa: ARG002
         """Return the stream that waited for what JAX computes; memory of ours needs none."""
         return LEGACY_DEFAULT_STREAM
 
-    def finish(self, made: Any) -> Any:
-        """Return JAX's array over the memory."""
-        return sys.modules["jax"].dlpack.from_dlpack(made)
+    def finish(self, made: list[Any]) -> list[Any]:
+        """Return JAX's arrays over the memory."""
+        return list(map(sys.modules["jax"].dlpack.from_dlpack, made))
 
 
 _JAX = Jax()
@@ -263,6 +273,26 @@ def type_of(leaf: Any) -> DeviceType | None:
         f"expected a GPU array of {known}, got a {found_in[0]}.{kind.__qualname__}; convert it without a copy, "
         "e.g. torch.from_dlpack(value)"
     )
+
+
+def likely_type_of(kind: type) -> DeviceType | None:
+    """Return the framework whose package a class is of; whether an object of it is on a GPU, only that can tell."""
+    return TYPES.get(packages(kind)[0])
+
+
+def views_on_gpu(leaves: Sequence[Any]) -> tuple[DeviceType, list[DeviceArray]] | None:
+    """Return what of leaves takes part, and whose arrays they are, if all are arrays on GPUs of one framework.
+
+    None: they are not, or one of them cannot take part, for which who looks at them one by one finds the words.
+    """
+    frameworks = {likely_type_of(kind) for kind in set(map(type, leaves))}
+    mark = frameworks.pop()
+    if mark is None or frameworks or not all(map(mark.is_on_gpu, leaves)):
+        return None
+    try:
+        return mark, list(map(mark.view, leaves))
+    except TypeError:
+        return None
 
 
 @cache

@@ -202,6 +202,12 @@ class Digests:
             found = self._known[key] = digest(_travelling(fingerprint)), code  # held, so that no other has its id
         return found[0]
 
+    def known_by(self, call: Call) -> tuple[bytes, bytes]:
+        """Return the digests that others may know a call by: its own, and the one it has where it was refused."""
+        signature, code, offset = call
+        refused = (signature[KIND], *[None] * (PATH - KIND - 1), signature[PATH])
+        return self.of(call), self.of((refused, code, offset))
+
 
 def _travelling(part: object) -> object:
     """Return a fingerprint as it would look in any process."""

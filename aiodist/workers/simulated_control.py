@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import methodcaller
-
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.layout import Layout
-from aiodist.workers.state import WorkerState
+from aiodist.workers.state import ReplicaPart, WorkerState
 from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Request, Verdict
 
 
 class SimulatedSwitchboard:
-    """What the control planes of all simulated workers of a strategy share."""
+    """What the control planes of all simulated workers of a strategy share.
+
+    A worker whose strategy has not been used yet does not listen. The others do not wait for what it has to tell; it
+    hears what they have asked when it does.
+    """
 
     def __init__(self, layout: Layout, order_check: OrderCheck) -> None:
+        self._layout = layout
+        self._unheard: dict[int, list[tuple[LaneKey, int | None]]] = {}
         self._listeners: dict[int, Listener] = {}
-        self._early: dict[int, list[Callable[[Listener], object]]] = {}
         self._lost: dict[int, str] = {}
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell)
 
@@ -25,8 +27,8 @@ class SimulatedSwitchboard:
         self._listeners[rank] = listener
         for lost, why in self._lost.items():
             listener.lose(lost, why)
-        for call in self._early.pop(rank, ()):
-            call(listener)
+        for question in self._unheard.pop(rank, ()):
+            listener.asked(*question)
 
     def report(self, rank: int, key: LaneKey, state: WorkerState) -> None:
         """Take a worker's part."""
@@ -37,7 +39,8 @@ class SimulatedSwitchboard:
         """Take what a worker asks for or tells of groups."""
         if rank not in self._lost:
             for to, reply in self._coordinator.take(rank, request):
-                self._call(to, methodcaller("booked", reply))
+                if to not in self._lost:
+                    self._listeners[to].booked(reply)
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost: the others hear of it, and it hears that it has lost them."""
@@ -47,19 +50,23 @@ class SimulatedSwitchboard:
                 listener.lose(rank, why)
 
     def _ask(self, rank: int, key: LaneKey, trouble: int | None) -> None:
-        self._call(rank, methodcaller("asked", key, trouble))
-
-    def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
-        self._call(rank, methodcaller("judged", key, verdict))
-
-    def _call(self, rank: int, call: Callable[[Listener], object]) -> None:
-        """Call a worker, which may not have used its strategy yet: as soon as it does."""
         if rank in self._lost:
             return
         if rank in self._listeners:
-            call(self._listeners[rank])
+            self._listeners[rank].asked(key, trouble)
         else:
-            self._early.setdefault(rank, []).append(call)
+            self._unheard.setdefault(rank, []).append((key, trouble))
+            self._coordinator.heard(rank, key, self._unused(rank))
+
+    def _unused(self, rank: int) -> WorkerState:
+        """Return what there is to tell of a worker that does not listen yet."""
+        replica = ReplicaPart(sequence=0, end=None, abandoned=None, abandoned_at=0, stack=())
+        replicas = (replica,) * self._layout.counts[rank]
+        return WorkerState(rank, 0, replicas, note="its strategy has not been used yet")
+
+    def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
+        if rank not in self._lost and rank in self._listeners:
+            self._listeners[rank].judged(key, verdict)
 
 
 class SimulatedControl:

@@ -57,7 +57,7 @@ class Verdict:
     lanes: Mapping[int, tuple[int, int]]
     heard_all: bool = True
     complete: int = 0
-    calls: Mapping[int, Collection[bytes]] = field(default_factory=dict)
+    calls: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""

@@ -62,6 +62,7 @@ async def gather(strategy: MultiWorkerMirroredStrategy) -> Any:
 async def make_and_update(strategy: MultiWorkerMirroredStrategy) -> Any:
     with strategy.scope():
         variable = Variable(np.zeros(3), aggregation="mean")
+    await strategy.reduce("SUM", 1, None)  # which brings its initial value
     await strategy.extended.update(variable, lambda v: v.assign(np.ones(3)))
     return await strategy.run(lambda: variable.assign_add(np.ones(3)))
 

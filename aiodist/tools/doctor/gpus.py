@@ -19,7 +19,7 @@ PACKAGES = ("numba-cuda", "cuda-core")
 def gpus() -> Section:
     """Look at the GPUs; it compiles a kernel where a compiler is installed."""
     found = devices.find()
-    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" if found.gpus else None
+    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
     versions = {name: _version(name) for name in PACKAGES}
     packages = [Finding(name, known or "not installed", None if known else remedy) for name, known in versions.items()]
     return Section("GPUs", [*_devices(found), *packages, *([_compiler(remedy)] if versions["numba-cuda"] else [])])
@@ -38,7 +38,7 @@ def _devices(found: devices.Found) -> list[Finding]:
     ]
 
 
-def _compiler(remedy: str | None) -> Finding:
+def _compiler(remedy: str) -> Finding:
     begin = time.perf_counter()
     form = form_for(rule_for(ReduceOp.SUM, np.dtype(np.float32)), 4)
     try:

@@ -36,6 +36,8 @@ def _compiled_tier() -> Finding:
     try:
         warm([_SPEC])
     except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "numba":  # which the libraries tell
+            return Finding("Numba", "is not installed, so NumPy serves alone")
         return Finding("Numba", f"does not load: {error}", "pip install --upgrade numba", needed=True)
     if is_ready(_SPEC):
         seconds = time.perf_counter() - begin

@@ -70,3 +70,11 @@ def reduction(
         out = buffers[in_place]
         memory = out.view(np.uint8)
     return Reduction(buffers, memory, out, wanted)
+
+
+def copy_of(dtype: np.dtype, size: int, *, offset: int = 0) -> Reduction:
+    """Make a leaf of one buffer of any bits, whose result is a copy."""
+    bits = np.random.default_rng(size).integers(0, 256, size * dtype.itemsize, np.uint8)
+    buffer = placed(bits.view(dtype), offset)
+    memory = aligned(buffer.nbytes, offset)
+    return Reduction([buffer], memory, memory[: buffer.nbytes].view(dtype), buffer.copy())

@@ -11,12 +11,13 @@ import pytest
 
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import Program, compile_form
-from aiodist_kernels.cuda.forms import Form, form_for
+from aiodist_kernels.cuda.forms import Form, copying, form_for
 from aiodist_kernels.cuda.tables import pack, vectors
+from aiodist_kernels.layout import address
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda import ptx_machine
 from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, reduction
+from tests.kernels.cuda.memory import Reduction, copy_of, reduction
 from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
 
 CAPABILITIES = [(8, 0), (9, 0)]
@@ -67,9 +68,8 @@ def run(form: Form, program: Program, leaves: list[Reduction], lanes_per_element
     memory = [array for leaf in leaves for array in (*leaf.buffers, leaf.out)]
     if form.tabled:
         table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
-        head = table.words.__array_interface__["data"][0]
-        arguments = [head, table.chunks, len(leaves[0].buffers)]
-        memory.append(table.words)
+        arguments = [address(table.heads), address(table.rows), len(table.heads), len(leaves[0].buffers)]
+        memory += [table.heads, table.rows]
     else:
         leaf = leaves[0].leaf
         lanes = leaf.elements * lanes_per_element
@@ -92,6 +92,18 @@ def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, 
         for elements, offset in sizes
     ]
     run(form, program, leaves, components(case.dtype))
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "f8", "c16"])
+def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -> None:
+    kind = np.dtype(dtype)
+    form = copying(kind.itemsize)
+    program = compiled(form, capability)
+    check_text(form, program.ptx, capability)
+    assemble(program.ptx, capability)
+    leaves = [copy_of(kind, 70), copy_of(kind, 5, offset=min(kind.itemsize, 4))]
+    run(form, program, leaves, kind.itemsize // form.recipe.storage.size)
 
 
 def test_every_kernel_is_listed_once() -> None:
