@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.lowlevel
@@ -59,15 +60,24 @@ async def gather(strategy: MultiWorkerMirroredStrategy) -> Any:
     return await strategy.gather(np.ones(400), 0)
 
 
-async def make_and_update(strategy: MultiWorkerMirroredStrategy) -> Any:
+async def update(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.extended.update(_variables[strategy], lambda v: v.assign(np.ones(3)))
+
+
+async def assign(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.run(lambda: _variables[strategy].assign_add(np.ones(3)))
+
+
+_variables: WeakKeyDictionary[MultiWorkerMirroredStrategy, Variable] = WeakKeyDictionary()
+
+
+async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     with strategy.scope():
-        variable = Variable(np.zeros(3), aggregation="mean")
+        _variables[strategy] = Variable(np.zeros(3), aggregation="mean")
     await strategy.reduce("SUM", 1, None)  # which brings its initial value
-    await strategy.extended.update(variable, lambda v: v.assign(np.ones(3)))
-    return await strategy.run(lambda: variable.assign_add(np.ones(3)))
 
 
-OPERATIONS = [run, run_with_a_group, run_with_a_join, reduce, reduce_much, gather, make_and_update]
+OPERATIONS = [run, run_with_a_group, run_with_a_join, reduce, reduce_much, gather, update, assign]
 
 
 async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:
@@ -87,6 +97,8 @@ async def _sweep(operation: Operation, workers: int, victim: int, shift: int, ho
     at, interrupted = 0, True
     while interrupted:
         job = Job(*[1] * workers)
+        if operation in (update, assign):
+            assert await job.everywhere(_make_variable) == [None] * workers
         if at % 2:
             await job.check_that_it_works()  # so that there is a lane for runs already
         caller = Caller(at, how)
