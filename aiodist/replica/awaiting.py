@@ -186,17 +186,17 @@ async def outlast(wait: Callable[[], Awaitable[T]], before: Callable[[T], object
         before: is called with what that returns, before a cancellation is raised.
     """
     cancelled: BaseException | None = None
+    found: list[T] = []
     with CancelScope(shield=True):
-        while True:
+        while not found:
             try:
-                found = await wait()
-                break
+                found.append(await wait())
             except get_cancelled_exc_class() as error:
                 cancelled = error
     if cancelled is None:
-        return found
+        return found[0]
     if before is not None:
-        before(found)
+        before(found[0])
     raise cancelled
 
 

@@ -176,6 +176,9 @@ class RootCrossing(Crossing):
 
     def state(self, **told: Any) -> WorkerState:
         """Return what this worker has to tell, and by which digests others know the calls that it has begun."""
-        digests = self._team.digests
-        open_calls = {number: meeting.call for number, meeting in list(self.group.open.items())}
-        return replace(super().state(**told), digests={n: digests.of(call) for n, call in open_calls.items()})
+        digests, first = self._team.digests, self.group.members[0]
+        found = {}
+        for number, meeting in list(self.group.open.items()):
+            refused = number == first.abandoned and first.refusal
+            found[number] = digests.of_refused(meeting.call) if refused else digests.of(meeting.call)
+        return replace(super().state(**told), digests=found)

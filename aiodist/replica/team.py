@@ -153,8 +153,8 @@ class Team:
             self._control.settle(key)
             return
         crossing.judge(verdict)
-        if crossing is self._root:
-            self._replace_root(self._root, verdict)
+        if isinstance(crossing, RootCrossing):
+            self._replace_root(crossing, verdict)
 
     def _lose(self) -> None:
         assert self.lost is not None
