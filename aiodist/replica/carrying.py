@@ -7,7 +7,7 @@ It stops at the first disagreement, at a verdict, and when a worker is lost. **W
 out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
 gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
 
-A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for some ten
+A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for fifty
 microseconds whether all agree, which they mostly do where the others are as far, and for half a millisecond whether the
 values are there; only what takes longer is left to the driving task, for that a task is woken costs more than a small
 step does.

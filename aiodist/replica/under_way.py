@@ -6,11 +6,11 @@ from time import perf_counter
 from typing import Final, Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.replica.awaiting import LONGEST_TURN_SECONDS
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, asked_until
 from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
 
-_AT_ONCE_SECONDS: Final = 20e-6
+_AT_ONCE_SECONDS: Final = 50e-6
 
 
 class UnderWay:
@@ -75,16 +75,7 @@ def _comes_soon(request: Request, carrier: Moving, begun: float) -> bool:
     """Ask a request until it is complete, or the time is over."""
     if hasattr(request, "add_done_callback") or hasattr(request, "by_itself"):
         return False
-    if carrier.moving:
-        while not request.test():
-            if perf_counter() - begun > LONGEST_TURN_SECONDS:
-                return False
-        return True
-    patience = perf_counter() + _AT_ONCE_SECONDS
-    while not request.test():
-        if perf_counter() > patience:
-            return False
-    return True
+    return asked_until(request, begun + LONGEST_TURN_SECONDS if carrier.moving else perf_counter() + _AT_ONCE_SECONDS)
 
 
 class _Failed:
