@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _ENGINE_GRACE_SECONDS = 2.0
+_AT_ONCE_SECONDS = 50e-6
 
 
 class When:
@@ -72,6 +73,7 @@ class Carrier:
     Attributes:
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
+        patience: for how long to ask at once whether they have, in seconds.
     """
 
     judged: anyio.Event
@@ -88,10 +90,13 @@ class Carrier:
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
+        self.patience = LONGEST_TURN_SECONDS if span.alongside else _AT_ONCE_SECONDS
 
     def _make_bells(self) -> None:
         self._bell = Bell(self._team.call_soon_threadsafe)
         self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
+        if self._span.alongside:  # values are on their way together with the record that is waited for
+            self._bell.spin_seconds = self._values.spin_seconds
 
     @property
     def lane(self) -> Lane:
