@@ -232,25 +232,26 @@ class Carrier:
             return free
         if meeting.others is not None:
             meeting.put_in_native_order()
-        course, hands = self._courses.of(meeting), self._hands
+        course, hands, lane = self._courses.of(meeting), self._hands, self.lane
         cargo: Cargo | None = None
         if course.ferried or meeting.absent is not None:
             cargo = Cargo(meeting, self.group, self._span)
             plan = yield from cargo.landed(meeting.options.accumulate, hands)
         else:
             plan = course.recipe(meeting.values)
-        yield from plan.prepared(hands)
+        if plan.early is None:
+            yield from plan.prepared(hands)
         notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
-        alongside = hands if self.alongside and notice is Notice.NONE else None
-        agreed = yield from self.lane.agree(course.digest, plan, course.flags, free, notice, alongside)
+        alongside = hands if self._span.alongside and notice is Notice.NONE else None
+        agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self.moving = True
         if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
             cargo = cargo or Cargo(meeting, self.group, self._span)
             result = yield from self._carry_out_otherwise(cargo, agreed)
         else:
-            results = yield from self.lane.carry_out(agreed, hands)
-            result = yield from agreed.plan.finished(results, hands)
+            results = yield from lane.carry_out(agreed, hands)
+            result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
         if cargo is not None and not course.merges:
             result = yield from cargo.launch(result, hands)
         if not meeting.complete:

@@ -46,7 +46,7 @@ class UnderWay:
         begun = perf_counter()
         try:
             while True:
-                request = self.next()
+                request = self.request = next(self.steps)
                 try:
                     if not request.test() and not _comes_soon(request, carrier, begun):
                         return False
