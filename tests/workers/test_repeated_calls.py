@@ -195,9 +195,8 @@ async def test_a_known_call_works_after_trouble(size: int, what: Callable[..., A
     job = Job(1, 1)
 
     async def well(ctx: ReplicaContext) -> float:
-        for _ in range(2):
-            found = await reduced(ctx, ReduceOp.SUM, size)
-        return float(found[-1])
+        found = [await reduced(ctx, ReduceOp.SUM, size) for _ in range(2)]
+        return float(found[-1][-1])
 
     async def not_well(ctx: ReplicaContext) -> None:
         await well(ctx)
