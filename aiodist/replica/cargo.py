@@ -35,17 +35,18 @@ class Cargo:
         signature: what is asked for.
         accumulate: the accumulator that the first local replica wants.
         absent: the positions of local replicas that have joined.
-        ferry: takes what lies on devices down and up again; None where nothing does.
+        ferry: takes what lies on devices down and up again; None where nothing does any more.
     """
 
     def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
-        types = meeting.signature[TYPES]
+        kind, types = meeting.signature[KIND], meeting.signature[TYPES]
         self.signature = meeting.signature
         self.accumulate: Accumulate = meeting.options.accumulate
         self.absent = meeting.absent
         self._values = self._landed = meeting.values
         self._span = span
-        self.ferry = Ferry(meeting, group, span) if types is not None and has_device_arrays(types) else None
+        ferried = kind.on_devices is not None and types is not None and has_device_arrays(types)
+        self.ferry = Ferry(meeting, group, span) if ferried else None
 
     def landed(self, accumulate: Accumulate, hands: Hands) -> Steps[Plan]:
         """Return what is to be exchanged where nobody is absent, what lies on devices having been brought down."""

@@ -29,7 +29,7 @@ from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_engine import RootEngine
-from aiodist.replica.turns import is_late_for, turn
+from aiodist.replica.turns import Left, is_late_for, refusal_text, turn
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
@@ -83,10 +83,10 @@ class Team:
         self._runs = 0
         self._root: Crossing | None = None
         self._unheard: deque[CollectiveError] = deque()
-        self._left: deque[tuple[Signature, CodeType, int]] = deque()
+        self._left = Left()
         self._loop: Any = None
         self._thread = 0
-        self._call: Callable[..., object] = _call_now
+        self._call: Callable[..., object] = lambda fn, *args: fn(*args)
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
@@ -200,6 +200,11 @@ class Team:
         made: Rendezvous = meetings[-1]
         return made
 
+    def refuse(self, signature: Signature, code: CodeType, offset: int, error: Exception) -> None:
+        """Note that a call was refused for its arguments; the next one tells the others."""
+        if self.span.layout.workers > 1:
+            self._left.add((signature, code, offset), refusal_text(error))
+
     async def perform(
         self, signature: Signature, code: CodeType, offset: int, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
@@ -270,15 +275,14 @@ class Team:
 
     def _turn(self, *call: Any) -> AbstractAsyncContextManager[None]:
         """Return a turn at lane 0, for a call: its signature, and its place."""
-        return turn(self._enter(), self._prepare, partial(self._left.append, call))
+        return turn(self._enter(), self._prepare, partial(self._left.add, call))
 
     async def _prepare(self) -> None:
         """Bring lane 0 to where all workers have it, and what was left before its turn to its place in the sequence."""
         await self._end_of_trouble()
-        while self._left:
-            call = self._left.popleft()
+        for call, refusal in self._left.taken():
             with suppress(CollectiveError):  # which the next call raises, too, where a worker is lost
-                self._abandon(self._root_crossing(), self.begin(*call, None))
+                self._abandon(self._root_crossing(), self.begin(*call, None), refusal)
             await self._end_of_trouble()
 
     def _enter(self) -> anyio.Lock:
@@ -343,10 +347,11 @@ class Team:
             raise last.error
         return common
 
-    def _abandon(self, root: Crossing, last: Rendezvous) -> None:
-        """Tell the others that this worker's caller was cancelled out of an operation."""
+    def _abandon(self, root: Crossing, last: Rendezvous, refusal: str = "") -> None:
+        """Tell the others that this worker's caller was cancelled out of an operation, or that its call was refused."""
         for member in root.group.members:
             member.abandon(last.number)
+            member.refusal = refusal
         root.tell()
 
     def _replace_root(self, crossing: Crossing, verdict: Verdict) -> None:
@@ -392,7 +397,3 @@ class Team:
     def settle(self, crossing: Crossing) -> None:
         """Hear that nothing of a crossing that was judged waits for other workers any more."""
         self._control.settle(crossing.key)
-
-
-def _call_now(fn: Callable[..., object], *args: Any) -> None:
-    fn(*args)

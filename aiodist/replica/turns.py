@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from types import CodeType
+from typing import Final, TypeAlias
 
 import anyio
 from anyio import get_cancelled_exc_class
 
+from aiodist.collective.signature import Signature
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import Location
+
+_MOST_CHARACTERS: Final = 300
+
+
+Call: TypeAlias = tuple[Signature, CodeType, int]
+
+
+class Left:
+    """Calls that this worker has left, for which others wait all the same, in their order."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[Call, str]] = deque()
+
+    def add(self, call: Call, refusal: str = "") -> None:
+        """Note a call: it was cancelled before its turn, or refused for its arguments, in any thread."""
+        self._calls.append((call, refusal))
+
+    def taken(self) -> Iterator[tuple[Call, str]]:
+        """Yield them, and forget them."""
+        while self._calls:
+            yield self._calls.popleft()
+
+
+def refusal_text(error: Exception) -> str:
+    """Return what other workers read of an error in the arguments of a call."""
+    told = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return told if len(told) <= _MOST_CHARACTERS else f"{told[: _MOST_CHARACTERS - 2]} …"
 
 
 @asynccontextmanager

@@ -39,6 +39,7 @@ class ReplicaPart:
     stack: tuple[Location, ...]
     joined_at: int | None = None
     cancelled_in: tuple[tuple[str, int], ...] = ()
+    refusal: str = ""
     returned: Any = None
     ended_at: Site | None = None
     waits_for: str | None = None
@@ -218,6 +219,7 @@ def replica_part(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
         stack=() if member.end is not None else member.stack(),
         joined_at=member.joined_at,
         cancelled_in=tuple((portable(file), line) for file, line in member.cancelled_in),
+        refusal=member.refusal,
         returned=None if ending is None else _plain(ending.value),
         ended_at=None if ending is None or ending.code is None else site_of(ending.code, ending.offset),
         waits_for=waits.get(member.replica_id),
@@ -280,7 +282,7 @@ def become(member: Member, part: ReplicaPart, *, stack: bool = True) -> None:
     member.sequence, member.end = part.sequence, part.end
     member.joined_at = part.joined_at
     member.cancelled_in = tuple((resolved(file), line) for file, line in part.cancelled_in)
-    member.abandoned, member.abandoned_at = part.abandoned, part.abandoned_at
+    member.abandoned, member.abandoned_at, member.refusal = part.abandoned, part.abandoned_at, part.refusal
     if stack:
         member.stack = lambda: part.stack
     if part.end is ReplicaState.EXITED:
