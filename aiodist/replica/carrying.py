@@ -142,6 +142,7 @@ class Carrier:
             await self._complete(step)
             if step.meeting is None:
                 return
+            del step  # the meeting, and with it a result, whose memory the next one may have
 
     def _begin(self, meeting: Rendezvous | None, free: int = ALL_FREE) -> UnderWay:
         return UnderWay(meeting, self._end_well() if meeting is None else self._carry(meeting, free))
