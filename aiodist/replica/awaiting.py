@@ -3,10 +3,11 @@
 Engines make progress when they are asked whether they are done. A request that tells when it is done is waited for as
 anything else is. The others are asked again and again, at every turn of the loop, and between two turns for as long as
 some turns take, if nobody else had anything to do in the last one: for a fifth of a millisecond, since most steps are
-that short; where values move, which takes both sides' attention all the time, for two milliseconds. Then they are asked
-after naps, which grow with the time that has passed. A request that goes on by itself, in threads of the
-engine's, is from the beginning: asking all the time would take the core that those need. Event loops round their timers
-up to a millisecond, so that naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
+that short. Where values move, which takes both sides' attention all the time, they are asked at every turn for two
+milliseconds, and other processes are given way to. Then they are asked after naps, which grow with the time that has
+passed. A request that goes on by itself, in threads of the engine's, is from the beginning: asking all the time would
+take the core that those need. Event loops round their timers up to a millisecond, so that naps are taken on a timer of
+the system's that the loop reads, where there is one (Linux).
 
 An engine that fails mid-way, since a connection has ended, seldom knows why: the control plane is given some time to
 say it, and what the engine said becomes the cause of that.
@@ -151,11 +152,13 @@ async def _wait(request: Request, bell: Bell) -> None:
         now = time.perf_counter()
         elapsed = now - begun
         if elapsed < spin_seconds:
-            if elapsed > _SPIN_SECONDS:
+            late = elapsed > _SPIN_SECONDS
+            if late:
                 give_way()
             await next_turn()
             turned = time.perf_counter()
-            if turned - now < _IDLE_TURN_SECONDS and asked_until(request, turned + _BETWEEN_TURNS_SECONDS):
+            idle = turned - now < _IDLE_TURN_SECONDS and not late
+            if idle and asked_until(request, turned + _BETWEEN_TURNS_SECONDS):
                 return
         else:
             await bell.nap(elapsed, by_itself=by_itself)
