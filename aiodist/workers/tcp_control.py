@@ -20,6 +20,8 @@ import socket
 import sys
 import threading
 import time
+import warnings
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -45,6 +47,8 @@ CUT_GRACE_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
+ENDED: Final = "has ended"
+IN_THE_MIDST: Final = "has ended, in the midst of something that others had begun"
 _BEAT: Final = message("beat")
 
 
@@ -68,8 +72,9 @@ class TcpControl(Requests):
         unfinished: list[object],
     ) -> None:
         self._rank = layout.rank
+        self._size = layout.workers
         self._unfinished = unfinished
-        self._listener: Listener | None = None
+        self._listening_ref: weakref.ref[Listener] | None = None
         self._pulse = Pulse()
         self._unsent: set[Peer] = set()
         self._to_forget: list[Peer] = []
@@ -79,6 +84,7 @@ class TcpControl(Requests):
         self._requests: deque[tuple[Any, ...]] = deque()
         self._timers: list[tuple[float, tuple[Any, ...]]] = []
         self._leaving = False
+        self._waking = threading.RLock()  # a garbage collection in here may let go
         self._left = threading.Event()
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell) if self._rank == 0 else None
         self._peers = star.connected(self._rank, hellos, listening)
@@ -101,6 +107,11 @@ class TcpControl(Requests):
         self._thread.start()
         atexit.register(self.close)
 
+    @property
+    def _listener(self) -> Listener | None:
+        """The worker, which this thread does not keep: where its strategy is dropped, so is it."""
+        return None if self._listening_ref is None else self._listening_ref()
+
     # What the worker calls, in any thread.
 
     def listen(self, listener: Listener) -> None:
@@ -111,6 +122,10 @@ class TcpControl(Requests):
         """Tell the coordinator of a lane."""
         self._request("report", key, pickle.dumps(state))
 
+    def strand(self, key: LaneKey) -> None:
+        """Hear that what is in flight of a lane will never be complete."""
+        self._unfinished.append(key)
+
     def settle(self, key: LaneKey) -> None:
         """Hear that nothing waits for other workers any more of what was judged."""
         with contextlib.suppress(ValueError):
@@ -118,15 +133,32 @@ class TcpControl(Requests):
 
     def close(self) -> None:
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
+        error = getattr(sys, "last_value", None)
+        self._leave(self._ended if error is None else f"{ENDED}: {_brief(error)}", error is not None)
+        self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
+
+    def let_go(self) -> None:
+        """Leave without waiting: the strategy is gone, and nobody has closed it."""
+        self._leave(self._ended, False)
+        warnings.warn(
+            f"the strategy of worker {self._rank} of {self._size} was dropped with its connections open; call "
+            "strategy.close() when it is needed no more",
+            ResourceWarning,
+            stacklevel=2,
+        )
+
+    @property
+    def _ended(self) -> str:
+        return IN_THE_MIDST if self._unfinished else ENDED
+
+    def _leave(self, why: str, wait: bool) -> None:
         atexit.unregister(self.close)
         if not self._leaving:
-            error = getattr(sys, "last_value", None)
-            self._request("leave", "has ended" if error is None else f"has ended: {_brief(error)}", error is not None)
-            self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
+            self._request("leave", why, wait)
 
     def _request(self, *request: Any) -> None:
         self._requests.append(request)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._waking:
             self._wake_writer.send(b"\0")
 
     # The thread.
@@ -156,16 +188,21 @@ class TcpControl(Requests):
                     self._unsent.discard(peer)
             self._forget_the_gone()
         self._links.close()
+        for peer in self._peers.values():
+            peer.connection.close()
         selector.close()
+        with self._waking:
+            self._wake_reader.close()
+            self._wake_writer.close()
         self._left.set()
 
     def _forget_the_gone(self) -> None:
         while self._to_forget:
             peer = self._to_forget.pop()
-            self._selector.unregister(peer.connection)
-            peer.connection.close()
-            del self._peers[peer.rank]
-            self._unsent.discard(peer)
+            if self._peers.pop(peer.rank, None) is not None:
+                self._selector.unregister(peer.connection)
+                peer.connection.close()
+                self._unsent.discard(peer)
 
     def _awake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -199,7 +236,7 @@ class TcpControl(Requests):
         getattr(self, f"_on_{name}")(*arguments)
 
     def _on_listen(self, listener: Listener) -> None:
-        self._listener = listener
+        self._listening_ref = weakref.ref(listener)
         for rank, why in self._gone.items():
             listener.lose(rank, why)
         for one, other in self._cut:
@@ -253,8 +290,9 @@ class TcpControl(Requests):
             self._put(self._peers[rank], self._made[1])
 
     def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
-        if self._listener is not None:
-            self._listener.asked(key, trouble)
+        listener = self._listener
+        if listener is not None:
+            listener.asked(key, trouble)
             self._later(ANSWER_SECONDS, "answer", key)
 
     def _on_answer(self, key: LaneKey) -> None:
@@ -271,11 +309,13 @@ class TcpControl(Requests):
         if rank in self._gone:
             return
         self._gone[rank] = why
-        self._unfinished.append(rank)
+        if why != ENDED:
+            self._unfinished.append(rank)
         if rank in self._peers:
             self._to_forget.append(self._peers[rank])
-        if self._listener is not None:
-            self._listener.lose(rank, why)
+        listener = self._listener
+        if listener is not None:
+            listener.lose(rank, why)
         if self._rank == 0:
             lost = message("lost", rank, why)
             for peer in self._peers.values():
@@ -297,8 +337,9 @@ class TcpControl(Requests):
             return
         self._cut.append((one, other))
         self._unfinished.append((one, other))
-        if self._listener is not None:
-            self._listener.cut(one, other)
+        listener = self._listener
+        if listener is not None:
+            listener.cut(one, other)
         if self._rank == 0:
             for peer in self._peers.values():
                 self._put(peer, message("cut", one, other))
@@ -313,7 +354,7 @@ class TcpControl(Requests):
         try:
             return peer.flush()
         except OSError as error:
-            self._lose(peer.rank, peer.why_lost(error))
+            self._hang_up(peer, error)
             return True
 
     def _receive(self, peer: Peer) -> None:
@@ -321,7 +362,14 @@ class TcpControl(Requests):
             for name, *arguments in peer.messages():
                 self._take(peer, name, *arguments)
         except (OSError, EOFError) as error:
+            self._hang_up(peer, error)
+
+    def _hang_up(self, peer: Peer, error: Exception) -> None:
+        """Forget a connection; who has said farewell is lost a little later, when all that was in flight has landed."""
+        if peer.farewell is None:
             self._lose(peer.rank, peer.why_lost(error))
+        else:
+            self._to_forget.append(peer)
 
     def _take(self, peer: Peer, name: str, *arguments: Any) -> None:
         if name == "state":

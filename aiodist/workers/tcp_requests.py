@@ -14,9 +14,12 @@ class Requests:
     """What a control plane does of them; the rest of it is `TcpControl`."""
 
     _coordinator: Coordinator | None
-    _listener: Listener | None
     _peers: dict[int, Peer]
     _unfinished: list[object]
+
+    @property
+    def _listener(self) -> Listener | None:
+        raise NotImplementedError
 
     def _request(self, *request: Any) -> None:
         raise NotImplementedError
@@ -50,9 +53,11 @@ class Requests:
         """Pass a verdict on; until it is settled, the engine must not be brought to an orderly end."""
         if key not in self._unfinished:
             self._unfinished.append(key)
-        if self._listener is not None:
-            self._listener.judged(key, verdict)
+        listener = self._listener
+        if listener is not None:
+            listener.judged(key, verdict)
 
     def _on_booked(self, reply: Reply) -> None:
-        if self._listener is not None:
-            self._listener.booked(reply)
+        listener = self._listener
+        if listener is not None:
+            listener.booked(reply)
