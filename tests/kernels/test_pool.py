@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, warm
+from aiodist_kernels import KernelSpec, ReduceOp, policy, pool, reduce, reduce_alike, warm
 from aiodist_kernels.policy import MIB
 from aiodist_kernels.pool import Pool
 
@@ -214,7 +214,7 @@ def test_ten_thousand_steps_make_a_few_blocks(made: list[int]) -> None:
     buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]
     kept: deque[np.ndarray] = deque(maxlen=3)
     for _ in range(10_000):
-        kept.append(reduce(ReduceOp.SUM, buffers))
+        kept.append(reduce_alike(ReduceOp.SUM, buffers, among=True))
     assert 3 <= len(made) <= 5
     assert (kept[0] == 3).all()
     assert pool.results.idle_bytes <= 2 * MIB
@@ -226,7 +226,7 @@ def test_ten_thousand_steps_make_a_few_blocks(made: list[int]) -> None:
 @pytest.mark.parametrize("dtype", ["f4", "f2", "c8"])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT], ids=str)
 def test_large_results_of_every_kind_lie_in_blocks(op: ReduceOp, dtype: str, count: int, made: list[int]) -> None:
-    buffers = [np.ones((600, 600), dtype)] * count
+    buffers = [np.ones((800, 800), dtype)] * count
     before = reduce(op, buffers).tobytes()
     assert made
     made.clear()
@@ -235,6 +235,12 @@ def test_large_results_of_every_kind_lie_in_blocks(op: ReduceOp, dtype: str, cou
     assert result.tobytes() == before
     assert result.flags.aligned
     assert result.ctypes.data % pool.ALIGNMENT == 0
+
+
+def test_sum_of_two_that_comes_alone_leaves_the_pool_to_larger_ones(made: list[int]) -> None:
+    for nbytes, blocks in ((policy.PLAIN_BELOW - 4, 0), (policy.PLAIN_BELOW, 1)):
+        reduce(ReduceOp.SUM, [np.ones(nbytes // 4, SINGLE)] * 2)
+        assert len(made) == blocks
 
 
 def test_kernels_write_into_blocks(made: list[int]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist_kernels import Accumulate, ReduceOp, reduce, reduce_alike, result_dtype
+from aiodist_kernels import Accumulate, ReduceOp, reduce, reduce_alike, reduce_scalars, result_dtype
 from tests.kernels import arrays, oracle
 from tests.kernels.arrays import ALL, BOOL, COMPLEX, FLOATS, INTEGERS, assert_same_bits
 
@@ -138,6 +138,21 @@ def test_one_buffer_is_copied(dtype: np.dtype, shape: tuple[int, ...]) -> None:
 def test_the_same_array_counts_each_time_it_is_passed() -> None:
     array = np.array([1.5, 2.5])
     assert reduce(ReduceOp.SUM, [array, array, array]).tolist() == [4.5, 7.5]
+
+
+@pytest.mark.parametrize("count", [1, 3, 6, 7, 12, 13, 64])
+@pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
+def test_number_alone_has_the_bits_that_it_has_among_others(op: ReduceOp, dtype: np.dtype, count: int) -> None:
+    buffers = arrays.buffers(5, count, (17,), dtype)
+    for accumulate in ACCUMULATE:
+        wanted = reduce(op, buffers, accumulate=accumulate)
+        rows = [[buffer[place] for buffer in buffers] for place in range(17)]
+        alone = [reduce_scalars(op, row, accumulate) for row in rows]
+        assert {type(number) for number in alone} == {wanted.dtype.type}
+        assert_same_bits(np.array(alone), wanted)
+        reduced = [reduce(op, [np.asarray(number) for number in row], accumulate=accumulate) for row in rows]
+        assert {(type(array), array.shape, array.dtype) for array in reduced} == {(np.ndarray, (), wanted.dtype)}
+        assert_same_bits(np.array(reduced), wanted)
 
 
 @pytest.mark.parametrize("dtype", ALL, ids=str)
