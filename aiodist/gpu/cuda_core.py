@@ -26,6 +26,8 @@ from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 
 NEEDS: Final = "collectives of arrays on GPUs need packages that are not installed: pip install 'aiodist[cuda]'"
 
+MISFIT: Final = "cuda-core and cuda-bindings are of versions that do not fit: pip install --upgrade 'aiodist[cuda]'"
+
 _LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 _VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
@@ -77,15 +79,11 @@ class CudaCore:
     """Enqueues work through cuda.core; see `driver.Driver` for each method.
 
     Raises:
-        ImportError: cuda.core is not installed.
+        ImportError: cuda.core is not installed, is too old, or does not fit cuda.bindings.
     """
 
     def __init__(self) -> None:
-        try:
-            self._core: Any = importlib.import_module("cuda.core")
-            self._driver: Any = importlib.import_module("cuda.bindings.driver")
-        except ImportError as error:
-            raise ImportError(f"{NEEDS} ({error})") from error
+        self._core, self._driver = _imported()
         self._devices: dict[int, Any] = {}
         self._own: dict[int, DeviceStream] = {}
         self._replicas: dict[str, DeviceStream] = {}
@@ -276,6 +274,19 @@ class CudaCore:
         if int(error):
             raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
         return results[0] if results else None
+
+
+def _imported() -> tuple[Any, Any]:
+    """Return the modules cuda.core and cuda.bindings.driver."""
+    try:
+        core, driver = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{NEEDS} ({error})") from error
+    except ImportError as error:  # compiled for other versions of each other
+        raise ImportError(f"{MISFIT} ({error})") from error
+    if core.__version__.startswith("0."):
+        raise ImportError(f"{MISFIT} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
+    return core, driver
 
 
 class _Using(AbstractContextManager[None]):

@@ -112,6 +112,7 @@ def _signature(specs: Sequence[tuple[Any, Any]], marks: Sequence[DeviceType]) ->
 
 async def _finished(work: Work) -> Any:
     """Return a result; the devices are waited for, whoever is cancelled."""
+    result: Any = None
     with CancelScope(shield=True):
         result = await result_of(work)
     await checkpoint_if_cancelled()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import pickle
 import selectors
 import socket
@@ -86,6 +87,7 @@ class TcpControl(Requests):
         self._leaving = False
         self._waking = threading.RLock()  # a garbage collection in here may let go
         self._left = threading.Event()
+        self._process = os.getpid()
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell) if self._rank == 0 else None
         self._peers = star.connected(self._rank, hellos, listening)
         self._wake_reader, self._wake_writer = socket.socketpair()
@@ -133,12 +135,16 @@ class TcpControl(Requests):
 
     def close(self) -> None:
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
+        if os.getpid() != self._process:  # what the program has forked has no part in it
+            return
         error = getattr(sys, "last_value", None)
         self._leave(self._ended if error is None else f"{ENDED}: {_brief(error)}", error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""
+        if os.getpid() != self._process:
+            return
         self._leave(self._ended, False)
         warnings.warn(
             f"the strategy of worker {self._rank} of {self._size} was dropped with its connections open; call "

@@ -104,7 +104,7 @@ def test_launcher_notes_what_agents_say_and_nothing_from_strangers(tmp_path: Pat
     agent, lost, stranger = lines
     for line, said in zip(lines, (token, token, "guessed"), strict=True):
         line.sendall(f"{said}\n".encode())
-    agent.sendall(b"ab-12 3\n")
+    agent.sendall(b"ended ab-12 3\n")
     stranger.sendall(b"x 9\n")
     lost.close()
     while len(list(tmp_path.iterdir())) < 2:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist_kernels import ReduceOp
-from aiodist_kernels.cuda.compiled import Program, compile_form
+from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
 from aiodist_kernels.cuda.forms import Form, copying, form_for
 from aiodist_kernels.cuda.tables import pack, vectors
 from aiodist_kernels.layout import address
@@ -104,6 +104,11 @@ def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -
     assemble(program.ptx, capability)
     leaves = [copy_of(kind, 70), copy_of(kind, 5, offset=min(kind.itemsize, 4))]
     run(form, program, leaves, kind.itemsize // form.recipe.storage.size)
+
+
+def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
+    text = compiled(form_for(SUM.rule, 2), (9, 0)).ptx
+    assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {PTX_VERSION}"]
 
 
 def test_every_kernel_is_listed_once() -> None:
