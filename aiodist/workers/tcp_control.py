@@ -49,7 +49,6 @@ ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 ENDED: Final = "has ended"
-IN_THE_MIDST: Final = "has ended, in the midst of something that others had begun"
 _BEAT: Final = message("beat")
 
 
@@ -61,7 +60,8 @@ class TcpControl(Requests):
         order_check: what call sites are compared by.
         hellos: what the workers have told of themselves.
         listening: this worker's socket; one that has none keeps no links to others but the first.
-        unfinished: gets an entry when the engine must not be brought to an orderly end.
+        unfinished: gets an entry, a tuple, for each lane in which something may never be complete, and one of another
+            type for who is lost: the engine cannot be brought to an orderly end without all workers.
     """
 
     def __init__(
@@ -138,24 +138,20 @@ class TcpControl(Requests):
         if os.getpid() != self._process:  # what the program has forked has no part in it
             return
         error = getattr(sys, "last_value", None)
-        self._leave(self._ended if error is None else f"{ENDED}: {_brief(error)}", error is not None)
+        self._leave(ENDED if error is None else f"{ENDED}: {_brief(error)}", error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""
         if os.getpid() != self._process:
             return
-        self._leave(self._ended, False)
+        self._leave(ENDED, False)
         warnings.warn(
             f"the strategy of worker {self._rank} of {self._size} was dropped with its connections open; call "
             "strategy.close() when it is needed no more",
             ResourceWarning,
             stacklevel=2,
         )
-
-    @property
-    def _ended(self) -> str:
-        return IN_THE_MIDST if self._unfinished else ENDED
 
     def _leave(self, why: str, wait: bool) -> None:
         atexit.unregister(self.close)
@@ -342,7 +338,7 @@ class TcpControl(Requests):
         if (one, other) in self._cut or one in self._gone or other in self._gone:
             return
         self._cut.append((one, other))
-        self._unfinished.append((one, other))
+        self._unfinished.append(frozenset((one, other)))
         listener = self._listener
         if listener is not None:
             listener.cut(one, other)
