@@ -11,7 +11,6 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
@@ -79,8 +78,9 @@ def run(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
 
     async def cancellable() -> list[T]:
         found: list[T] = []
+        loop = asyncio.get_running_loop()
         with anyio.CancelScope() as scope:
-            INTERRUPTIONS.cancel = partial(asyncio.get_running_loop().call_soon_threadsafe, scope.cancel)
+            INTERRUPTIONS.cancel = lambda: loop.call_soon_threadsafe(scope.cancel)
             try:
                 found.append(await fn(*args))
             finally:

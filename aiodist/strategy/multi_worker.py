@@ -307,6 +307,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         if self._joined is not None:
             self._dropped.detach()
             self._joined.close()
+            self._joined.lose(self._joined.span.layout.rank, "has closed this strategy")
 
 
 class MultiWorkerExtended(StrategyExtended):

@@ -72,6 +72,7 @@ class TcpControl(Requests):
         listening: Listening | None,
         unfinished: list[object],
     ) -> None:
+        super().__init__()
         self._rank = layout.rank
         self._size = layout.workers
         self._unfinished = unfinished
@@ -243,6 +244,7 @@ class TcpControl(Requests):
             listener.lose(rank, why)
         for one, other in self._cut:
             listener.cut(one, other)
+        self._call_early()
 
     def _on_link(self, rank: int, connection: socket.socket) -> None:
         self._links.add(rank, connection)
@@ -292,10 +294,8 @@ class TcpControl(Requests):
             self._put(self._peers[rank], self._made[1])
 
     def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
-        listener = self._listener
-        if listener is not None:
-            listener.asked(key, trouble)
-            self._later(ANSWER_SECONDS, "answer", key)
+        self._call_listener("asked", key, trouble)
+        self._later(ANSWER_SECONDS, "answer", key)
 
     def _on_answer(self, key: LaneKey) -> None:
         """Tell of a lane in the place of an event loop that has not done so."""
