@@ -101,11 +101,17 @@ class Control(Protocol):
     def book(self, request: Request) -> None:
         """Ask the coordinator for something, or tell it, of groups."""
 
+    def strand(self, key: LaneKey) -> None:
+        """Hear that what is in flight of a lane will never be complete."""
+
     def settle(self, key: LaneKey) -> None:
         """Hear that nothing waits for other workers any more of what was judged."""
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave."""
+
+    def let_go(self) -> None:
+        """Leave without waiting: the strategy is gone, and nobody has closed it."""
 
 
 @dataclass(slots=True)
