@@ -40,10 +40,18 @@ def number_of(address: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Leaves that one rule reduces."""
+    """Leaves that one rule reduces.
+
+    Attributes:
+        rule: the rule.
+        jobs: the leaves.
+        replicas: by how many a mean divides, where each leaf is one buffer that stands for them all; None: by the number
+            of buffers.
+    """
 
     rule: Rule
     jobs: Sequence[Job]
+    replicas: int | None = None
 
 
 Call: TypeAlias = Callable[[], object]
@@ -112,7 +120,7 @@ class Scheme:
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | moves.devices(then)))
         self._steps = [
-            self._launch(step, batch.rule) if isinstance(step, Launch) else self._move(step)
+            self._launch(step, batch) if isinstance(step, Launch) else self._move(step)
             for batch in batches
             for step in plan.make(batch.jobs, driver.reaches, self._allocate)
         ]
@@ -137,13 +145,13 @@ class Scheme:
         self._scratch.append((device, nbytes))
         return symbol(self._arrays + len(self._scratch) - 1)
 
-    def _launch(self, launch: Launch, rule: Rule) -> _Step:
-        count = len(launch.leaves[0].buffers)
+    def _launch(self, launch: Launch, batch: Batch) -> _Step:
+        rule, count = batch.rule, len(launch.leaves[0].buffers)
         form = forms.form_for(rule, count, leaves=len(launch.leaves))
         self.kernels[launch.device, form] = None
         lanes = components(rule.dtype)
         if form.tabled:
-            return _Tabled(launch, form, lanes)
+            return _Tabled(launch, form, lanes, batch.replicas)
         leaf = launch.leaves[0]
         addresses = (_split(leaf.out), *map(_split, leaf.buffers))
         return _Direct(launch.device, form, addresses, leaf.elements * lanes)
@@ -183,20 +191,20 @@ class _Direct(NamedTuple):
 class _Tabled:
     """A launch with a table in the device's memory."""
 
-    def __init__(self, launch: Launch, form: Form, lanes: int) -> None:
+    def __init__(self, launch: Launch, form: Form, lanes: int, replicas: int | None) -> None:
         places = [_split(address) for leaf in launch.leaves for address in (leaf.out, *leaf.buffers)]
         shape = len(launch.leaves), 1 + len(launch.leaves[0].buffers)
         self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
         self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
         self._layout = tables.Layout(form, [leaf.elements * lanes for leaf in launch.leaves])
-        self._device, self._form, self._count = launch.device, form, shape[1] - 1
+        self._device, self._form, self._count, self._replicas = launch.device, form, shape[1] - 1, replicas
 
     def bind(self, to: _Binding) -> Call:
         rows = np.array(to.begins, np.int64)[self._numbers] + self._offsets
         words, chunks = self._layout.fill(rows), self._layout.chunks
         memory = to.driver.upload(self._device, words)
         to.tables.append((memory, words.nbytes))
-        arguments = memory.address, chunks, self._count
+        arguments = forms.tabled_arguments(self._form, memory.address, chunks, self._count, self._replicas)
         return to.driver.launcher(self._device, self._form, chunks * forms.THREADS, arguments)
 
 

@@ -256,19 +256,23 @@ class FakeDriver:
         assert vectors * form.width <= lanes
         self._reduce(device, form, out, buffers, 0, lanes)
 
-    def _tabled(self, device: int, form: Form, table: int, chunks: int, count: int) -> None:
+    def _tabled(
+        self, device: int, form: Form, table: int, chunks: int, count: int, replicas: int | None = None
+    ) -> None:
         self._check(device, table, 32 * chunks, exactly=True)
         entries = list((ctypes.c_int64 * (4 * chunks)).from_address(table))
         for row, low, _, high in zip(entries[::4], entries[1::4], entries[2::4], entries[3::4], strict=True):
             out, *buffers = (ctypes.c_int64 * (1 + count)).from_address(table + 8 * row)
-            self._reduce(device, form, out, buffers, low, high)
+            self._reduce(device, form, out, buffers, low, high, replicas)
 
-    def _reduce(self, device: int, form: Form, out: int, buffers: Sequence[int], low: int, high: int) -> None:
+    def _reduce(
+        self, device: int, form: Form, out: int, buffers: Sequence[int], low: int, high: int, replicas: int | None = None
+    ) -> None:
         recipe = form.recipe
         for address, lane in [*((buffer, recipe.storage) for buffer in buffers), (out, recipe.result)]:
             self._check(device, address + low * lane.size, (high - low) * lane.size)
         machine = Machine(recipe, high - low, vector=False)
-        quietly(reduce_all, machine, out, buffers, low, len(buffers))
+        quietly(reduce_all, machine, out, buffers, low, replicas or len(buffers))
 
     def _check(self, device: int, address: int, nbytes: int, *, exactly: bool = False) -> None:
         for start, (size, owner) in self.regions.items():

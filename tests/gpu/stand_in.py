@@ -84,7 +84,7 @@ class Loading(CudaCore):
             form = self.forms[library]
             assert 0 < blocks <= 32
             assert threads == 256
-            count = 3 if form.tabled else form.recipe.count + 3
+            count = (3 if form.recipe.count else 4) if form.tabled else form.recipe.count + 3
             given = [ctypes.c_int64.from_address(arguments[i]).value for i in range(count)]
             (self._tabled if form.tabled else self._direct)(form, *given)
         except BaseException:  # noqa: BLE001  (it may not come out of a callback)
@@ -95,14 +95,16 @@ class Loading(CudaCore):
         assert vectors * form.width <= lanes
         self._reduce(form, out, buffers, 0, lanes)
 
-    def _tabled(self, form: Form, table: int, chunks: int, count: int) -> None:
+    def _tabled(self, form: Form, table: int, chunks: int, count: int, replicas: int | None = None) -> None:
         heads = np.ctypeslib.as_array((ctypes.c_int64 * (4 * chunks)).from_address(table)).reshape(-1, 4)
         for row, low, _, high in heads.tolist():
             out, *buffers = (ctypes.c_int64 * (1 + count)).from_address(table + 8 * row)
-            self._reduce(form, out, buffers, low, high)
+            self._reduce(form, out, buffers, low, high, replicas)
 
-    def _reduce(self, form: Form, out: int, buffers: list[int], low: int, high: int) -> None:
-        quietly(reduce_all, Machine(form.recipe, high - low, vector=False), out, buffers, low, len(buffers))
+    def _reduce(
+        self, form: Form, out: int, buffers: list[int], low: int, high: int, replicas: int | None = None
+    ) -> None:
+        quietly(reduce_all, Machine(form.recipe, high - low, vector=False), out, buffers, low, replicas or len(buffers))
 
     def put(self, device: int, values: np.ndarray) -> Any:
         with self.using():

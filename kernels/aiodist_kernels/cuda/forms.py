@@ -69,6 +69,21 @@ def form_for(rule: Rule, count: int, *, leaves: int = 1) -> Form:
     return Form(recipe, tabled=leaves > 1)
 
 
+def tabled_arguments(form: Form, table: int, chunks: int, count: int, replicas: int | None = None) -> tuple[int, ...]:
+    """Return the arguments of a tabled kernel.
+
+    Args:
+        form: the kernel.
+        table: the table's address.
+        chunks: how many chunks it has.
+        count: buffers of each leaf.
+        replicas: by how many a mean divides; None: by the number of buffers, which alone a kernel for that number knows.
+    """
+    if form.recipe.count:
+        return table, chunks, count
+    return table, chunks, count, count if replicas is None else replicas
+
+
 def blocks(work: int, multiprocessors: int) -> int:
     """Return how many blocks to launch for so many threads' worth of work, which they take in turns.
 

@@ -7,10 +7,11 @@
         vectors     vectors that the leaf has; 0 where an address is no multiple of 16
         lanes       lanes that it has
 
-    tabled(table, chunks, count)
+    tabled(table, chunks, count[, replicas])
         table       address of 64-bit words in device memory, see `tables`
         chunks      entries at the table's head, each for one block
         count       buffers of each leaf
+        replicas    by how many a mean divides, where the kernel serves any number of buffers: a buffer may stand for several
 
 Loops are written with `while`: a `range` with a step costs a 64-bit division in every thread. A thread
 loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be one of
@@ -104,7 +105,7 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
     begin_single, end_single = functions.begin(vector=False), functions.end(vector=False)
     fold_single = functions.fold(1, vector=False)
 
-    def tabled_any(table: Any, chunks: Any, count: Any) -> None:
+    def tabled_any(table: Any, chunks: Any, count: Any, replicas: Any) -> None:
         thread = cuda.threadIdx.x
         chunk = cuda.blockIdx.x
         while chunk < chunks:
@@ -123,7 +124,7 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
                 while done < count:
                     total = fold_one(total, addresses + 8 * done, index)
                     done += 1
-                end(out, total, index, count)
+                end(out, total, index, replicas)
                 index += cuda.blockDim.x * width
             index = middle + thread * grain
             while index < high:
@@ -132,7 +133,7 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
                 while done < count:
                     single = fold_single(single, addresses + 8 * done, index)
                     done += 1
-                end_single(out, single, index, count)
+                end_single(out, single, index, replicas)
                 index += cuda.blockDim.x * grain
             chunk += cuda.gridDim.x
 

@@ -11,12 +11,12 @@ import pytest
 
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import Program, compile_form
-from aiodist_kernels.cuda.forms import Form, form_for
+from aiodist_kernels.cuda.forms import Form, form_for, tabled_arguments
 from aiodist_kernels.cuda.tables import pack, vectors
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda import ptx_machine
-from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, reduction
+from tests.kernels.cuda.cases import CASES, ENDS, ONE_OF_EACH_LAYOUT, Case
+from tests.kernels.cuda.memory import Reduction, end_of_reduction, reduction
 from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
 
 CAPABILITIES = [(8, 0), (9, 0)]
@@ -62,13 +62,15 @@ def compiled(form: Form, capability: tuple[int, int]) -> Program:
         pytest.skip(str(error).splitlines()[0])
 
 
-def run(form: Form, program: Program, leaves: list[Reduction], lanes_per_element: int) -> None:
+def run(
+    form: Form, program: Program, leaves: list[Reduction], lanes_per_element: int, among: int | None = None
+) -> None:
     kernel = ptx_machine.parse(program.ptx)
     memory = [array for leaf in leaves for array in (*leaf.buffers, leaf.out)]
     if form.tabled:
         table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
         head = table.words.__array_interface__["data"][0]
-        arguments = [head, table.chunks, len(leaves[0].buffers)]
+        arguments = list(tabled_arguments(form, head, table.chunks, len(leaves[0].buffers), among))
         memory.append(table.words)
     else:
         leaf = leaves[0].leaf
@@ -92,6 +94,16 @@ def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, 
         for elements, offset in sizes
     ]
     run(form, program, leaves, components(case.dtype))
+
+
+@pytest.mark.parametrize("case", ENDS, ids=str)
+def test_compiled_end_of_a_reduction_gives_the_bits_of_numpy(case: Case) -> None:
+    form, capability, parts = case.end_form(), CAPABILITIES[1], 5
+    program = compiled(form, capability)
+    check_text(form, program.ptx, capability)
+    assemble(program.ptx, capability)
+    leaf = end_of_reduction(case.op, case.dtype, parts, 4 + 2 * BLOCKS * THREADS * form.width, case.accumulate)
+    run(form, program, [leaf], components(case.accumulator), parts)
 
 
 def test_every_kernel_is_listed_once() -> None:
