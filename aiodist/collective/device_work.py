@@ -81,6 +81,7 @@ class DeviceWork:
         self.outs = None if outs is None else Outs(outs, self.positions, self._places, self.columns)
         self._course = self._known_course()
         self._made: list[Any] = []
+        self.begins: Sequence[int] = ()  # where all arrays lie, once that is known
 
     # What a kind of collective says of itself.
 
@@ -134,9 +135,9 @@ class DeviceWork:
         """Return further arrays, which have numbers behind those that the replicas brought: in the host's memory."""
         return []
 
-    def reduce(self, rule: Rule, job: Job) -> None:
-        """Add a reduction. Those that one rule makes, and that lie alike, are made together."""
-        alike = rule, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
+    def reduce(self, rule: Rule, job: Job, replicas: int | None = None) -> None:
+        """Add a reduction; a mean divides by ``replicas``. Those of one rule that lie alike are made together."""
+        alike = rule, replicas, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
         self._jobs.setdefault(alike, []).append(job)
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -179,7 +180,7 @@ class DeviceWork:
             mark = self.marks[place]
             assert isinstance(mark, DeviceType)
             self.plan(place, mark, arrays)
-        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
+        batches = [Batch(rule, jobs, replicas) for (rule, replicas, *_), jobs in self._jobs.items()]
         with process.enqueuing:
             scheme = self._executor.scheme(batches, [*self._moves, *self._last], self._first + len(self._makes))
         one_of_each = {(make.mark, make.ordinal): make for make in self._makes}
@@ -217,6 +218,7 @@ class DeviceWork:
             begins.append(address)
         foreign |= {(make.ordinal, make.mark.stream(make.ordinal)) for make in course.one_of_each}
         named = sorted({(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in foreign})
+        self.begins = begins
         driver = self._executor.driver
         with process.enqueuing, driver.using():
             streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]

@@ -45,8 +45,8 @@ class Batch:
     Attributes:
         rule: the rule.
         jobs: the leaves.
-        replicas: by how many a mean divides, where each leaf is one buffer that stands for them all; None: by the number
-            of buffers.
+        replicas: by how many a mean divides, where each leaf is one buffer that stands for them all; None: by the
+            number of buffers.
     """
 
     rule: Rule

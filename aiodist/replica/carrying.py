@@ -42,6 +42,7 @@ from aiodist_kernels import Accumulate, policy
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.replica.team import Team
+    from aiodist.workers.nccl_plane import Use
 
 _ENGINE_GRACE_SECONDS = 2.0
 
@@ -71,6 +72,7 @@ class Carrier:
 
     Attributes:
         judged: there is a verdict, or a worker is lost.
+        use: the run's use of NCCL; None where it has none.
     """
 
     judged: anyio.Event
@@ -86,6 +88,7 @@ class Carrier:
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self._moving = False  # all have agreed, and bring values
+        self.use: Use | None = None
 
     def _make_bells(self) -> None:
         self._bell = Bell(self._team.call_soon_threadsafe)
@@ -225,7 +228,7 @@ class Carrier:
             yield from self._stand_by(meeting)
             return free
         meeting.put_in_native_order()
-        cargo = Cargo(meeting, group, self._span)
+        cargo = Cargo(meeting, group, self._span, self.use)
         own, wanted = cargo.accumulate, cargo.accumulate
 
         def plan_of(accumulate: Accumulate) -> Plan:
@@ -245,6 +248,7 @@ class Carrier:
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self._moving = True
         if agreed.notice >= Notice.ABSENT:
+            cargo.stay()
             result = yield from self._carry_out_without(cargo)
         else:
             if wanted != own and cargo.ferry is not None:
@@ -252,6 +256,7 @@ class Carrier:
                 agreed = agreed._replace(plan=cargo.plan(wanted))
             results = yield from self.lane.carry_out(agreed, self._hands)
             result = yield from agreed.plan.finished(results, self._hands)
+            yield from cargo.fly(wanted, self._hands)
         if kind.across is None:
             if not meeting.complete:
                 group.engine.start_merge(group, meeting)

@@ -20,13 +20,12 @@ from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
-from aiodist.replica.awaiting import InterruptedStep, until
+from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier, When
 from aiodist.replica.part_crossing import PartCrossing, part_of
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
-from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Disagreement, Lane
 from aiodist.workers.lane_book import GroupKey
@@ -179,6 +178,8 @@ class Crossing(Carrier):
         self._verdict = verdict
         if not self.clean:
             self.lane.freeze()
+            if self.use is not None:
+                self.use.hurry()
         self._end(verdict.error())
         self._leave_lane()
 
@@ -304,10 +305,6 @@ class Crossing(Carrier):
             self._leave_lane()
         return common
 
-    async def await_request(self, request: Request) -> None:
-        """Wait until a request is complete, unless a worker is lost."""
-        await until(request, self._values)
-
     def _leave_lane(self) -> None:
         """Bring the lane to where all workers have it, as soon as nothing is under way there.
 
@@ -353,6 +350,8 @@ class Crossing(Carrier):
             finally:
                 self._end_by_loss()
                 self._leave_lane()
+                if self.use is not None:
+                    self.use.release()
                 self._stopped.set()
                 self._hands.close()
                 self._bell.close()

@@ -13,10 +13,10 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from threading import get_ident
 from types import CodeType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after
+from anyio import create_task_group, get_cancelled_exc_class, move_on_after
 
 from aiodist.collective.callsite import location
 from aiodist.collective.rendezvous import Rendezvous
@@ -26,6 +26,7 @@ from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
+from aiodist.replica.opening import open_run
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_engine import RootEngine
 from aiodist.replica.turns import is_late_for, turn
@@ -41,7 +42,8 @@ from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
-_MOST_RUNS: Final = 63
+if TYPE_CHECKING:
+    from aiodist.workers.nccl_plane import DataPlane
 
 
 class Team:
@@ -53,6 +55,7 @@ class Team:
         span: the layout.
         order_check: what call sites are compared by.
         options: of which the timeout holds outside of replicas, too.
+        plane: NCCL; None where the workers do not use it.
 
     Attributes:
         lost: what to raise, once a worker is lost.
@@ -65,8 +68,10 @@ class Team:
         span: Span,
         order_check: OrderCheck,
         options: CommunicationOptions,
+        plane: DataPlane | None = None,
     ) -> None:
         self.span = span
+        self._plane = plane
         self.digests = Digests(order_check)
         self.lost: CollectiveError | None = None
         self._control = control
@@ -156,6 +161,8 @@ class Team:
 
     def _lose(self) -> None:
         assert self.lost is not None
+        if self._plane is not None:
+            self._plane.abort()
         for crossing in [*self._crossings.values(), *self._ended]:
             crossing.lose(self.lost)
 
@@ -226,16 +233,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             RuntimeError: too many runs at a time.
         """
-        async with self._turn(signature, code, offset):
-            meeting = self.begin(signature, code, offset, None)
-            common = await self._carry(meeting, options, for_run=True)
-            if not common:
-                raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
-            lane = await self._lane((common & -common).bit_length() - 1)
-            self._runs += 1
-            lane.begin(self._runs)
-            self._in_use.add(lane.index)
-            return Crossing(self, lane, group)
+        return await open_run(self, signature, code, offset, group, options)
 
     def close_run(self, crossing: Crossing) -> None:
         """Take back a run's lane."""
@@ -248,21 +246,14 @@ class Team:
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
+        if self._plane is not None:
+            self._plane.abort()
         self._control.close()
 
-    async def _lane(self, index: int) -> Lane:
-        if index not in self._lanes:
-            root = self._root_crossing()
-            duplication = root.lane.communicator.idup()
-            with CancelScope(shield=True):
-                try:
-                    await root.await_request(duplication)
-                except InterruptedStep:
-                    await root.judged.wait()
-                    self._root_crossing()  # which raises that a worker is lost
-                    raise
-            self._lanes[index] = Lane(duplication.result(), index)
-        return self._lanes[index]
+    @property
+    def communicator(self) -> Communicator:
+        """Lane 0's, which others are made of."""
+        return self._lanes[0].communicator
 
     # Lane 0.
 
@@ -311,8 +302,10 @@ class Team:
         """What the present use of lane 0 is called between workers."""
         return self._root_crossing().key
 
-    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, *, for_run: bool = False) -> int:
-        """Carry everything that has begun on lane 0 over; return the lanes that all workers have free.
+    async def _carry(
+        self, last: Rendezvous, options: CommunicationOptions | None, free: Callable[[], int] = lambda: ALL_FREE
+    ) -> int:
+        """Carry everything that has begun on lane 0 over; return what all workers have free.
 
         Raises:
             CollectiveError: the workers do not meet.
@@ -325,8 +318,7 @@ class Team:
             try:
                 if self._ended:
                     await self._recover()
-                free = ALL_FREE & ~sum(1 << index for index in self._in_use) if for_run else ALL_FREE
-                common = await root.carry_over(free)
+                common = await root.carry_over(free())
             except InterruptedStep:
                 pass
             except get_cancelled_exc_class():

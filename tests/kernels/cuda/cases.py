@@ -38,7 +38,6 @@ class Case:
         fixed = [(form_for(self.rule, count, leaves=leaves), count) for count in DIRECT_COUNTS for leaves in (1, 2)]
         return [*fixed, *((form_for(self.rule, count), count) for count in ANY_COUNTS)]
 
-
     @property
     def accumulator(self) -> np.dtype:
         return self.rule.accumulator
