@@ -33,6 +33,7 @@ from aiodist_kernels import ReduceOp
 LINK_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 2.0
 _TEXT_BYTES: Final = 512
+_OTHERS: Final = "some worker did not link itself in time"
 
 _users: Final[dict[int, Use]] = {}  # by GPU: who uses NCCL on it, in this process
 
@@ -102,8 +103,9 @@ class DataPlane:
             self._generation = int(found.max()) + 1
             return True
         self.abort()
-        text = texts[failed[0]].tobytes().rstrip(b"\0").decode(errors="ignore")
-        self._give_up(f"worker {failed[0]} of {self.size}: {text}")
+        told = {rank: texts[rank].tobytes().rstrip(b"\0").decode(errors="ignore") for rank in failed}
+        cause = next((rank for rank in failed if told[rank] != _OTHERS), failed[0])
+        self._give_up(f"worker {cause} of {self.size}: {told[cause]}")
         return False
 
     def _link(self, communicator: Communicator) -> Steps[str]:
@@ -268,7 +270,7 @@ class _Linking:
             self.text = str(error)
             return True
         if perf_counter() > self._until:
-            self.text = f"the others have not been linked in {LINK_SECONDS:g} s"
+            self.text = _OTHERS
         return bool(self.text)
 
 

@@ -52,14 +52,14 @@ _Launch = ctypes.CFUNCTYPE(
 
 
 def build(folder: Path) -> bool:
-    """Build the library in a folder; return whether there is a compiler for it."""
+    """Build the libraries, of CUDA and of NCCL, in a folder; return whether there is a compiler for it."""
     compiler = shutil.which("cc")
     if compiler is None:
         return False
-    source = Path(__file__).with_name("libcuda.c")
-    subprocess.run(
-        [compiler, "-O1", "-shared", "-fPIC", str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"], check=True
-    )
+    for source, library in (("libcuda.c", "libcuda.so.1"), ("libnccl.c", "libnccl.so.2")):
+        path = Path(__file__).with_name(source)
+        command = [compiler, "-O1", "-shared", "-fPIC", str(path), "-o", str(folder / library), "-ldl"]
+        subprocess.run(command, check=True)
     return True
 
 

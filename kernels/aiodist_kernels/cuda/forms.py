@@ -77,7 +77,7 @@ def tabled_arguments(form: Form, table: int, chunks: int, count: int, replicas: 
         table: the table's address.
         chunks: how many chunks it has.
         count: buffers of each leaf.
-        replicas: by how many a mean divides; None: by the number of buffers, which alone a kernel for that number knows.
+        replicas: by how many a mean divides; None: by the number of buffers, the only one that other kernels know.
     """
     if form.recipe.count:
         return table, chunks, count
