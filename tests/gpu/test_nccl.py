@@ -1,4 +1,4 @@
-"""NCCL by its real binding: on a library that stands in for it, in a job of real workers; and on a GPU, where one is."""
+"""NCCL by its real binding: on a library that stands in for it, in a job of real workers; and on a GPU."""
 
 from __future__ import annotations
 

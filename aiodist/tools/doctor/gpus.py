@@ -24,9 +24,8 @@ def gpus() -> Section:
     remedy = f"{devices.INSTALL} to reduce arrays on GPUs" if found.gpus else None
     versions = {name: _version(name) for name in PACKAGES}
     packages = [Finding(name, known or "not installed", None if known else remedy) for name, known in versions.items()]
-    return Section(
-        "GPUs", [*_devices(found), *packages, *([_compiler(remedy)] if versions["numba-cuda"] else []), _nccl(found)]
-    )
+    compiler = [_compiler(remedy)] if versions["numba-cuda"] else []
+    return Section("GPUs", [*_devices(found), *packages, *compiler, _nccl(found)])
 
 
 def _devices(found: devices.Found) -> list[Finding]:

@@ -11,8 +11,7 @@
         table       address of 64-bit words in device memory, see `tables`
         chunks      entries at the table's head, each for one block
         count       buffers of each leaf
-        replicas    by how many a mean divides, for a buffer may stand for several; where the kernel serves any number of
-                    buffers
+        replicas    by how many a mean divides, as a buffer may stand for several; for kernels of any number of buffers
 
 Loops are written with `while`: a `range` with a step costs a 64-bit division in every thread. A thread
 loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be one of
