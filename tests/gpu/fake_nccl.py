@@ -133,7 +133,7 @@ class FakeNccl:
 
 def _array(buffer: Buffer) -> np.ndarray[Any, Any]:
     dtype = np.dtype(buffer.kind)
-    memory = (ctypes.c_ubyte * (buffer.length * dtype.itemsize)).from_address(buffer.address)
+    memory: Any = (ctypes.c_ubyte * (buffer.length * dtype.itemsize)).from_address(buffer.address)
     return np.frombuffer(memory, dtype)
 
 

@@ -59,9 +59,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_gpus_of_a_driver(machine: Any) -> None:
     machine(b"H200", b"H100")
-    assert gpus.find() == gpus.Found(
-        (gpus.Gpu(0, "H200", (9, 0), "a0" * 16), gpus.Gpu(1, "H100", (9, 0), "a1" * 16)), "13.0"
-    )
+    both = gpus.Gpu(0, "H200", (9, 0), "a0" * 16), gpus.Gpu(1, "H100", (9, 0), "a1" * 16)
+    assert gpus.find() == gpus.Found(both, "13.0")
     assert available() == ("CPU:0", "GPU:0", "GPU:1")
     assert resolve(None) == ("GPU:0", "GPU:1")
     assert MirroredStrategy().num_replicas_in_sync == 2

@@ -20,6 +20,7 @@ from aiodist import (
     WorkerLostError,
     get_replica_context,
 )
+from aiodist.gpu import nccl
 from aiodist.vocabulary import gpus
 from aiodist.workers import nccl_choice, nccl_plane
 from aiodist.workers.nccl_choice import Offer
@@ -244,7 +245,7 @@ def test_machine_without_the_library_says_what_to_install(monkeypatch: pytest.Mo
     def library() -> None:
         raise ImportError("NCCL's binding, nccl4py, is not installed: pip install 'aiodist[nccl]' (No module …)")
 
-    monkeypatch.setattr(nccl_choice.nccl, "library", library)
+    monkeypatch.setattr(nccl, "library", library)
     monkeypatch.setattr(gpus, "find", lambda: gpus.Found((gpus.Gpu(0, "planted", (9, 0), "a"),), "13.0"))
     found = nccl_choice.offer("GPU:0", CommunicationOptions())
     assert found.missing.startswith("has no NCCL: NCCL's binding, nccl4py, is not installed: pip install 'aiodist[")
