@@ -54,6 +54,7 @@ from aiodist.vocabulary.reports import (
     ReplicaState,
 )
 from aiodist.vocabulary.values import DistributedValues, Mirrored, PerReplica
+from aiodist.vocabulary.version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:
@@ -72,8 +73,6 @@ else:
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})
 
-
-__version__ = "0.1.0"
 
 __all__ = [
     # Strategies: which replicas there are, and how to run a function on them.

@@ -1,4 +1,4 @@
-"""What every test gets: the event loops it runs on, hypothesis profiles, and a check that it leaves nothing running."""
+"""What every test gets: event loops, hypothesis profiles, a process, and a check that it leaves nothing running."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 from aiodist.collective.warming import THREAD_NAME
 
@@ -50,6 +51,43 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether texts are to be written rather than compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+# The whole suite runs in a process for each core, four at the most; what is named on the command line runs in this one,
+# where it starts sooner, -s and a debugger work, and benchmarks measure. `-n` says otherwise.
+#
+# A file's tests stay together, for they share fixtures; so do the files that compile the same kernels.
+
+SAME_KERNELS = frozenset({"tests/collective/test_golden_bits.py", "tests/kernels/test_compiled_tier.py"})
+
+
+class FilesTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
+    """Gives processes whole files, and those of one set together."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return "tests of the same kernels" if file in SAME_KERNELS else file
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run what is named in this process, and leave it to xdist otherwise."""
+    return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
+    """Distribute files."""
+    return FilesTogether(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def only_what_the_file_makes() -> None:
+    """Let the garbage collector look at what this file's tests make, and at nothing that was there before.
+
+    Collected tests, imported modules and compiled kernels come to a million objects: a collection, which many tests ask
+    for, would take a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 # Nothing outlives a test.

@@ -51,13 +51,20 @@ def _headline(findings: Findings) -> str:
         left, what = findings.let_go, f"collective #{findings.sequence_number} of it"
         return f"{_ids(left)} let go of {findings.group} before {what}, which {_others(findings, left)}"
     if findings.reason is Reason.ABANDONED:
-        was = "was" if len(findings.abandoned) == 1 else "were"
-        return f"{_ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
+        return _abandoned(findings, number)
     if findings.reason is Reason.TIMEOUT:
         if not findings.timeout_seconds:
             return f"{number} cannot be completed: {_what_is_late(findings)}"
         return f"{number} timed out after {findings.timeout_seconds:.3g} s: {_what_is_late(findings)}"
     return f"replicas disagree at {number}"
+
+
+def _abandoned(findings: Findings, number: str) -> str:
+    if findings.refusals:
+        raised = next(iter(findings.refusals.values()))
+        return f"{_ids(findings.refusals)} did not come to {number}, for the call raised there: {raised}"
+    was = "was" if len(findings.abandoned) == 1 else "were"
+    return f"{_ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
 
 
 def _collective(findings: Findings) -> str:

@@ -107,16 +107,14 @@ class Reduction:
 
     def reduce(self) -> list[Any]:
         """Return the results, made in this thread."""
-        op, accumulate, targets = self._op, self._accumulate, self._targets
+        return self._reduce(range(len(self._columns)))
+
+    def _reduce(self, places: Sequence[int]) -> list[Any]:
+        op, accumulate, targets, columns = self._op, self._accumulate, self._targets, self._columns
         if targets is not None:
-            return [
-                kernels.reduce(op, leaves, out=target, accumulate=accumulate)
-                for leaves, target in zip(self._columns, targets, strict=True)
-            ]
-        return [
-            reduce_leaf(op, leaves, leaf_type, accumulate)
-            for leaves, leaf_type in zip(self._columns, self._types, strict=True)
-        ]
+            return [kernels.reduce(op, columns[place], out=targets[place], accumulate=accumulate) for place in places]
+        among = len(columns) > 1
+        return [reduce_leaf(op, columns[place], self._types[place], accumulate, among) for place in places]
 
     def blocks(self) -> bool:
         """Whether it would keep the event loop's thread too long."""
@@ -184,14 +182,7 @@ class Reduction:
 
     def _batch(self, places: Sequence[int]) -> Call:
         def call() -> None:
-            some = Reduction(
-                self._op,
-                [self._columns[place] for place in places],
-                [self._types[place] for place in places],
-                self._options,
-                None if self._targets is None else [self._targets[place] for place in places],
-            )
-            for place, result in zip(places, some.reduce(), strict=True):
+            for place, result in zip(places, self._reduce(places), strict=True):
                 self._results[place] = result
 
         return call

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from aiodist.gpu.moves import View, whole
 from aiodist.gpu.plan import Place
 from aiodist.gpu.scheme import Scheme
-from aiodist.vocabulary.device_arrays import DeviceType, DType
+from aiodist.vocabulary.device_arrays import DeviceType, DType, Spec
 
 
 class Known(NamedTuple):
@@ -47,18 +47,44 @@ class Make(NamedTuple):
     ordinal: int
 
 
+class Makes(NamedTuple):
+    """Arrays to be made of one framework, on one GPU.
+
+    Attributes:
+        mark: the framework.
+        ordinal: the GPU's.
+        specs: shape and dtype of each.
+        places: of each, among all that are made.
+    """
+
+    mark: DeviceType
+    ordinal: int
+    specs: Sequence[Spec]
+    places: Sequence[int]
+
+
+def alike(makes: Sequence[Make]) -> list[Makes]:
+    """Return arrays to be made, those of one framework on one GPU together."""
+    found: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
+    for place, make in enumerate(makes):
+        specs, places = found.setdefault((make.mark, make.ordinal), ([], []))
+        specs.append((make.shape, make.dtype))
+        places.append(place)
+    return [Makes(*key, *group) for key, group in found.items()]
+
+
 class Course(NamedTuple):
     """What a collective comes to.
 
     Attributes:
         makes: arrays to be made, whose numbers follow those of the replicas' own and of their buffers.
-        one_of_each: of them, one for each framework and device.
+        total: how many they are.
         results: for each leaf on devices, by its place, which of those are its results, in replica order; None for a
             replica that brought a buffer.
         scheme: what is enqueued.
     """
 
-    makes: Sequence[Make]
-    one_of_each: Sequence[Make]
+    makes: Sequence[Makes]
+    total: int
     results: Mapping[int, Sequence[int | None]]
     scheme: Scheme

@@ -229,7 +229,7 @@ class Ferry:
     def _staged(self, row: Any) -> Any:
         single = self._meeting.signature[STRUCTURE] is None
         leaves = [
-            _stage(leaf) if isinstance(mark, DeviceType) else leaf
+            staged(leaf) if isinstance(mark, DeviceType) else leaf
             for mark, leaf in zip(self._marks, [row] if single else row, strict=True)
         ]
         return leaves[0] if single else leaves
@@ -242,7 +242,8 @@ class Ferry:
         ).work()
 
 
-def _stage(leaf: np.ndarray[Any, Any]) -> DeviceArray:
+def staged(leaf: np.ndarray[Any, Any]) -> DeviceArray:
+    """Return a copy of an array in memory that devices copy from; in any thread."""
     made = _on_host(leaf.shape, leaf.dtype)
     made.owner[...] = leaf
     return made

@@ -12,11 +12,12 @@ What a collective comes to depends on shapes, dtypes and devices, and on nothing
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from aiodist.collective.device_course import Course, Known, Make
+from aiodist.collective.device_course import Course, Known, Make, alike
 from aiodist.collective.device_out import Outs
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES, LeafMark, Signature
@@ -36,6 +37,8 @@ Column: TypeAlias = "tuple[Any, ...]"
 
 COURSES = 256
 """How many courses are kept."""
+
+_SITE = attrgetter("ordinal", "stream")
 
 
 class DeviceWork:
@@ -183,8 +186,7 @@ class DeviceWork:
         batches = [Batch(rule, jobs, replicas) for (rule, replicas, *_), jobs in self._jobs.items()]
         with process.enqueuing:
             scheme = self._executor.scheme(batches, [*self._moves, *self._last], self._first + len(self._makes))
-        one_of_each = {(make.mark, make.ordinal): make for make in self._makes}
-        return Course(self._makes, list(one_of_each.values()), self._results, scheme)
+        return Course(alike(self._makes), len(self._makes), self._results, scheme)
 
     def _number(self, known: Known) -> int:
         return number_of(known.place.address) - self._first
@@ -207,25 +209,32 @@ class DeviceWork:
 
     def _enqueue(self) -> Completion:
         begins = [array.address for array in self.arrays]
-        foreign = {(array.ordinal, array.stream) for array in self.arrays if array.ordinal != HOST}
+        foreign = set(map(_SITE, self.arrays))
         if self.outs is not None:
             begins += self.outs.begins()
             foreign |= self.outs.streams()
-        course, made = self._course, self._made
-        for mark, shape, dtype, ordinal in course.makes:
-            array, address = mark.make(shape, dtype, ordinal, self._allocate)
-            made.append(array)
-            begins.append(address)
-        foreign |= {(make.ordinal, make.mark.stream(make.ordinal)) for make in course.one_of_each}
-        named = sorted({(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in foreign})
+        foreign |= self._make(begins)
         self.begins = begins
+        named = sorted({(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in foreign if ordinal != HOST})
         driver = self._executor.driver
         with process.enqueuing, driver.using():
             streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]
             streams += [stream for name in self._names if (stream := driver.used_stream(name)) is not None]
             return self._executor.run(
-                course.scheme, streams, [self.columns, made, self.outs, self.arrays], tuple(begins)
+                self._course.scheme, streams, [self.columns, self._made, self.outs, self.arrays], tuple(begins)
             )
+
+    def _make(self, begins: list[int]) -> set[tuple[int, int]]:
+        """Make the arrays that results need, and append where they begin; return the streams that they are made on."""
+        course = self._course
+        made: list[Any] = [None] * course.total
+        addresses = [0] * course.total
+        for mark, ordinal, specs, places in course.makes:
+            for place, (array, address) in zip(places, mark.make(specs, ordinal, self._allocate), strict=True):
+                made[place], addresses[place] = array, address
+        begins += addresses
+        self._made = made
+        return {(ordinal, mark.stream(ordinal)) for mark, ordinal, _, _ in course.makes}
 
     def _allocate(self, ordinal: int, nbytes: int) -> Any:
         driver = self._executor.driver
@@ -234,19 +243,27 @@ class DeviceWork:
 
     def _collect(self) -> dict[int, Any]:
         """Return each replica's or target's result; for the event loop's thread, when the devices are done."""
+        made = self._finished()
         by_leaf = []
         for place in range(len(self.columns)):
             numbers = self._course.results.get(place)
             if numbers is None:
                 by_leaf.append(self._into_buffers(place, self.on_host(place)))
             else:
-                mark = self.marks[place]
-                assert isinstance(mark, DeviceType)
-                by_leaf.append([None if number is None else mark.finish(self._made[number]) for number in numbers])
+                by_leaf.append([None if number is None else made[number] for number in numbers])
         self.columns.clear()
         takers = self.positions if self.targets is None else range(len(self.targets))
         rows = zip(*by_leaf, strict=True)
         return {i: row[0] if self.single else list(row) for i, row in zip(takers, rows, strict=True)}
+
+    def _finished(self) -> list[Any]:
+        """Return the frameworks' arrays of what was made."""
+        made = self._made
+        for mark, _, _, places in self._course.makes:
+            if mark.finishes:
+                for place, array in zip(places, mark.finish([made[place] for place in places]), strict=True):
+                    made[place] = array
+        return made
 
     def _into_buffers(self, place: int, results: list[Any]) -> list[Any]:
         if self.outs is not None:

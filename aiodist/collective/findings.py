@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from aiodist.collective.parting import Side
@@ -20,6 +20,7 @@ class Findings:
         camps: who arrived, by equal calls, the largest camp first.
         columns: where on its line each camp's call begins, counted from 0; None where Python does not know.
         abandoned: ids of those that were cancelled out of the collective.
+        refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
         let_go: ids of those that are not there, and have let the group go.
         group: what the group is called; None for the run's own.
         joining: the collective is a join.
@@ -37,6 +38,7 @@ class Findings:
     camps: Sequence[tuple[Sequence[int], Signature]]
     columns: Sequence[int | None]
     abandoned: tuple[int, ...]
+    refusals: Mapping[int, str]
     let_go: tuple[int, ...]
     group: str | None
     joining: bool

@@ -94,6 +94,8 @@ def _on_one_line(findings: Findings) -> bool:
 def _abandoned(findings: Findings) -> list[str]:
     if not findings.abandoned:
         return ["Keep the group's context, and issue the same number of its collectives on every member."]
+    if findings.refusals:
+        return ["An error in the arguments is raised there alone; what all workers do together waits for every one."]
     return [
         "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",
         "whole run, or set CommunicationOptions(timeout_seconds=...).",

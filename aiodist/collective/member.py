@@ -46,6 +46,7 @@ class Member:
         abandoned: the number of the first collective that it was cancelled out of; None if there is none.
         abandoned_at: ``sequence`` at the moment of that cancellation.
         cancelled_in: the files and lines that it was at then, innermost first.
+        refusal: where it was not cancelled, but its call refused, what that has raised.
         told: the error that ended the group has been raised in it.
         stack: tells where it is suspended or runs, innermost last.
         parts: in the run's own group, what the replica is in other groups; None as long as it is in none.
@@ -63,6 +64,7 @@ class Member:
         "joined_at",
         "parts",
         "position",
+        "refusal",
         "replica_id",
         "sequence",
         "stack",
@@ -81,6 +83,7 @@ class Member:
         self.abandoned: int | None = None
         self.abandoned_at = 0
         self.cancelled_in: tuple[tuple[str, int], ...] = ()
+        self.refusal = ""
         self.told = False
         self.stack: Callable[[], tuple[Location, ...]] = tuple
         self.parts: WeakSet[Member] | None = None

@@ -45,19 +45,33 @@ def in_native_order(value: Any) -> Any:
     return value
 
 
-def reduce_arrays(op: ReduceOp, leaves: Sequence[Any], accumulate: Accumulate) -> Any:
+def reduce_arrays(op: ReduceOp, leaves: Sequence[Any], accumulate: Accumulate, among: bool = False) -> Any:
     """Return one array, reduced, read-only. This is the way of small values, which no compiled kernel would pay for."""
-    result = kernels.reduce_alike(op, leaves, accumulate)
+    result = kernels.reduce_alike(op, leaves, accumulate, among)
     result.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
     return result
 
 
-def reduce_leaf(op: ReduceOp, leaves: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate = "native") -> Any:
-    """Return one leaf, reduced, of the type that the leaves have; arrays are read-only, foreign ones NumPy's still."""
+def reduce_leaf(
+    op: ReduceOp,
+    leaves: Sequence[Any],
+    leaf_type: LeafMark,
+    accumulate: Accumulate = "native",
+    among: bool = False,
+) -> Any:
+    """Return one leaf, reduced, of the type that the leaves have; arrays are read-only, foreign ones NumPy's still.
+
+    Args:
+        op: the reduce op.
+        leaves: what the replicas brought, in replica order.
+        leaf_type: their type.
+        accumulate: as in `aiodist_kernels.reduce`.
+        among: the leaf is one of a nest.
+    """
     if leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, ForeignType):
         first = leaves[0]
         ask_for(op, first.dtype, len(leaves), first.nbytes, accumulate)
-        return reduce_arrays(op, leaves, accumulate)
+        return reduce_arrays(op, leaves, accumulate, among)
     if leaf_type is LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, leaves)
     if leaf_type is LeafType.INDEXED_SLICES:

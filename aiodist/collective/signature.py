@@ -65,8 +65,8 @@ def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
     kind: Any = type(leaf)
     if kind is np.ndarray or kind is np.memmap:
         return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
-    likely = device_frameworks.TYPES.get(device_frameworks.packages(kind)[0])
-    if likely is not None and likely.is_on_gpu(leaf):  # asked first, as nests of hundreds of tensors are common
+    likely = device_frameworks.likely_type_of(kind)
+    if likely is not None and likely.is_on_gpu(leaf):  # asked first, as it is what device arrays are known by
         found = likely.view(leaf)
         return found.shape, found.dtype, likely, found
     if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is not immutable, as scalars are

@@ -62,13 +62,14 @@ def judge(group: SyncGroup, overdue: Rendezvous | None = None) -> CollectiveErro
         camps=[(camp.members, camp.call[0]) for camp in camps],
         columns=[place(*camp.call[1:]).column for camp in camps],
         abandoned=tuple(m.replica_id for m in missing if m.abandoned == meeting.number),
+        refusals={m.replica_id: m.refusal for m in missing if m.abandoned == meeting.number and m.refusal},
         let_go=tuple(m.replica_id for m in missing if m.replica_id in group.let_go),
         group=group.label,
         joining=meeting.number >= JOIN,
         sides=sides,
         divergence=parting(past_of(group, meeting), *sides) if sides is not None else None,
         look=look,
-        time_limits=time_limits([m for m in missing if m.abandoned == meeting.number][:_MOST_LIMITS]),
+        time_limits=time_limits([m for m in missing if m.abandoned == meeting.number and not m.refusal][:_MOST_LIMITS]),
         timeout_seconds=0.0 if meeting.deadline is None else meeting.deadline - meeting.started,
     )
     return _error_class(reason)(_report(findings, camps))

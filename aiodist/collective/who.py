@@ -44,6 +44,8 @@ def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
     if replica.state.ended:
         return f"{replica.state} {made}", ""
     what = "cancelled out of it, goes on" if replica.replica_id in findings.abandoned else "elsewhere"
+    if replica.replica_id in findings.refusals:
+        what = "raised for its arguments, goes on"
     return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -25,6 +25,8 @@ from aiodist.gpu.plan import HOST
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 
 NEEDS: Final = "collectives of arrays on GPUs need packages that are not installed: pip install 'aiodist[cuda]'"
+
+MISFIT: Final = "cuda-core and cuda-bindings are of versions that do not fit: pip install --upgrade 'aiodist[cuda]'"
 
 _LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
 _ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
@@ -77,15 +79,11 @@ class CudaCore:
     """Enqueues work through cuda.core; see `driver.Driver` for each method.
 
     Raises:
-        ImportError: cuda.core is not installed.
+        ImportError: cuda.core is not installed, is too old, or does not fit cuda.bindings.
     """
 
     def __init__(self) -> None:
-        try:
-            self._core: Any = importlib.import_module("cuda.core")
-            self._driver: Any = importlib.import_module("cuda.bindings.driver")
-        except ImportError as error:
-            raise ImportError(f"{NEEDS} ({error})") from error
+        self._core, self._driver = _imported()
         self._devices: dict[int, Any] = {}
         self._own: dict[int, DeviceStream] = {}
         self._replicas: dict[str, DeviceStream] = {}
@@ -219,15 +217,15 @@ class CudaCore:
         program = compile_form(form, _compiled_for((major, minor)))
         self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
 
-    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], None]:
+    def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
         """Return what launches a loaded kernel; Python's integers travel as 64 bits each."""
         shape = self._shape(blocks(work, self._multiprocessors(device)))
-        given = self.stream(device).stream, shape, self._kernels[device, form], *arguments
+        stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
-        def launch() -> None:
+        def launch(*arguments: int) -> None:
             if self._now != device:
                 self._current(device)
-            self._launch(*given)
+            start(stream, shape, kernel, *arguments)
 
         return launch
 
@@ -244,7 +242,21 @@ class CudaCore:
         if not self._current(device).can_access_peer(other):
             return False
         result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
-        return int(result) in {0, _ALREADY_ENABLED}
+        return int(result) in {0, _ALREADY_ENABLED} and self._open_pool(peer, device)
+
+    def _open_pool(self, of: Any, to: int) -> bool:
+        """Let another device reach what `allocate` gives out of this one's pool: access to its context is not enough.
+
+        Other memory of that pool is opened too, which harms nobody.
+        """
+        if not of.properties.memory_pools_supported:
+            return True
+        access = self._driver.CUmemAccessDesc()
+        access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = to
+        access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        pool = self._call("cuDeviceGetMemPool", of.device_id)
+        return int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0]) == 0
 
     def _copy(self, carrier: int, to: int, target: int, source_device: int, source: int, nbytes: int) -> None:
         stream = self._handle(carrier)
@@ -282,16 +294,30 @@ class CudaCore:
         return results[0] if results else None
 
 
+def _imported() -> tuple[Any, Any]:
+    """Return the modules cuda.core and cuda.bindings.driver."""
+    try:
+        core, driver = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{NEEDS} ({error})") from error
+    except ImportError as error:  # compiled for other versions of each other
+        raise ImportError(f"{MISFIT} ({error})") from error
+    if core.__version__.startswith("0."):
+        raise ImportError(f"{MISFIT} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
+    return core, driver
+
+
 class _Using(AbstractContextManager[None]):
     """Leaves the thread's current device as it was; one inside another does nothing."""
 
     def __init__(self, driver: CudaCore) -> None:
         self.depth = 0
         self._driver = driver
-        self._get = driver._driver.cuCtxGetCurrent
+        self._get, self._set = driver._driver.cuCtxGetCurrent, driver._driver.cuCtxSetCurrent
         self._before: Any = None
         self._changed = False
-        self._contexts: dict[int, int] = {}  # by device, its primary one
+        self._contexts: dict[int, Any] = {}  # by device, its primary one
+        self._addresses: dict[int, int] = {}  # of those
 
     def __enter__(self) -> None:
         if not self.depth:
@@ -308,11 +334,16 @@ class _Using(AbstractContextManager[None]):
 
     def make_current(self, device: int, found: Any) -> None:
         """Make a device current, unless nothing was made so and it is: that is what a framework leaves behind."""
-        if self.depth and not self._changed and int(self._before) == self._contexts.get(device):
+        if self.depth and not self._changed and int(self._before) == self._addresses.get(device):
             return
         self._changed = True
+        context = self._contexts.get(device)
+        if context is not None:  # cuda.core's own way takes ten microseconds
+            self._set(context)
+            return
         found.set_current()
-        self._contexts[device] = int(found.context.handle)
+        self._contexts[device] = context = found.context.handle
+        self._addresses[device] = int(context)
 
 
 def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -114,8 +114,11 @@ class Driver(Protocol):
             ImportError: what compiles or launches kernels is not installed.
         """
 
-    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], object]:
-        """Return what launches a loaded kernel on the device's own stream, with threads for so much work."""
+    def launcher(self, device: int, form: Form, work: int) -> Callable[..., object]:
+        """Return what launches a loaded kernel on the device's own stream, with threads for so much work.
+
+        It takes the kernel's arguments, one by one.
+        """
         ...
 
     def reaches(self, device: int, other: int) -> bool:

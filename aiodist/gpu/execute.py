@@ -17,9 +17,6 @@ from aiodist.gpu.scheme import Batch, Bound, Scheme
 BOUND = 64
 """How many schemes with their addresses are kept."""
 
-LARGEST_TABLES = 1 << 16
-"""Bytes of its tables up to which one is: what they describe takes long enough for new ones beyond."""
-
 
 class Completion:
     """Work that was enqueued, and all memory that it uses.
@@ -91,8 +88,7 @@ class Executor:
         """
         with self.driver.using():
             bound = self.bind(scheme, begins)
-            keeps += bound.keeps
-            return self.enqueue(bound, streams, keeps)
+            return self._enqueue(bound, streams, [keeps, bound.keeps])
 
     def bind(self, scheme: Scheme, begins: tuple[int, ...] = (0,)) -> Bound:
         """Return a scheme with addresses put in, the same as before where all lies where it lay.
@@ -102,7 +98,7 @@ class Executor:
         found = self._bound.get((scheme, begins))
         if found is None:
             found = scheme.bind(begins)
-            if found.table_bytes is not None and found.table_bytes <= LARGEST_TABLES:
+            if found.lasts:
                 self._bound[scheme, begins] = found
                 if len(self._bound) > BOUND:
                     del self._bound[next(iter(self._bound))]
@@ -110,28 +106,27 @@ class Executor:
 
     def enqueue(self, bound: Bound, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
         """Enqueue what is bound, between what streams were given before and what they will be given."""
-        driver = self.driver
-        with driver.using():
-            own = [driver.stream(device) for device in bound.devices]
-            try:
-                done = self._enqueue(bound, list(streams), own)
-            except BaseException:
-                for device in own:  # nobody will keep the memory of what was enqueued before the error
-                    driver.wait_for(driver.record(device))
-                raise
-        return Completion(driver, done, keeps)
+        with self.driver.using():
+            return self._enqueue(bound, streams, [keeps, bound.keeps])
 
-    def _enqueue(self, bound: Bound, streams: Sequence[Stream], own: Sequence[Stream]) -> list[Event]:
+    def _enqueue(self, bound: Bound, streams: Iterable[Stream], keeps: list[Any]) -> Completion:
         driver = self.driver
-        for stream in streams:
-            ready = driver.record(stream)
-            for device in own:
-                driver.wait(device, ready)
-            driver.release(ready)
-        for call in bound.calls:
-            call()
-        done = [driver.record(device) for device in own]
-        for stream in streams:
-            for event in done:
-                driver.wait(stream, event)
-        return done
+        own = [driver.stream(device) for device in bound.devices]
+        others = [stream for stream in streams if stream not in own]
+        try:
+            for stream in others:
+                ready = driver.record(stream)
+                for device in own:
+                    driver.wait(device, ready)
+                driver.release(ready)
+            for call in bound.calls:
+                call()
+            done = [driver.record(device) for device in own]
+            for stream in others:
+                for event in done:
+                    driver.wait(stream, event)
+        except BaseException:
+            for device in own:  # nobody will keep the memory of what was enqueued before the error
+                driver.wait_for(driver.record(device))
+            raise
+        return Completion(driver, done, keeps)

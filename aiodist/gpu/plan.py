@@ -1,6 +1,7 @@
 """How leaves that lie on one GPU or several are reduced: which launches and copies, on which device, in which order.
 
-One device: one launch reduces all leaves into the first replica's results, and copies give the others theirs.
+One device: one launch reduces all leaves into the first replica's results, and copies give the others theirs: one
+launch, too, where they are many.
 
 Several that read each other's memory, small values: every device reads everything and reduces for itself.
 
@@ -27,6 +28,8 @@ SHARD_FROM: Final = 1 << 20
 GRAIN: Final = 1024
 """Elements to whose multiples parts are cut: whole vectors for every dtype."""
 
+FEW: Final = 4
+"""Copies that are enqueued one by one: each takes host and device a microsecond or two. More are done by one launch."""
 
 HOST: Final = -1
 """Stands for the host's memory among devices. It has no stream: the other device carries what is copied."""
@@ -73,13 +76,21 @@ class Copy(NamedTuple):
     nbytes: int
 
 
+class Together(NamedTuple):
+    """Copies done by one launch on a device: each leaf's one buffer, in elements of ``size`` bytes."""
+
+    device: int
+    leaves: tuple[Leaf, ...]
+    size: int
+
+
 class Meet(NamedTuple):
     """Each device's stream waits for what the others' have been given so far."""
 
     devices: tuple[int, ...]
 
 
-Step: TypeAlias = Launch | Copy | Meet
+Step: TypeAlias = Launch | Copy | Together | Meet
 Reaches: TypeAlias = Callable[[int, int], bool]
 Allocate: TypeAlias = Callable[[int, int], int]
 
@@ -121,12 +132,21 @@ def _reduce_all(device: int, jobs: Sequence[Job]) -> list[Step]:
 def _local_copies(device: int, jobs: Sequence[Job]) -> list[Step]:
     """Give the device's other replicas their results."""
     first, *others = [i for i, place in enumerate(jobs[0].outputs) if place.device == device]
-    return [
+    copies = [
         Copy(device, job.outputs[other], job.outputs[first], job.elements * job.output_size)
         for job in jobs
         for other in others
         if job.elements and job.outputs[other] != job.outputs[first]
     ]
+    return _together(device, copies, jobs[0].output_size)
+
+
+def _together(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
+    """Make one launch of many copies, which do not depend on each other; the device reaches all that they touch."""
+    if len(copies) <= FEW:
+        return list(copies)
+    leaves = [Leaf(copy.target.address, (copy.source.address,), copy.nbytes // size) for copy in copies]
+    return [Together(device, tuple(leaves), size)]
 
 
 def _sharded(devices: tuple[int, ...], jobs: Sequence[Job]) -> list[Step]:
@@ -137,17 +157,18 @@ def _sharded(devices: tuple[int, ...], jobs: Sequence[Job]) -> list[Step]:
         steps += [Launch(device, leaves)] if leaves else []
     steps.append(Meet(devices))
     for device in devices:
-        for turn, other in enumerate(devices):
-            if other == device:
-                continue
-            for job in jobs:
-                low, high = _part(job, turn, len(devices))
-                if low < high:
-                    offset = low * job.output_size
-                    target, source = _moved(_own(device, job), offset), _moved(_own(other, job), offset)
-                    steps.append(Copy(device, target, source, (high - low) * job.output_size))
+        others = [(turn, other) for turn, other in enumerate(devices) if other != device]
+        copies = [_fetch(device, other, job, *_part(job, turn, len(devices))) for turn, other in others for job in jobs]
+        steps += _together(device, [copy for copy in copies if copy.nbytes], jobs[0].output_size)
         steps += _local_copies(device, jobs)
     return steps
+
+
+def _fetch(device: int, other: int, job: Job, low: int, high: int) -> Copy:
+    """Fetch what another device has reduced."""
+    size = job.output_size
+    target, source = _moved(_own(device, job), low * size), _moved(_own(other, job), low * size)
+    return Copy(device, target, source, (high - low) * size)
 
 
 def _at_home(home: int, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
@@ -163,14 +184,14 @@ def _at_home(home: int, jobs: Sequence[Job], reaches: Reaches, allocate: Allocat
                 fetches.append(Copy(home, here, place, nbytes))
             inputs.append(here)
         at_home.append(job._replace(inputs=tuple(inputs)))
-    returns: list[Step] = [
+    returns = [
         Copy(home, other, own, job.elements * job.output_size)
         for job in jobs
         for own in [_own(home, job)]
         for other in job.outputs
-        if other != own and job.elements
+        if other.device != home and job.elements
     ]
-    return [*fetches, *_reduce_all(home, at_home), *returns]
+    return [*fetches, *_reduce_all(home, at_home), *_local_copies(home, jobs), *returns]
 
 
 def _part(job: Job, turn: int, count: int) -> tuple[int, int]:

@@ -14,13 +14,15 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aiodist.gpu import moves, plan
 from aiodist.gpu.driver import Driver, Memory
 from aiodist.gpu.moves import Move, Rows
-from aiodist.gpu.plan import Copy, Job, Launch, Meet
+from aiodist.gpu.plan import Copy, Job, Launch, Meet, Together
 from aiodist_kernels.cuda import forms, tables
 from aiodist_kernels.cuda.forms import Form
+from aiodist_kernels.cuda.tables import Leaf
 from aiodist_kernels.recipes import components
 from aiodist_kernels.rules import Rule
 
@@ -64,26 +66,13 @@ class Bound(NamedTuple):
         devices: on whose streams.
         calls: in this order.
         keeps: tables and scratch memory that they use.
-        table_bytes: how many bytes the tables have; None where there is scratch memory, which serves one time only.
+        lasts: whether it serves again; scratch memory serves one time only.
     """
 
     devices: Sequence[int]
     calls: Sequence[Call]
     keeps: Sequence[Memory]
-    table_bytes: int | None
-
-
-class _Binding:
-    """Addresses by number, and what binding makes."""
-
-    def __init__(self, driver: Driver, begins: list[int]) -> None:
-        self.driver = driver
-        self.begins = begins
-        self.tables: list[tuple[Memory, int]] = []
-
-    def at(self, place: _At) -> int:
-        """Return an address."""
-        return self.begins[place[0]] + place[1]
+    lasts: bool
 
 
 _At: TypeAlias = tuple[int, int]
@@ -93,9 +82,18 @@ _At: TypeAlias = tuple[int, int]
 class _Step(Protocol):
     """A step of a scheme."""
 
-    def bind(self, to: _Binding) -> Call:
-        """Return it with its addresses put in."""
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:
+        """Return it with its addresses put in.
+
+        Args:
+            begins: where each array begins.
+            numbers: the same, for those that take many.
+            keeps: takes the memory that it needs.
+        """
         ...
+
+
+_NO_NUMBERS: Final = np.zeros(0, np.int64)
 
 
 class Scheme:
@@ -119,14 +117,15 @@ class Scheme:
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | moves.devices(then)))
-        self._steps = [
-            self._launch(step, batch) if isinstance(step, Launch) else self._move(step)
+        self._steps: list[_Step] = [
+            self._launch(step, batch) if isinstance(step, Launch) else self._copying(step)
             for batch in batches
             for step in plan.make(batch.jobs, driver.reaches, self._allocate)
         ]
         if batches and then and len(self._devices) > 1:
-            self._steps.append(_Meet(self._devices))
-        self._steps += [self._move(step) for step in moves.make(then, self._allocate)]
+            self._steps.append(_Meet(driver, self._devices))
+        self._steps += [self._copying(step) for step in moves.make(then, self._allocate)]
+        self._has_tables = any(isinstance(step, _Tabled) for step in self._steps)
 
     def is_loaded(self) -> bool:
         """Return whether all its kernels can be launched at once."""
@@ -135,11 +134,12 @@ class Scheme:
 
     def bind(self, begins: Sequence[int]) -> Bound:
         """Put in where each array begins; its kernels are loaded."""
-        scratch = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
-        to = _Binding(self._driver, [*begins, *[memory.address for memory in scratch]])
-        calls = [step.bind(to) for step in self._steps]
-        table_bytes = None if scratch else sum(nbytes for _, nbytes in to.tables)
-        return Bound(self._devices, calls, [*scratch, *(memory for memory, _ in to.tables)], table_bytes)
+        keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
+        if keeps:
+            begins = *begins, *[memory.address for memory in keeps]
+        numbers = np.array(begins, np.int64) if self._has_tables else _NO_NUMBERS
+        calls = [step.bind(begins, numbers, keeps) for step in self._steps]
+        return Bound(self._devices, calls, keeps, not self._scratch)
 
     def _allocate(self, device: int, nbytes: int) -> int:
         self._scratch.append((device, nbytes))
@@ -151,99 +151,121 @@ class Scheme:
         self.kernels[launch.device, form] = None
         lanes = components(rule.dtype)
         if form.tabled:
-            return _Tabled(launch, form, lanes, batch.replicas)
+            return _Tabled(self._driver, launch.device, form, launch.leaves, lanes, batch.replicas)
         leaf = launch.leaves[0]
-        addresses = (_split(leaf.out), *map(_split, leaf.buffers))
-        return _Direct(launch.device, form, addresses, leaf.elements * lanes)
+        return _Direct(self._driver, launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
 
-    def _move(self, step: Copy | Rows | Meet) -> _Step:
+    def _copying(self, step: Copy | Together | Rows | Meet) -> _Step:
+        driver = self._driver
         match step:
             case Rows():
-                return _Rows(step)
-            case Copy(device, target, source, nbytes):
-                return _Copy(
-                    device, target.device, _split(target.address), source.device, _split(source.address), nbytes
-                )
+                return _Rows(driver, step)
+            case Copy():
+                return _Copy(driver, step)
+            case Together(device, leaves, size):
+                form = forms.copying(size)
+                self.kernels[device, form] = None
+                return _Tabled(driver, device, form, leaves, size // form.recipe.storage.size)
             case Meet(devices):
-                return _Meet(devices)
+                return _Meet(driver, devices)
 
 
 def _split(address: int) -> _At:
     return number_of(address), address & ((1 << _OFFSET) - 1)
 
 
-class _Direct(NamedTuple):
+class _Direct:
     """A launch with addresses as arguments."""
 
-    device: int
-    form: Form
-    places: tuple[_At, ...]
-    lanes: int
+    def __init__(self, driver: Driver, device: int, form: Form, addresses: Sequence[int], lanes: int) -> None:
+        self._driver, self._device, self._form, self._lanes = driver, device, form, lanes
+        self._places = [_split(address) for address in addresses]
+        self._launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
 
-    def bind(self, to: _Binding) -> Call:
-        begins = to.begins
-        addresses = [begins[number] + offset for number, offset in self.places]
-        vectors = self.lanes // self.form.width if tables.allow_vectors(addresses) else 0
-        arguments = *addresses, vectors, self.lanes
-        return to.driver.launcher(self.device, self.form, vectors or self.lanes, arguments)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        lanes = self._lanes
+        addresses = [begins[number] + offset for number, offset in self._places]
+        vectors = lanes // self._form.width if tables.allow_vectors(addresses) else 0
+        launch = self._launchers.get(vectors)
+        if launch is None:
+            launch = self._launchers[vectors] = self._driver.launcher(self._device, self._form, vectors or lanes)
+        return partial(launch, *addresses, vectors, lanes)
 
 
 class _Tabled:
-    """A launch with a table in the device's memory."""
+    """A launch with tables in the device's memory."""
 
-    def __init__(self, launch: Launch, form: Form, lanes: int, replicas: int | None) -> None:
-        places = [_split(address) for leaf in launch.leaves for address in (leaf.out, *leaf.buffers)]
-        shape = len(launch.leaves), 1 + len(launch.leaves[0].buffers)
+    def __init__(
+        self,
+        driver: Driver,
+        device: int,
+        form: Form,
+        leaves: Sequence[Leaf],
+        lanes: int,
+        replicas: int | None = None,
+    ) -> None:
+        places = [_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)]
+        self._count = len(leaves[0].buffers)
+        self._counts = forms.counts(form, self._count, replicas)
+        shape = len(leaves), 1 + self._count
         self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
         self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
-        self._layout = tables.Layout(form, [leaf.elements * lanes for leaf in launch.leaves])
-        self._device, self._form, self._count, self._replicas = launch.device, form, shape[1] - 1, replicas
+        self._layout = tables.Layout(form, [leaf.elements * lanes for leaf in leaves], self._count)
+        self._driver, self._device, self._form = driver, device, form
+        self._heads: Memory | None = None
+        self._launcher: Callable[..., object] | None = None
 
-    def bind(self, to: _Binding) -> Call:
-        rows = np.array(to.begins, np.int64)[self._numbers] + self._offsets
-        words, chunks = self._layout.fill(rows), self._layout.chunks
-        memory = to.driver.upload(self._device, words)
-        to.tables.append((memory, words.nbytes))
-        arguments = forms.tabled_arguments(self._form, memory.address, chunks, self._count, self._replicas)
-        return to.driver.launcher(self._device, self._form, chunks * forms.THREADS, arguments)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        driver, chunks = self._driver, self._layout.chunks
+        if self._heads is None or self._launcher is None:
+            self._heads = driver.upload(self._device, self._layout.heads)
+            self._launcher = driver.launcher(self._device, self._form, chunks * forms.THREADS)
+        rows = driver.upload(self._device, self._layout.rows(numbers[self._numbers] + self._offsets))
+        keeps += [self._heads, rows]
+        return partial(self._launcher, self._heads.address, rows.address, chunks, *self._counts)
 
 
-class _Copy(NamedTuple):
+class _Copy:
     """A copy without gaps."""
 
-    device: int
-    target_device: int
-    target: _At
-    source_device: int
-    source: _At
-    nbytes: int
+    def __init__(self, driver: Driver, copy: Copy) -> None:
+        self._comes = copy.target.device == copy.device
+        self._copy: Callable[..., object] = driver.copy if self._comes else driver.copy_out
+        self._device, self._nbytes = copy.device, copy.nbytes
+        self._target_device, self._source_device = copy.target.device, copy.source.device
+        self._target, self._source = _split(copy.target.address), _split(copy.source.address)
 
-    def bind(self, to: _Binding) -> Call:
-        target, source = to.at(self.target), to.at(self.source)
-        if self.target_device == self.device:
-            return partial(to.driver.copy, self.device, target, self.source_device, source, self.nbytes)
-        return partial(to.driver.copy_out, self.device, self.target_device, target, source, self.nbytes)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        number, offset = self._target
+        target = begins[number] + offset
+        number, offset = self._source
+        source = begins[number] + offset
+        if self._comes:
+            return partial(self._copy, self._device, target, self._source_device, source, self._nbytes)
+        return partial(self._copy, self._device, self._target_device, target, source, self._nbytes)
 
 
 class _Rows:
     """A copy of rows."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, driver: Driver, rows: Rows) -> None:
+        self._driver, self._rows = driver, rows
         self._target, self._source = _split(rows.target), _split(rows.source)
 
-    def bind(self, to: _Binding) -> Call:
-        rows = self._rows._replace(target=to.at(self._target), source=to.at(self._source))
-        return partial(to.driver.copy_rows, *rows)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        (to, to_offset), (by, by_offset) = self._target, self._source
+        rows = self._rows._replace(target=begins[to] + to_offset, source=begins[by] + by_offset)
+        return partial(self._driver.copy_rows, *rows)
 
 
-class _Meet(NamedTuple):
+class _Meet:
     """Each device's stream waits for the others'."""
 
-    devices: Sequence[int]
+    def __init__(self, driver: Driver, devices: Sequence[int]) -> None:
+        self._call = partial(meet, driver, devices)
 
-    def bind(self, to: _Binding) -> Call:
-        return partial(meet, to.driver, self.devices)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        return self._call
 
 
 def meet(driver: Driver, devices: Sequence[int]) -> None:

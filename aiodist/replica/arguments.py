@@ -27,6 +27,7 @@ from aiodist.collective.signature import (
 )
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.device_arrays import DeviceType
+from aiodist.vocabulary.device_frameworks import likely_type_of, views_on_gpu
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import ReduceOp
 
@@ -118,6 +119,9 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
             return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
     elif isinstance(value, (np.ndarray, np.generic, int, float, complex)):
         return None, *describe_leaf(value)
+    elif (mark := likely_type_of(type(value))) is not None and mark.is_on_gpu(value):
+        array = mark.view(value)
+        return None, array.shape, array.dtype, mark, array
     try:
         return _describe_nest(value)
     except TypeError:
@@ -132,6 +136,16 @@ def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
         return None, *describe_leaf(value)
     if not leaves:
         return structure, (), (), None, leaves
+    on_gpus = views_on_gpu(leaves)
+    if on_gpus is not None:  # nests of hundreds of tensors are common
+        mark, arrays = on_gpus
+        return (
+            structure,
+            tuple([a.shape for a in arrays]),
+            tuple([a.dtype for a in arrays]),
+            (mark,) * len(leaves),
+            arrays,
+        )
     shapes, dtypes, types, taking_part = zip(*_described(structure, leaves), strict=True)
     return structure, shapes, dtypes, types if any(types) else None, list(taking_part)
 

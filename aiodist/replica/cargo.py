@@ -15,7 +15,7 @@ from aiodist.collective.portion import portion_of
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, STRUCTURE, TYPES, has_device_arrays
 from aiodist.replica.device_steps import made
-from aiodist.workers.crossing import Plan, Span
+from aiodist.workers.crossing import NOTHING, Plan, Span
 from aiodist.workers.transfers import Hands, Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
@@ -41,17 +41,19 @@ class Cargo:
         signature: what is asked for.
         accumulate: the accumulator that the first local replica wants.
         absent: the positions of local replicas that have joined.
-        ferry: takes what lies on devices down and up again; None where nothing does.
+        ferry: takes what lies on devices down and up again; None where nothing does any more.
     """
 
     def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span, use: Use | None = None) -> None:
-        types = meeting.signature[TYPES]
+        kind, types = meeting.signature[KIND], meeting.signature[TYPES]
         self.signature = meeting.signature
         self.accumulate: Accumulate = meeting.options.accumulate
         self.absent = meeting.absent
         self._values = self._landed = meeting.values
+        self._accumulate = self.accumulate
         self._span = span
-        self.ferry = Ferry(meeting, group, span) if types is not None and has_device_arrays(types) else None
+        ferried = kind.on_devices is not None and types is not None and has_device_arrays(types)
+        self.ferry = Ferry(meeting, group, span) if ferried else None
         self._aloft: _Aloft | None = None
         if use is not None and self.ferry is not None and meeting.absent is None:
             from aiodist.workers.nccl_choice import places_for  # loaded where a run has the use of NCCL
@@ -59,31 +61,28 @@ class Cargo:
             places = places_for(meeting.signature)
             self._aloft = _Aloft(meeting, group, span, use, places) if places else None
 
-    def land(self, accumulate: Accumulate, hands: Hands) -> Steps[None]:
-        """Bring down what lies on devices, as it is needed for a plan with that accumulator."""
-        if self._aloft is not None:
-            yield from self._aloft.land(accumulate, hands)
-        elif self.ferry is not None and self.absent is None:
-            self._landed = yield from made(self.ferry.landing(accumulate), hands)
-
-    def plan(self, accumulate: Accumulate) -> Plan:
-        """Return what is to be exchanged through the host where nobody is absent."""
+    def landed(self, accumulate: Accumulate, hands: Hands) -> Steps[Plan]:
+        """Return what goes through the host where nobody is absent; what lies on devices has been brought down."""
+        self._accumulate = accumulate
         across = self.signature[KIND].across
         if across is None or self.absent is not None:
-            return Plan([], lambda _: None)
+            return NOTHING
         if self._aloft is not None:
+            yield from self._aloft.land(accumulate, hands)
             return self._aloft.plan(accumulate)
+        if self.ferry is not None:
+            self._landed = yield from made(self.ferry.landing(accumulate), hands)
         plan: Plan = across(self.signature, self._landed, accumulate, self._span)
         return plan
 
-    def fly(self, accumulate: Accumulate, hands: Hands) -> Steps[None]:
-        """Reduce what goes from GPU to GPU.
+    def fly(self, hands: Hands) -> Steps[None]:
+        """Reduce what goes from GPU to GPU, with the accumulator that was landed with last.
 
         Raises:
             RuntimeError: NCCL has failed.
         """
         if self._aloft is not None:
-            yield from self._aloft.fly(accumulate, hands)
+            yield from self._aloft.fly(self._accumulate, hands)
 
     def stay(self) -> None:
         """Let nothing go from GPU to GPU: some replicas are absent."""
@@ -152,7 +151,7 @@ class _Aloft:
     def plan(self, accumulate: Accumulate) -> Plan:
         """Return what is to be exchanged through the host."""
         if self._near is None:
-            return Plan([], lambda _: None)
+            return NOTHING
         plan: Plan = self._near.signature[KIND].across(self._near.signature, self._landed, accumulate, self._span)
         return plan
 

@@ -18,22 +18,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio import CancelScope
 
 from aiodist.collective import joining
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND
-from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, until
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, outlast, until
 from aiodist.replica.cargo import Cargo, nbytes_of
+from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
 from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
-from aiodist.workers.crossing import Plan, Span
+from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
 from aiodist.workers.record import ALL_FREE, Notice
 from aiodist.workers.transfers import Steps, by_hand
@@ -72,6 +72,7 @@ class Carrier:
 
     Attributes:
         judged: there is a verdict, or a worker is lost.
+        moving: all have agreed, and bring values, so that nobody need be waited for any more.
         use: the run's use of NCCL; None where it has none.
     """
 
@@ -82,12 +83,13 @@ class Carrier:
         self._lane = lane
         self.group = group
         self._span = span
+        self._courses = team.courses if span is team.span else Courses(team.digests, span)
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
         self._hands = Hands()
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
-        self._moving = False  # all have agreed, and bring values
+        self.moving = False
         self.use: Use | None = None
 
     def _make_bells(self) -> None:
@@ -109,7 +111,7 @@ class Carrier:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
             step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
-            if step.go(lambda: self._moving):
+            if step.go(self):
                 return
             self._step = step
         else:
@@ -170,28 +172,31 @@ class Carrier:
         return common
 
     async def _go_on(self, step: UnderWay) -> int:
-        """Go on with a step; what is agreed on is carried out whoever is cancelled."""
+        """Go on with a step; what is agreed on is carried out whoever is cancelled, and who is, is after it."""
         common: int | None = None
         while common is None:
-            if self._moving:
-                with CancelScope(shield=True):
-                    common = await self._wait_for(step, self._values)
+            if self.moving:
+                common = await outlast(partial(self._wait_for, step, self._values), self._forget_step)
             else:
                 common = await self._wait_for(step, self._bell)
         return common
+
+    def _forget_step(self, common: int | None) -> None:
+        if common is not None:
+            self._step = None
 
     async def _wait_for(self, step: UnderWay, bell: Bell) -> int | None:
         """Go on with a step while it is in the same phase; return its result if it ends in it.
 
         The loop's other tasks run often enough also where nothing need be waited for.
         """
-        moving, turn = self._moving, perf_counter()
-        while self._moving is moving:
+        moving, turn = self.moving, perf_counter()
+        while self.moving is moving:
             try:
                 request = step.next()
             except StopIteration as end:
                 return int(end.value)
-            if self._moving is moving:
+            if self.moving is moving:
                 waited = await until(request, bell)
                 step.request = None
                 if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
@@ -220,52 +225,60 @@ class Carrier:
             InterruptedStep: there is trouble, or the run is over.
             Exception: what went wrong with the values.
         """
-        group, kind = self.group, meeting.signature[KIND]
-        self._moving = False
+        self.moving = False
         if meeting.complete:
             raise InterruptedStep
         if meeting.number == JOIN:
             yield from self._stand_by(meeting)
             return free
-        meeting.put_in_native_order()
-        cargo = Cargo(meeting, group, self._span, self.use)
-        own, wanted = cargo.accumulate, cargo.accumulate
-
-        def plan_of(accumulate: Accumulate) -> Plan:
-            nonlocal wanted
-            wanted = accumulate
-            return plan if accumulate == own else cargo.plan(accumulate)
-
-        name = self._team.digests.of(meeting.call)
-        yield from cargo.land(own, self._hands)
-        plan = cargo.plan(own)
-        yield from plan.prepared(self._hands)
-        notice = Notice.NONE if cargo.absent is None else Notice.ABSENT
-        alongside = self._hands if self.alongside and notice is Notice.NONE else None
-        agreed = yield from self.lane.agree(
-            name, plan_of, accumulate=own, free=free, notice=notice, alongside=alongside
-        )
+        if meeting.others is not None:
+            meeting.put_in_native_order()
+        course, hands = self._courses.of(meeting), self._hands
+        cargo: Cargo | None = None
+        if course.ferried or meeting.absent is not None:
+            cargo = Cargo(meeting, self.group, self._span, self.use)
+            plan = yield from cargo.landed(meeting.options.accumulate, hands)
+        else:
+            plan = course.recipe(meeting.values)
+        yield from plan.prepared(hands)
+        notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
+        alongside = hands if self.alongside and notice is Notice.NONE else None
+        agreed = yield from self.lane.agree(course.digest, plan, course.flags, free, notice, alongside)
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
-        self._moving = True
+        self.moving = True
+        if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
+            cargo = cargo or Cargo(meeting, self.group, self._span)
+            result = yield from self._carry_out_otherwise(cargo, agreed)
+        else:
+            results = yield from self.lane.carry_out(agreed, hands)
+            result = yield from agreed.plan.finished(results, hands)
+        if cargo is not None and not course.merges:
+            yield from cargo.fly(hands)
+            result = yield from cargo.launch(result, hands)
+        if not meeting.complete:
+            self._hand_over(meeting, course, cargo, result)
+        return common
+
+    def _hand_over(self, meeting: Rendezvous, course: Course, cargo: Cargo | None, result: Any) -> None:
+        """Complete a meeting, or let the merge function run that does."""
+        if course.merges:
+            self.group.engine.start_merge(self.group, meeting)
+            return
+        if cargo is None:
+            meeting.take_from_afar(result)
+        else:
+            cargo.hand_over(meeting, result)
+        self.group.finish_merge(meeting, meeting.result, None)
+
+    def _carry_out_otherwise(self, cargo: Cargo, agreed: Agreed) -> Steps[Any]:
+        """Make a result without replicas that have joined, here or elsewhere, or with the accumulator of worker 0."""
         if agreed.notice >= Notice.ABSENT:
             cargo.stay()
-            result = yield from self._carry_out_without(cargo)
-        else:
-            if wanted != own and cargo.ferry is not None:
-                yield from cargo.land(wanted, self._hands)
-                agreed = agreed._replace(plan=cargo.plan(wanted))
-            results = yield from self.lane.carry_out(agreed, self._hands)
-            result = yield from agreed.plan.finished(results, self._hands)
-            yield from cargo.fly(wanted, self._hands)
-        if kind.across is None:
-            if not meeting.complete:
-                group.engine.start_merge(group, meeting)
-            return common
-        result = yield from cargo.launch(result, self._hands)
-        if not meeting.complete:
-            cargo.hand_over(meeting, result)
-            group.finish_merge(meeting, meeting.result, None)
-        return common
+            return (yield from self._carry_out_without(cargo))
+        other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
+        agreed = agreed._replace(plan=(yield from cargo.landed(other, self._hands)))
+        results = yield from self.lane.carry_out(agreed, self._hands)
+        return (yield from agreed.plan.finished(results, self._hands))
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
@@ -280,8 +293,8 @@ class Carrier:
         Raises:
             Disagreement: the others have not; or replicas of theirs have joined, and wait for ours to.
         """
-        self._moving = False
-        agreed = yield from self.lane.agree(name, lambda _: Plan([], lambda _: None), notice=notice)
+        self.moving = False
+        agreed = yield from self.lane.agree(name, notice=notice)
         if agreed.notice >= Notice.ABSENT:
             yield from self._tell(ENDED)
         return agreed
@@ -304,7 +317,7 @@ class Carrier:
         last = group.places[meeting.values[0]]
         own = Presence(group.options.accumulate, joined=(joining.number_of_join(group), last))
         while True:
-            self._moving = False
+            self.moving = False
             yield from self.lane.stand_by()
             latest = [presence.joined for presence in (yield from self._tell(own))]
             if None not in latest:
@@ -321,7 +334,7 @@ class Carrier:
         Raises:
             Disagreement: the replicas of one have ended, where others have joined.
         """
-        self._moving = True
+        self.moving = True
         told = yield from tell(self.lane, own, self._hands)
         if any(presence.ended for presence in told):
             raise Disagreement

@@ -113,7 +113,7 @@ class AsyncioEngine(_TaskEngine):
         self.fine_clock = self.clock if own else time.monotonic
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
-        self.reducers = Reducers(self.call_soon_threadsafe)
+        self.reducers = Reducers(self.call_plainly, self.call_soon_threadsafe)
 
     def start(self, replicas: Sequence[Start]) -> None:
         """Start the replicas, in this order."""
@@ -181,7 +181,7 @@ class TrioEngine(_TaskEngine):
         self.fine_clock = self.clock
         self.call_soon = token.run_sync_soon
         self.call_soon_threadsafe = token.run_sync_soon
-        self.reducers = Reducers(self.call_soon_threadsafe)
+        self.reducers = Reducers(self.call_plainly, self.call_soon_threadsafe)
 
     def start(self, replicas: Sequence[Start]) -> None:
         """Start the replicas, in this order: each starts the next, for trio runs a batch in any order."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from time import perf_counter
-from typing import Final
+from typing import Final, Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.replica.awaiting import LONGEST_TURN_SECONDS
@@ -40,33 +39,52 @@ class UnderWay:
             self.request = next(self.steps)
         return self.request
 
-    def go(self, moving: Callable[[], bool]) -> bool:
+    def go(self, carrier: Moving) -> bool:
         """Go on until it is over, which is returned, or would take long.
 
         Args:
-            moving: says whether all workers have agreed, so that nobody need be waited for any more.
+            carrier: knows whether all workers have agreed.
         """
         begun = perf_counter()
         try:
-            while self._goes_on(self.next(), begun + (LONGEST_TURN_SECONDS if moving() else _AT_ONCE_SECONDS)):
+            while True:
+                request = self.next()
+                try:
+                    if not request.test() and not _comes_soon(request, carrier, begun):
+                        return False
+                except Exception as error:  # noqa: BLE001  (of the engine, and told again to the one who waits)
+                    self.request = _Failed(error)
+                    return False
                 self.request = None
+                if perf_counter() - begun > LONGEST_TURN_SECONDS:
+                    return False
         except StopIteration:
             return True
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for the driving task)
             self.error = error
         return False
 
-    def _goes_on(self, request: Request, until: float) -> bool:
-        """Ask a request until it is complete, or the time is over."""
-        asked_once = hasattr(request, "add_done_callback") or hasattr(request, "by_itself")
-        try:
-            while not request.test():
-                if asked_once or perf_counter() > until:
-                    return False
-        except Exception as error:  # noqa: BLE001  (of the engine, and told again to the one who waits)
-            self.request = _Failed(error)
-            return False
+
+class Moving(Protocol):
+    """Knows whether all workers have agreed, and bring values, so that nobody need be waited for any more."""
+
+    moving: bool
+
+
+def _comes_soon(request: Request, carrier: Moving, begun: float) -> bool:
+    """Ask a request until it is complete, or the time is over."""
+    if hasattr(request, "add_done_callback") or hasattr(request, "by_itself"):
+        return False
+    if carrier.moving:
+        while not request.test():
+            if perf_counter() - begun > LONGEST_TURN_SECONDS:
+                return False
         return True
+    patience = perf_counter() + _AT_ONCE_SECONDS
+    while not request.test():
+        if perf_counter() > patience:
+            return False
+    return True
 
 
 class _Failed:

@@ -19,6 +19,7 @@ from aiodist.collective.signature import LeafMark, LeafType, Signature
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns
@@ -50,10 +51,14 @@ class Prepared(NamedTuple):
     rebuild: Finish
 
 
-def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None]) -> Prepared:
+def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None], marks: Sequence[LeafMark] | None) -> Prepared:
     """Take a nest apart into leaves that take part, and others, which come back as they are."""
     given, structure = nests.flatten_with_none(value)
     found = [leaf_of(as_distributed(leaf)) for leaf in given]
+    for place, mark in enumerate(marks or ()):
+        leaf = found[place]
+        if mark is not None and leaf is not None:
+            found[place] = leaf._replace(mark=mark)
     places = [place for place, leaf in enumerate(found) if leaf is not None]
 
     def rebuild(results: Sequence[Any]) -> Any:
@@ -67,14 +72,23 @@ def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None]) -> Prepared:
     return Prepared([leaf for leaf in found if leaf is not None], rebuild)
 
 
-def prepare_reduce(op: ReduceOp, value: Any, axis: Any, local: Sequence[int]) -> Prepared:
-    """Check a reduction on this worker; ``local`` are the ids of its replicas, over all workers.
+def prepare_reduce(
+    op: ReduceOp, value: Any, axis: Any, local: Sequence[int], marks: Sequence[LeafMark] | None = None
+) -> Prepared:
+    """Check a reduction on this worker.
+
+    Args:
+        op: the reduce op.
+        value: the nest.
+        axis: None, or what to reduce along.
+        local: the ids of its replicas, over all workers.
+        marks: of leaves that came from elsewhere, what they are there.
 
     Raises:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
     """
-    return _prepared(value, partial(_reduced_leaf, op, axis, local))
+    return _prepared(value, partial(_reduced_leaf, op, axis, local), marks)
 
 
 def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
@@ -114,14 +128,14 @@ def _along(op: ReduceOp, arrays: list[Any], axis: Any, mark: LeafMark, local: Se
     return _Leaf(arrays, shape, across._native(arrays[0].dtype), mark, axes)
 
 
-def prepare_gather(value: Any, axis: Any, local: Sequence[int]) -> Prepared:
-    """Check a gathering on this worker; ``local`` are the ids of its replicas, over all workers.
+def prepare_gather(value: Any, axis: Any, local: Sequence[int], marks: Sequence[LeafMark] | None = None) -> Prepared:
+    """Check a gathering on this worker; see `prepare_reduce` for the arguments.
 
     Raises:
         TypeError: a component is no array.
         ValueError: the axis is out of range, or the components differ in more than the size along it.
     """
-    return _prepared(value, partial(_gathered_leaf, axis, local))
+    return _prepared(value, partial(_gathered_leaf, axis, local), marks)
 
 
 def _gathered_leaf(axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
@@ -160,7 +174,8 @@ def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumu
     along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
     if along:  # an axis holds for every leaf but IndexedSlices, which take none
         return _plan_along(op, along, prepared.rebuild, accumulate, span)
-    plan = reduce_columns(op, [leaf.arrays for leaf in whole], [leaf.mark for leaf in whole], accumulate, span)
+    marks = [None if isinstance(leaf.mark, DeviceType) else leaf.mark for leaf in whole]
+    plan = reduce_columns(op, [leaf.arrays for leaf in whole], marks, accumulate, span)
     return plan._replace(finish=lambda results: prepared.rebuild(plan.finish(results)))
 
 

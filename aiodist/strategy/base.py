@@ -22,6 +22,7 @@ from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import OnDevices, to_gather, to_reduce
 from aiodist.strategy.scope import Scope, components_here, replicas_here, require_cross_replica
+from aiodist.strategy.through_host import ThroughHost
 from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
 from aiodist.strategy.warmup import compile_kernels
@@ -169,8 +170,8 @@ class Strategy(DataMethods, V1Strategy):
                 a MEAN divides by the true number of elements.
 
         Returns:
-            A nest of reduced values; arrays are read-only. What is on GPUs, and takes no ``axis``, becomes an array of
-            its framework's on the GPU of replica 0's component.
+            A nest of reduced values; arrays are read-only. What is on GPUs becomes an array of its framework's on the
+            GPU of replica 0's component; with an ``axis`` it goes through the host.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
@@ -182,10 +183,15 @@ class Strategy(DataMethods, V1Strategy):
         op = arguments.reduce_op(reduce_op)
         replicas = replicas_here(self)
         accumulate = self._extended.communication_options.accumulate
+        if axis is not None:
+            through = ThroughHost(self, value, replicas)
+            host = await through.down()
+            result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
+            return await through.up(result)
         there = OnDevices(self, [value])
         host = there.on_host[0]
         result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
-        (joined,) = await there.join([result], ALL_REDUCE, to_reduce(op, replicas, axis), op=op, accumulate=accumulate)
+        (joined,) = await there.join([result], ALL_REDUCE, to_reduce(op, replicas), op=op, accumulate=accumulate)
         return joined
 
     async def gather(self, value: Any, axis: int) -> Any:
@@ -206,7 +212,7 @@ class Strategy(DataMethods, V1Strategy):
         """
         require_cross_replica(self, "strategy.gather")
         replicas = replicas_here(self)
-        there = OnDevices(self, [value])
+        there = OnDevices(self, [value], plain=False)
         host = there.on_host[0]
         result = await call_off_loop(host, lambda: across.gather_nest(host, axis, replicas))
         (joined,) = await there.join([result], ALL_GATHER, to_gather(axis, replicas))

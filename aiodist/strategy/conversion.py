@@ -10,6 +10,7 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.vocabulary.foreign_arrays import type_of
 from aiodist_kernels import ReduceOp
+from aiodist_kernels.arguments import check_unmasked
 
 Array = np.ndarray[Any, Any]
 
@@ -50,6 +51,7 @@ def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: st
 
 
 def _as_array(value: Any, dtype: np.dtype[Any] | None = None) -> Array:
+    check_unmasked(value, "for a variable")
     foreign = type_of(value)
     return np.asarray(value if foreign is None else foreign.view(value), dtype)
 

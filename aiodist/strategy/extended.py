@@ -30,6 +30,7 @@ from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.values import DistributedValues, regroup
 from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.arguments import check_unmasked
 
 if TYPE_CHECKING:
     from aiodist.strategy.base import Strategy
@@ -172,7 +173,7 @@ class StrategyExtended:
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: the value is a per-replica one.
+            TypeError: the value is a per-replica one, or masked.
             ValueError, DeviceNotFoundError: destinations as in `reduce_to`.
         """
         there = OnDevices(self._required("extended.broadcast_to"), [value])
@@ -286,6 +287,7 @@ def _copy(leaf: Any) -> Any:
         return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
     if isinstance(leaf, Variable):
         leaf = leaf.read_value()
+    check_unmasked(leaf, "to be copied")
     foreign = type_of(leaf)
     if foreign is not None:
         return foreign.give(foreign.view(leaf).copy(order="K"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +27,8 @@ from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.scope import replicas_here, require_cross_replica
+from aiodist.strategy.through_host import ThroughHost
+from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers.communicator import Communicator, SharingCommunicator
@@ -181,8 +185,9 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         return self._run_from(caller(), fn, args, kwargs, options)
 
     async def _run_from(self, frame: FrameType, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        calls = self._calls(fn, args, kwargs)
-        given = arguments.options(options, None)
+        with self._noting_refusal(RUN, frame):
+            calls = self._calls(fn, args, kwargs)
+            given = arguments.options(options, None)
         group = self._extended.new_group(given)
         assert isinstance(group, SpannedGroup)
         signature = self._signature(RUN, function_key(fn), frame)
@@ -215,7 +220,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             axis: as in `Strategy.reduce`.
 
         Returns:
-            The same nest of reduced values on every worker.
+            The same nest of reduced values on every worker. What is on GPUs goes through the host, and becomes an array
+            of its framework's on the GPU of this worker's first component.
 
         Raises:
             CollectiveError: the workers do not meet.
@@ -225,9 +231,12 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
-        op = arguments.reduce_op(reduce_op)
-        prepared = across_workers.prepare_reduce(op, value, axis, replicas_here(self))
-        return self._together(across_workers.REDUCE, op, prepared, frame)
+        with self._noting_refusal(across_workers.REDUCE, frame):
+            op = arguments.reduce_op(reduce_op)
+            replicas = replicas_here(self)
+            through = ThroughHost(self, value, replicas)
+        prepare = partial(across_workers.prepare_reduce, op, axis=axis, local=replicas)
+        return self._on_host(across_workers.REDUCE, op, through, prepare, frame)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order over all workers.
@@ -237,7 +246,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             axis: as in `Strategy.gather`.
 
         Returns:
-            The same nest of arrays on every worker.
+            The same nest of arrays on every worker; what is on GPUs as `reduce` has it.
 
         Raises:
             CollectiveError: the workers do not meet.
@@ -247,14 +256,49 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
-        prepared = across_workers.prepare_gather(value, axis, replicas_here(self))
-        return self._together(across_workers.GATHER, None, prepared, frame)
+        replicas = replicas_here(self)
+        with self._noting_refusal(across_workers.GATHER, frame):
+            through = ThroughHost(self, value, replicas)
+        prepare = partial(across_workers.prepare_gather, axis=axis, local=replicas)
+        return self._on_host(across_workers.GATHER, None, through, prepare, frame)
+
+    def _on_host(
+        self,
+        kind: Kind,
+        op: ReduceOp | None,
+        through: ThroughHost,
+        prepare: Callable[..., across_workers.Prepared],
+        frame: FrameType,
+    ) -> Any:
+        if through.marks is None:  # all is there: what is wrong with it is said at the call
+            with self._noting_refusal(kind, frame):
+                prepared = prepare(through.value)
+            return self._together(kind, op, prepared, frame)
+
+        async def by_way_of_the_host() -> Any:
+            value = await through.down()
+            with self._noting_refusal(kind, frame):
+                prepared = prepare(value, marks=through.marks)
+            return await through.up(await self._together(kind, op, prepared, frame))
+
+        return by_way_of_the_host()
 
     async def _together(
         self, kind: Kind, op: ReduceOp | None, prepared: across_workers.Prepared, frame: FrameType
     ) -> Any:
         signature = (*across_workers.signature_of(kind, op, prepared)[:-1], self._path(frame))
         return await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared)
+
+    @contextmanager
+    def _noting_refusal(self, kind: Kind, frame: FrameType) -> Iterator[None]:
+        """Note a call that raises for its arguments: the others wait for it all the same."""
+        try:
+            yield
+        except ReplicaContextError:  # it does not belong here, and is none of what all workers call
+            raise
+        except Exception as error:
+            self._team.refuse(self._signature(kind, None, frame), frame.f_code, frame.f_lasti, error)
+            raise
 
     def _signature(self, kind: Kind, detail: Any, frame: FrameType) -> Signature:
         return (kind, None, detail, None, None, None, None, None, self._path(frame))
@@ -280,11 +324,13 @@ class MultiWorkerExtended(StrategyExtended):
             return await super()._reduce(what, reduce_op, pairs, options)
         strategy = self._required(what)
         assert isinstance(strategy, MultiWorkerMirroredStrategy)
-        op = arguments.reduce_op(reduce_op)
-        arguments.options(options, None)
-        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
-        prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
-        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, caller())
+        frame = caller()
+        with strategy._noting_refusal(across_workers.REDUCE_TO, frame):
+            op = arguments.reduce_op(reduce_op)
+            arguments.options(options, None)
+            targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
+            prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
+        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
 

@@ -57,18 +57,23 @@ class OnDevices:
     Args:
         strategy: whose replicas' streams it may have been made on.
         values: the nests.
+        plain: values that are the same for all replicas count, too; else they stay in their places.
 
     Attributes:
         on_host: the nests, with None for what is on GPUs.
     """
 
-    def __init__(self, strategy: Any, values: Sequence[Any]) -> None:
+    def __init__(self, strategy: Any, values: Sequence[Any], *, plain: bool = True) -> None:
         self._names: tuple[str, ...] = strategy.extended.devices
         self._there: list[tuple[int, int, Any]] = []
         self.on_host: list[Any] = []
         for number, value in enumerate(values):
             leaves, structure = nests.flatten_with_none(value)
-            there = [place for place, leaf in enumerate(leaves) if _is_on_gpus(leaf)]
+            there = [
+                place
+                for place, leaf in enumerate(leaves)
+                if is_on_gpus(leaf) and (plain or isinstance(as_distributed(leaf), DistributedValues))
+            ]
             self._there += [(number, place, leaves[place]) for place in there]
             for place in there:
                 leaves[place] = None
@@ -124,7 +129,8 @@ class OnDevices:
         return columns, work.work()
 
 
-def _is_on_gpus(leaf: Any) -> bool:
+def is_on_gpus(leaf: Any) -> bool:
+    """Return whether a leaf, or the first of its components, is on a GPU."""
     leaf = as_distributed(leaf)
     first = leaf.values[0] if isinstance(leaf, DistributedValues) else leaf
     return type(first) is not np.ndarray and type_of(first) is not None
@@ -153,14 +159,15 @@ async def _finished(works: Sequence[tuple[list[Column], Work]]) -> dict[int, lis
     made: dict[int, list[Any]] = {}
     with CancelScope(shield=True):
         for columns, work in works:
-            by_target = await _result(work)
+            by_target = await result_of(work)
             for place, column in enumerate(columns):
                 made[id(column)] = [by_target[target][place] for target in range(len(column.targets))]
     await checkpoint_if_cancelled()
     return made
 
 
-async def _result(work: Work) -> Any:
+async def result_of(work: Work) -> Any:
+    """Return what devices make: looked for a few times, before a thread waits for it."""
     for _ in range(_LOOKS if work.ready is not None else 0):
         await checkpoint()
         if work.ready is not None and work.ready():
@@ -171,21 +178,16 @@ async def _result(work: Work) -> Any:
 # What the leaves must be.
 
 
-def to_reduce(op: ReduceOp, replicas: Sequence[int], axis: Any = None) -> Describe:
-    """Return what describes a leaf that is reduced.
+def to_reduce(op: ReduceOp, replicas: Sequence[int]) -> Describe:
+    """Return what describes a leaf that is reduced over the replicas.
 
     Raises (when called):
-        TypeError: an axis; an op that does not take the dtype; components that are not all on GPUs.
+        TypeError: an op that does not take the dtype; components that are not all on GPUs.
         ValueError: components that differ; a SUM of a plain value on several replicas.
     """
 
     def describe(leaf: Any, targets: tuple[int, ...] | None) -> Column:
-        mark, arrays = _described(across.components(op, as_distributed(leaf), replicas), replicas)
-        if axis is not None:
-            raise TypeError(
-                f"arrays on GPUs are reduced over the replicas alone, with axis=None, got axis={axis!r}; reduce along "
-                f"it before, with {mark.name}"
-            )
+        mark, arrays = described(across.components(op, as_distributed(leaf), replicas), replicas)
         across.check_same("shape", [array.shape for array in arrays], replicas)
         across.check_same("dtype", [array.dtype for array in arrays], replicas)
         result_dtype(op, arrays[0].dtype)
@@ -205,7 +207,7 @@ def to_gather(axis: Any, replicas: Sequence[int]) -> Describe:
     def describe(leaf: Any, targets: tuple[int, ...] | None) -> Column:
         leaf = as_distributed(leaf)
         across.check_count(leaf, replicas)
-        mark, arrays = _described(leaf.values, replicas)
+        mark, arrays = described(leaf.values, replicas)
         along = normalized_axis(axis, len(arrays[0].shape))
         across.check_same("dtype", [array.dtype for array in arrays], replicas)
         shapes = [_without(array.shape, along) for array in arrays]
@@ -223,11 +225,17 @@ def to_copy(leaf: Any, targets: tuple[int, ...] | None) -> Column:
     """
     if isinstance(leaf, DistributedValues):
         raise TypeError(across.one_for_all(leaf))
-    mark, arrays = _described([leaf], [0])
+    mark, arrays = described([leaf], [0])
     return Column(mark, arrays, targets or (arrays[0].ordinal,))
 
 
-def _described(parts: Sequence[Any], replicas: Sequence[int]) -> tuple[DeviceType, list[DeviceArray]]:
+def described(parts: Sequence[Any], replicas: Sequence[int]) -> tuple[DeviceType, list[DeviceArray]]:
+    """Return whose arrays components are, and what of them takes part.
+
+    Raises:
+        TypeError: one cannot take part.
+        ValueError: they are not all on GPUs and of one framework.
+    """
     _, _, marks, arrays = zip(*map(describe_leaf, parts), strict=True)
     across.check_same("type", marks, replicas)
     return marks[0], list(arrays)

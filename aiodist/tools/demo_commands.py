@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import aiodist
 from aiodist.tools.argument_types import devices, natural, positive, positives
 from aiodist.tools.exits import Exit
-from aiodist.tools.launch import launch
+from aiodist.tools.launch import Engine, launch
 from aiodist.tools.usage import UsageError
 from aiodist.vocabulary import environment
 
@@ -37,7 +37,12 @@ def _add_text(demos: _SubParsersAction[ArgumentParser]) -> None:
         "weights.",
     )
     text.add_argument("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
-    text.add_argument("--workers", type=positive, metavar="N", help="lay them out over N processes, connected by MPI")
+    text.add_argument("--workers", type=positive, metavar="N", help="lay them out over N processes")
+    text.add_argument(
+        "--engine",
+        choices=[engine.value for engine in Engine],
+        help="what connects the processes (default: mpi; gloo needs PyTorch and no MPI)",
+    )
     _add_common(text, steps=1300)
     text.set_defaults(command=_run_text)
 
@@ -88,25 +93,34 @@ def _run_text(arguments: Namespace) -> int:
     replicas = arguments.replicas or (len(names) if names else 4)
     if names and len(names) != replicas:
         raise UsageError(f"--replicas {replicas} with {len(names)} --devices: name one device for each replica")
+    if arguments.workers is not None and replicas < arguments.workers:
+        raise UsageError(f"--replicas {replicas} with --workers {arguments.workers}: each worker needs one at least")
+    if arguments.engine is not None and arguments.workers is None:
+        raise UsageError(f"--engine {arguments.engine} is for several --workers")
     if arguments.workers is None:
         strategy: aiodist.Strategy = strategy_on(names or cpus(replicas))
     elif environment.launched_workers() is None and arguments.workers > 1:
-        return launch(arguments.workers, [sys.executable, *sys.orig_argv[1:]])
+        engine = Engine(arguments.engine or Engine.MPI)
+        return launch(arguments.workers, [sys.executable, *sys.orig_argv[1:]], engine=engine)
     else:
         strategy = _strategy_on_workers(names or cpus(replicas), arguments.workers)
     return _exit(run_text(strategy, steps=arguments.steps, seed=arguments.seed))
 
 
 def _strategy_on_workers(names: Sequence[str], workers: int) -> aiodist.MultiWorkerMirroredStrategy:
-    """Return a strategy on several workers, of which this one has its part of the devices."""
+    """Return a strategy on several workers, of which this one has its part of the devices.
+
+    Raises:
+        UsageError: a launcher has started another number of workers.
+    """
     from aiodist.workers.engines import default_communicator
 
+    started = environment.launched_workers() or 1
+    if started != workers:
+        raise UsageError(f"--workers {workers} in a job of {started}: leave --workers out, or the launcher")
     communicator = default_communicator()
-    share = -(-len(names) // workers)
-    own = names[communicator.rank * share :][:share]
-    if not own:
-        raise UsageError(f"{len(names)} replicas are too few for {workers} workers")
-    return aiodist.MultiWorkerMirroredStrategy(communicator, own)
+    begin, end = (len(names) * k // workers for k in (communicator.rank, communicator.rank + 1))
+    return aiodist.MultiWorkerMirroredStrategy(communicator, names[begin:end])
 
 
 def _run_digits(arguments: Namespace) -> Exit:

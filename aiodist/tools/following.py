@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from aiodist.tools import worker_agent
+from aiodist.tools import leftovers, worker_agent
 from aiodist.tools.switchboard import Switchboard
 
 LAST_WORDS_SECONDS: Final = 3.5
@@ -53,7 +53,7 @@ def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: 
             raise KeyboardInterrupt
         if asked.numbers:
             return 128 + asked.numbers[0]
-        if job.complaint and not job.first_failure():
+        if job.complaint:
             print(f"Error: {job.complaint}", file=sys.stderr)
             return 1
         return job.first_failure() or next((code for code in map(_exit_code, starters) if code), 0)
@@ -65,13 +65,15 @@ def _exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 class _Asked:
-    """Notes the ends that are asked for (Ctrl-C, SIGTERM) instead of ending."""
+    """Notes the ends that are asked for (Ctrl-C, SIGTERM, the end of the terminal) instead of ending."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
 
     def __enter__(self) -> Self:
-        names = (signal.SIGINT, signal.SIGTERM)
+        names = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            names.append(signal.SIGHUP)
         self._before = {name: signal.signal(name, lambda number, _: self.numbers.append(number)) for name in names}
         return self
 
@@ -99,6 +101,7 @@ class _Job:
         self._asked = asked
         self._elsewhere = elsewhere
         self._passed_on = 0
+        self._looks = leftovers.Looks()
         self._over_at: float | None = None
         self._agent_lost_at: float | None = None
         self.complaint: str | None = None
@@ -115,8 +118,11 @@ class _Job:
             self._elsewhere.serve()
         if len(self._asked.numbers) > self._passed_on:
             self._pass_on(now)
+        if self._looks.due():
+            self._note_memory()
         if self._over_at is None and (self.first_failure() or self._has_lost_an_agent(now)):
             self._over_at = now + LAST_WORDS_SECONDS
+            self._note_memory()
         if self._over_at is None and (complaint := self._waits_in_vain()):
             self.complaint, self._over_at = complaint, now
         return self._over_at is not None and now >= self._over_at
@@ -124,11 +130,19 @@ class _Job:
     def _pass_on(self, now: float) -> None:
         self._over_at = now if self._passed_on else now + ENDING_SECONDS
         self._passed_on = len(self._asked.numbers)
+        self._note_memory()
+        number = self._asked.numbers[0]
+        if number == signal.SIGHUP:  # agents take that for the end of the launcher, and workers get no time
+            number = signal.SIGTERM
         for agent, _ in self._started():
             with suppress(ProcessLookupError):
-                os.kill(agent, self._asked.numbers[0])
+                os.kill(agent, number)
         if self._elsewhere is not None:
-            self._elsewhere.send(self._asked.numbers[0])
+            self._elsewhere.send(number)
+
+    def _note_memory(self) -> None:
+        workers = [worker for _, worker in self._started() if not (self._notes / f"ended.{worker}").exists()]
+        leftovers.note_memory(self._notes, workers)
 
     def first_failure(self) -> int:
         """Return the exit code of the first worker that has failed; 0 where none has."""
@@ -152,7 +166,7 @@ class _Job:
 
     def _waits_in_vain(self) -> str | None:
         """Return what is to be said where workers wait to meet one that has ended; None where none does."""
-        ended = [note.suffix[1:] for note in self._notes.glob("ended.*")]
+        ended = [note.suffix[1:].rpartition("-")[2] for note in self._notes.glob("ended.*")]
         waiting = len(list(self._notes.glob("meeting.*")))
         if not ended or not waiting or any(self._notes.glob("met.*")):
             return None
@@ -161,27 +175,33 @@ class _Job:
             f"other{'s wait' if waiting > 1 else ' waits'} for it there; every worker must run the same program"
         )
 
-    def _end_elsewhere(self, switchboard: Switchboard) -> None:
-        """Let the agents on other machines end, and the launcher with them; if it does not, have it end them."""
-        switchboard.close()
+    def end(self) -> None:
+        """End what is left, the workers and theirs and the launcher's own; remove the shared memory of all.
+
+        A launcher whose agents have ended ends by itself, and removes its own files.
+        """
+        self._note_memory()
+        if self._elsewhere is not None:
+            self._elsewhere.close()
+        self._kill_workers()
         self._wait_for_starters()
         for process in self.running:
             process.terminate()
         self._wait_for_starters()
+        for process in self.running:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        self._kill_workers()
+        worker_agent.kill_descendants()
+        leftovers.remove_memory(self._notes)
+
+    def _kill_workers(self) -> None:
+        for _, worker in self._started():
+            with suppress(ProcessLookupError):
+                os.killpg(worker, signal.SIGKILL)
 
     def _wait_for_starters(self) -> None:
         until = time.monotonic() + _FAREWELL_SECONDS
         while self.runs() and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-
-    def end(self) -> None:
-        """Kill what is left: the launcher and its own, the workers and theirs."""
-        if self._elsewhere is not None:
-            self._end_elsewhere(self._elsewhere)
-        for process in self.running:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for _, worker in self._started():
-            with suppress(ProcessLookupError):
-                os.killpg(worker, signal.SIGKILL)
-        worker_agent.kill_descendants()
+            with suppress(subprocess.TimeoutExpired):
+                self.running[0].wait(_POLL_SECONDS)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 from argparse import REMAINDER, ArgumentParser, Namespace
 from collections.abc import Sequence
 from enum import Enum
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING
 from aiodist.tools import gloo_launcher, worker_agent
 from aiodist.tools.argument_types import names, positive
 from aiodist.tools.following import follow
+from aiodist.tools.leftovers import folder_of_notes
 from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
 from aiodist.tools.switchboard import Switchboard
 from aiodist.tools.usage import UsageError
@@ -105,23 +105,24 @@ def launch(
         engine: what connects the workers.
 
     Raises:
-        UsageError: there is no launcher, or it is none that is known; what the engine needs is not installed.
+        UsageError: there is no launcher, or it is none that is known; what the engine needs is not installed; there is
+            no place for notes.
     """
     gloo = engine is Engine.GLOO
     places = gloo_launcher.places_of(workers, hosts, launcher) if gloo else []
     meeting = gloo_launcher.meeting_of(places, hosts) if gloo else None
     mpiexec = [] if gloo else _mpiexec(workers, hosts, launcher)
-    with tempfile.TemporaryDirectory(prefix="aiodist-run-", ignore_cleanup_errors=True) as notes:
-        elsewhere = Switchboard(Path(notes)) if hosts else None
+    with folder_of_notes() as notes:
+        elsewhere = Switchboard(notes) if hosts else None
         where = elsewhere.address if elsewhere else "here"
         settings = environment.with_workers(
             workers=str(workers),
             engine=engine.value,
-            rendezvous=meeting or str(Path(notes) / "rendezvous"),
-            notes=notes,
+            rendezvous=meeting or str(notes / "rendezvous"),
+            notes=str(notes),
         )
         start = gloo_launcher.start_of(places, settings) if gloo else mpiexec
-        command = [*start, sys.executable, worker_agent.__file__, notes, str(workers), where, *program]
+        command = [*start, sys.executable, worker_agent.__file__, str(notes), str(workers), where, *program]
         worker_agent.adopt_orphans()
         with subprocess.Popen(  # noqa: S603  (the user's command)
             command,
@@ -129,7 +130,7 @@ def launch(
             start_new_session=True,
             preexec_fn=worker_agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
         ) as process:
-            return follow([process], Path(notes), elsewhere)
+            return follow([process], notes, elsewhere)
 
 
 def _mpiexec(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:

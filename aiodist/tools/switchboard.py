@@ -1,6 +1,7 @@
 """The launcher's end of connections to the agents on other machines, who have no folder of notes in common with it.
 
-An agent connects, says the token, and then how its worker has ended; the launcher notes that down as local agents do.
+An agent connects, says the token, then that its worker waits to meet the others or has met them, and how it has ended;
+the launcher notes that down as workers and agents do on its own machine.
 In the other direction go the numbers of signals. When the launcher ends, or is cut off, the agents notice by the end of
 the connection, and end their workers.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
 
-from aiodist.tools.worker_agent import keep_alive
+from aiodist.tools.worker_agent import keep_alive, listen
 from aiodist.workers.addresses import own_numbers
 
 
@@ -36,7 +37,7 @@ class Switchboard:
 
     def __init__(self, notes: Path) -> None:
         self._notes = notes
-        self._socket = socket.create_server(("", 0), backlog=1024)
+        self._socket = listen()
         self._socket.setblocking(False)
         self._token = secrets.token_hex(16)
         self._lines: dict[socket.socket, _Line] = {}
@@ -76,9 +77,11 @@ class Switchboard:
         if not line.known:
             line.known = compare_digest(words, self._token.encode())
             return line.known
-        line.told = True
-        worker, code = words.decode().split()
-        (self._notes / f"ended.{worker}").write_text(code)
+        what, worker, code = words.decode().split()
+        line.told = line.told or what == "ended"
+        (self._notes / f"{what}.{worker}").write_text(code)
+        if what == "apart":
+            (self._notes / f"meeting.{worker}").unlink(missing_ok=True)
         return True
 
     def _note_loss(self, line: _Line) -> None:

@@ -10,7 +10,8 @@ job when the first of its processes fails, and the other workers have a report t
 
 WHERE is ``here``; or where the launcher of a job that spans machines answers. Such an agent tells it how its worker has
 ended, and gets the signals from it; and it answers workers on other machines, who cannot see whether this one's is
-stopped or only busy: a connection that says the right token gets the worker's state in one letter.
+stopped or only busy: a connection that says the right token and ``?`` gets the worker's state in one letter. Its own
+worker tells it by a letter that it waits to meet the others, and that they have met.
 
 SIGINT and SIGTERM are passed on, and the worker is killed where it has not ended some seconds later. SIGHUP, and the
 end of the agent's parent, kill it at once.
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +37,7 @@ ENDING_SECONDS: Final = 3.0
 _TURN_SECONDS: Final = 0.05
 _KILL_SECONDS: Final = 2.0
 _LINUX: Final = sys.platform == "linux"
+_STAGES: Final = {b"e": "meeting", b"t": "met", b"a": "apart"}  # as a worker names them
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
@@ -52,15 +55,19 @@ def main(notes: Path, workers: int, where: str, command: list[str]) -> int:
     worker = subprocess.Popen(  # noqa: S603  (the command that the user gave)
         command,
         start_new_session=True,
+        stdin=None if _is_first() else subprocess.DEVNULL,  # MPICH's others would wait for what never comes
         close_fds=False,  # a launcher may speak to it through descriptors that it has inherited
         preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads)
     )
     here = _note(notes, f"started.{worker.pid}", f"{os.getpid()} {worker.pid}")
+    if lines is not None:
+        lines.name = f"{worker.pid}" if here else f"{lines.name}-{worker.pid}"
     code = _follow(worker, parent, asked, lines)
     if lines is None:
         _note(notes, f"ended.{worker.pid}", str(code))
     else:
-        lines.tell(f"{worker.pid}" if here else f"{lines.name}-{worker.pid}", code)
+        lines.serve(worker.pid)  # what it has said last
+        lines.tell("ended", code)
     kill_descendants()
     if code and not asked:
         _wait_for_last_words(notes, workers)
@@ -76,6 +83,16 @@ def _note(notes: Path, name: str, text: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_first() -> bool:
+    """Return whether this is the first worker, by the variables of whatever has started it."""
+    found = spec_from_file_location("environment", Path(__file__).parents[1] / "vocabulary" / "environment.py")
+    assert found is not None
+    assert found.loader is not None
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    return bool(module.is_first_of_job())
 
 
 def _follow(worker: subprocess.Popen[bytes], parent: int, asked: list[int], lines: _Lines | None) -> int:
@@ -109,12 +126,12 @@ class _Lines:
 
     def __init__(self, where: str, asked: list[int]) -> None:
         self._asked = asked
-        self._socket = socket.create_server(("", 0), backlog=1024)
+        self._socket = listen()
         self._socket.setblocking(False)
         self._token = secrets.token_hex(16)
         self.address = f"{self._socket.getsockname()[1]}:{self._token}"
         self.name = secrets.token_hex(4)
-        hosts, port, token = where.split(":")
+        hosts, port, token = where.rsplit(":", 2)  # a host may be a number of IPv6
         self._launcher = _connection(hosts.split(","), int(port))
         if self._launcher is not None:
             self._launcher.sendall(f"{token}\n".encode())
@@ -130,8 +147,12 @@ class _Lines:
                 connection, _ = self._socket.accept()
                 with connection, suppress(OSError):
                     connection.settimeout(_TURN_SECONDS)
-                    said = connection.recv(len(self._token), socket.MSG_WAITALL)
-                    if secrets.compare_digest(said, self._token.encode()):
+                    said = connection.recv(len(self._token) + 1, socket.MSG_WAITALL)
+                    if not secrets.compare_digest(said[:-1], self._token.encode()):
+                        continue
+                    if stage := _STAGES.get(said[-1:]):
+                        self.tell(stage)
+                    else:
                         connection.sendall(state_of(worker).encode() or b"Z")
 
     def _hear(self, launcher: socket.socket) -> None:
@@ -143,11 +164,19 @@ class _Lines:
             numbers = b""
         self._asked += numbers or [signal.SIGHUP]
 
-    def tell(self, worker: str, code: int) -> None:
-        """Tell the launcher how the worker has ended."""
+    def tell(self, what: str, code: int = 0) -> None:
+        """Tell the launcher what the worker has done, and how it has ended."""
         if self._launcher is not None:
             with suppress(OSError):
-                self._launcher.sendall(f"{worker} {code}\n".encode())
+                self._launcher.sendall(f"{what} {self.name} {code}\n".encode())
+
+
+def listen() -> socket.socket:
+    """Return a socket that listens to IPv6 and IPv4, where the system has both."""
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):  # it is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=1024, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=1024)
 
 
 def _connection(hosts: list[str], port: int) -> socket.socket | None:
@@ -218,13 +247,20 @@ def _state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def kill_descendants() -> None:
-    """Kill all processes below this one, and wait until they are gone; on Linux."""
+    """Kill all processes below this one, and wait until they are gone; on Linux.
+
+    They are looked at one after the other. One whose parent ends meanwhile may seem to be below nobody, until the next
+    look, for which it has been adopted.
+    """
     until = time.monotonic() + _KILL_SECONDS
-    while _LINUX and (left := _descendants()) and time.monotonic() < until:
+    empty_looks = 0
+    while _LINUX and empty_looks < 2 and time.monotonic() < until:
+        left = _descendants()
+        empty_looks = 0 if left else empty_looks + 1
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)
+        time.sleep(0.01 if left else 0.0)
 
 
 def _descendants() -> list[int]:

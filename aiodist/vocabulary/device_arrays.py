@@ -7,7 +7,7 @@ No framework is imported here, and nothing is copied unless an array has gaps. W
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -16,6 +16,9 @@ import numpy as np
 DType: TypeAlias = np.dtype[Any]
 Allocate: TypeAlias = Callable[[int, int], Any]
 """Returns memory on a GPU for so many bytes: an object that keeps it, and has an ``address``."""
+
+Spec: TypeAlias = tuple[tuple[int, ...], DType]
+"""Shape and dtype of an array to be made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -79,9 +82,11 @@ class DeviceType:
 
     Attributes:
         name: what the framework is called.
+        finishes: what `make` returns is no array of the framework's yet.
     """
 
     name: str
+    finishes = False
 
     def is_on_gpu(self, leaf: Any) -> bool:
         """Return whether an object of the framework's is an array in a GPU's memory."""
@@ -104,12 +109,11 @@ class DeviceType:
         """
         raise NotImplementedError
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:
-        """Return a new array, or what `finish` makes one of, and its address.
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+        """Return new arrays, or what `finish` makes them of, each with its address.
 
         Args:
-            shape: its shape.
-            dtype: its dtype.
+            specs: shape and dtype of each.
             ordinal: the GPU's.
             allocate: returns memory, for a framework that does not give any out before it is written.
         """
@@ -119,9 +123,9 @@ class DeviceType:
         """Return the handle of the stream on which the framework works on that GPU now."""
         raise NotImplementedError
 
-    def finish(self, made: Any) -> Any:
-        """Return the framework's array of what `make` returned, when its elements are there."""
-        return made
+    def finish(self, made: list[Any]) -> list[Any]:
+        """Return the framework's arrays of what `make` returned, when their elements are there."""
+        raise NotImplementedError
 
 
 def no_gradient(leaf: Any) -> None:
@@ -142,19 +146,24 @@ def strides_in_c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
+def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Return whether elements lie otherwise than without gaps, in C's order; axes of one element lie anyhow."""
+    if 0 in shape:
+        return False
+    plain = strides_in_c_order(shape, itemsize)
+    return any(size > 1 and step != own for size, step, own in zip(shape, strides, plain, strict=True))
+
+
 def closed(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
     """Return strides to write by; None for an array without gaps, in C's order.
 
     Raises:
         TypeError: elements lie in one place, or in backward order.
     """
-    if 0 in shape:
-        return None
-    pairs = list(zip(shape, strides, strides_in_c_order(shape, itemsize), strict=True))
-    if all(size == 1 or step == plain for size, step, plain in pairs):
+    if not has_gaps(shape, strides, itemsize):
         return None
     reach = itemsize
-    for step, size in sorted((step, size) for size, step, _ in pairs if size > 1):
+    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
         if step < reach:
             raise TypeError(
                 f"out must hold arrays whose elements lie apart, in forward order, got strides {strides} in bytes for "

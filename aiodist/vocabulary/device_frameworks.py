@@ -8,7 +8,9 @@ come by DLPack, with the legacy default stream waiting for them, and its results
 from __future__ import annotations
 
 import importlib
+import math
 import sys
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final, NoReturn
 
@@ -21,7 +23,9 @@ from aiodist.vocabulary.device_arrays import (
     DeviceBuffer,
     DeviceType,
     DType,
+    Spec,
     closed,
+    has_gaps,
     no_gradient,
     strides_in_c_order,
 )
@@ -42,7 +46,8 @@ class Torch(DeviceType):
 
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of a tensor takes part."""
-        no_gradient(leaf)
+        if leaf.requires_grad:
+            no_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
             leaf = leaf.resolve_conj().resolve_neg()
         whole = leaf if leaf.is_contiguous() else leaf.contiguous()
@@ -60,10 +65,11 @@ class Torch(DeviceType):
         strides = None if leaf.is_contiguous() else closed(shape, tuple(size * step for step in leaf.stride()), size)
         return DeviceBuffer(leaf.data_ptr(), shape, strides, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf)
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
-        """Return a new tensor."""
-        made = sys.modules["torch"].empty(shape, dtype=_to_torch(dtype), device=_torch_device(ordinal))
-        return made, made.data_ptr()
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new tensors."""
+        empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
+        made = [empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
+        return [(tensor, tensor.data_ptr()) for tensor in made]
 
     def stream(self, ordinal: int) -> int:
         """Return PyTorch's current stream."""
@@ -114,6 +120,7 @@ class CuPy(DeviceType):
 
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of an array takes part."""
+        _native(leaf.dtype)
         memory = leaf.data
         ordinal: int = memory.device_id
         if not leaf.flags.c_contiguous:
@@ -124,16 +131,17 @@ class CuPy(DeviceType):
 
     def buffer(self, leaf: Any) -> DeviceBuffer:
         """Return an array to write into."""
+        _native(leaf.dtype)
         memory, strides = leaf.data, closed(leaf.shape, leaf.strides, leaf.dtype.itemsize)
         ordinal: int = memory.device_id
         return DeviceBuffer(memory.ptr, leaf.shape, strides, leaf.dtype, ordinal, self.stream(ordinal), leaf)
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
-        """Return a new array."""
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new arrays."""
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(ordinal):
-            made = cupy.empty(shape, dtype)
-        return made, made.data.ptr
+            made = [cupy.empty(shape, dtype) for shape, dtype in specs]
+        return [(array, array.data.ptr) for array in made]
 
     def stream(self, ordinal: int) -> int:
         """Return CuPy's current stream."""
@@ -153,10 +161,10 @@ class Numba(DeviceType):
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of an array takes part."""
         shape, dtype = leaf.shape, leaf.dtype
-        if 0 not in shape and leaf.strides != strides_in_c_order(shape, dtype.itemsize):
+        if leaf.strides != strides_in_c_order(shape, dtype.itemsize) and has_gaps(shape, leaf.strides, dtype.itemsize):
             raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
         _native(dtype)
-        return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), int(leaf.stream or 0), leaf)
+        return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), _numba_stream(leaf), leaf)
 
     def buffer(self, leaf: Any) -> DeviceBuffer:
         """Return an array to write into."""
@@ -164,18 +172,30 @@ class Numba(DeviceType):
             raise TypeError("out must be writeable, got a read-only array")
         _native(leaf.dtype)
         strides, ordinal = closed(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
-        return DeviceBuffer(_numba_address(leaf), leaf.shape, strides, leaf.dtype, ordinal, int(leaf.stream or 0), leaf)
+        return DeviceBuffer(_numba_address(leaf), leaf.shape, strides, leaf.dtype, ordinal, _numba_stream(leaf), leaf)
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:  # noqa: ARG002
-        """Return a new array."""
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new arrays."""
         cuda = sys.modules["numba.cuda"]
         with cuda.gpus[ordinal]:
-            made = cuda.device_array(shape, dtype)
-        return made, _numba_address(made)
+            made = [cuda.device_array(shape, dtype) for shape, dtype in specs]
+        return [(array, _numba_address(array)) for array in made]
 
     def stream(self, ordinal: int) -> int:  # noqa: ARG002
         """Return the default stream: an array has the stream that it was made with, or is at hand on this one."""
-        return LEGACY_DEFAULT_STREAM
+        return _numba_default_stream()
+
+
+def _numba_stream(leaf: Any) -> int:
+    return int(leaf.stream or 0) or _numba_default_stream()
+
+
+@cache
+def _numba_default_stream() -> int:
+    """Return the default stream, which is each thread's own after NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1."""
+    configs = [sys.modules[name] for name in ("numba.cuda.core.config", "numba.core.config") if name in sys.modules]
+    own = any(getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) for config in configs[:1])
+    return PER_THREAD_DEFAULT_STREAM if own else LEGACY_DEFAULT_STREAM
 
 
 def _numba_address(leaf: Any) -> int:
@@ -196,6 +216,7 @@ class Jax(DeviceType):
     """JAX, also under the name of the package that has its compiled part."""
 
     name = "jax"
+    finishes = True
 
     def is_on_gpu(self, leaf: Any) -> bool:
         """Return whether it is an array on one GPU or several."""
@@ -212,12 +233,7 @@ class Jax(DeviceType):
             raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {device}")
         capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
         address, strides = dlpack.address_in(capsule)
-        plain = strides_in_c_order(leaf.shape, 1)
-        if (
-            strides is not None
-            and 0 not in leaf.shape
-            and any(size > 1 and step != own for size, step, own in zip(leaf.shape, strides, plain, strict=True))
-        ):
+        if strides is not None and has_gaps(leaf.shape, strides, 1):
             raise TypeError("expected a JAX array in C's order, got one with a layout of its own; copy it first")
         return DeviceArray(address, leaf.shape, np.dtype(leaf.dtype), int(ordinal), LEGACY_DEFAULT_STREAM, capsule)
 
@@ -225,18 +241,22 @@ class Jax(DeviceType):
         """Refuse: nothing is written into a JAX array."""
         raise TypeError("out must be writeable, got a JAX array, which cannot be changed; leave it out")
 
-    def make(self, shape: tuple[int, ...], dtype: DType, ordinal: int, allocate: Allocate) -> tuple[Any, int]:
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
         """Return memory that JAX takes over when it is written."""
-        memory = allocate(ordinal, max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize))
-        return dlpack.Exported(memory.address, shape, dtype, (dlpack.CUDA, ordinal), memory), memory.address
+        made = []
+        for shape, dtype in specs:
+            memory = allocate(ordinal, max(1, math.prod(shape) * dtype.itemsize))
+            exported = dlpack.Exported(memory.address, shape, dtype, (dlpack.CUDA, ordinal), memory)
+            made.append((exported, memory.address))
+        return made
 
     def stream(self, ordinal: int) -> int:  # noqa: ARG002
         """Return the stream that waited for what JAX computes; memory of ours needs none."""
         return LEGACY_DEFAULT_STREAM
 
-    def finish(self, made: Any) -> Any:
-        """Return JAX's array over the memory."""
-        return sys.modules["jax"].dlpack.from_dlpack(made)
+    def finish(self, made: list[Any]) -> list[Any]:
+        """Return JAX's arrays over the memory."""
+        return list(map(sys.modules["jax"].dlpack.from_dlpack, made))
 
 
 _JAX = Jax()
@@ -263,6 +283,26 @@ def type_of(leaf: Any) -> DeviceType | None:
         f"expected a GPU array of {known}, got a {found_in[0]}.{kind.__qualname__}; convert it without a copy, "
         "e.g. torch.from_dlpack(value)"
     )
+
+
+def likely_type_of(kind: type) -> DeviceType | None:
+    """Return the framework whose package a class is of; whether an object of it is on a GPU, only that can tell."""
+    return TYPES.get(packages(kind)[0])
+
+
+def views_on_gpu(leaves: Sequence[Any]) -> tuple[DeviceType, list[DeviceArray]] | None:
+    """Return what of leaves takes part, and whose arrays they are, if all are arrays on GPUs of one framework.
+
+    None: they are not, or one of them cannot take part, for which who looks at them one by one finds the words.
+    """
+    frameworks = {likely_type_of(kind) for kind in set(map(type, leaves))}
+    mark = frameworks.pop()
+    if mark is None or frameworks or not all(map(mark.is_on_gpu, leaves)):
+        return None
+    try:
+        return mark, list(map(mark.view, leaves))
+    except TypeError:
+        return None
 
 
 @cache

@@ -8,6 +8,7 @@
 ``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
 ``AIODIST_NOTES``: the folder in which ``aiodist run`` looks for who waits for the other workers.
 ``AIODIST_AGENT``: where the agent that ``aiodist run`` has started beside this worker answers, "port:token".
+``AIODIST_WORKER_PROCESS``: the process of the worker that has started this one, or this one's own.
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """
@@ -19,6 +20,8 @@ import sys
 from collections.abc import Mapping
 
 _STALL_SECONDS = 10.0
+_WORKER_PROCESS = "AIODIST_WORKER_PROCESS"
+LAUNCHED = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def stall_seconds() -> float:
@@ -56,7 +59,7 @@ def fix_hashes(seed: int) -> None:
 
 def launched_workers() -> int | None:
     """Return how many workers a launcher has started; None without a launcher."""
-    for name in ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+    for name in LAUNCHED:
         value = os.environ.get(name, "")
         if value.isdigit():
             return int(value)
@@ -67,6 +70,23 @@ def worker_rank() -> int:
     """Return which of the workers this is, where ``aiodist run`` says so; else 0."""
     value = os.environ.get("AIODIST_RANK", "")
     return int(value) if value.isdigit() else 0
+
+
+def is_first_of_job() -> bool:
+    """Return whether this is the first of the processes that a launcher has started, or there is none."""
+    ranks = [os.environ[name] for name in ("AIODIST_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ]
+    return not ranks or ranks[0] == "0"
+
+
+def note_worker(process: int) -> None:
+    """Let this process, and those that it starts, know which process the worker is."""
+    os.environ[_WORKER_PROCESS] = str(process)
+
+
+def noted_worker() -> int | None:
+    """Return which process is the worker that this one is, or that has started it; None where there is none yet."""
+    value = os.environ.get(_WORKER_PROCESS, "")
+    return int(value) if value.isdigit() else None
 
 
 def engine_name() -> str:
@@ -96,10 +116,12 @@ def agent() -> str | None:
 
 def with_workers(**settings: str) -> dict[str, str]:
     """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings."""
-    return {**os.environ, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
+    inherited = {name: value for name, value in os.environ.items() if name != _WORKER_PROCESS}  # of a job around it
+    return {**inherited, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
 
 
 def for_other_machines(variables: Mapping[str, str] = os.environ) -> list[str]:
     """Return which variables a launcher that passes none on by itself is to take to the other machines' workers."""
     prefixes = ("AIODIST_", "PYTHON", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")
-    return sorted(name for name in variables if name.startswith(prefixes) or name == "VIRTUAL_ENV")
+    names = (name for name in variables if name.startswith(prefixes) or name == "VIRTUAL_ENV")
+    return sorted(name for name in names if name != _WORKER_PROCESS)

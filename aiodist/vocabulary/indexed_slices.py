@@ -6,6 +6,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from aiodist_kernels.arguments import check_unmasked
+
 Array = np.ndarray[Any, Any]
 
 
@@ -22,7 +24,7 @@ class IndexedSlices:
         dense_shape: the shape of the whole array; None where it is not known.
 
     Raises:
-        TypeError: indices or a shape that are no integers.
+        TypeError: indices or a shape that are no integers; masked values.
         ValueError: not one index for each row; a negative index or one beyond the shape; rows of another shape than
             ``dense_shape`` has.
     """
@@ -30,6 +32,7 @@ class IndexedSlices:
     __slots__ = ("_dense_shape", "_indices", "_values")
 
     def __init__(self, values: Any, indices: Any, dense_shape: Any = None) -> None:
+        check_unmasked(values, "as the values of IndexedSlices")
         self._values: Array = np.asarray(values)
         self._indices = _indices(indices, self._values)
         self._dense_shape = None if dense_shape is None else _shape(dense_shape, self._values, self._indices)

@@ -66,7 +66,7 @@ def result_of(signature: Signature, told: Sequence[Presence], span: Span) -> Any
     assert across is not None
     plan = across(signature, [values[i] for i in there], told[0].accumulate, alone)
     communicator = LocalCommunicator()
-    steps = Lane(communicator, 0).carry_out(Agreed(plan, [], Opening(communicator)), AtOnce())
+    steps = Lane(communicator, 0).carry_out(Agreed(plan, Opening(communicator)), AtOnce())
     return plan.finish(_at_once(steps))
 
 

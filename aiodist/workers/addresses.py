@@ -11,6 +11,7 @@ import struct
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from aiodist.vocabulary.environment import control_address
@@ -19,6 +20,7 @@ TOKEN_BYTES: Final = 16
 _OTHER_FILES: Final = 256
 _PATIENCE_SECONDS: Final = 2.0
 _SIOCGIFADDR: Final = 0x8915
+_OF_NO_USE: Final = ("127.", "::1", "fe80:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,28 @@ class Listening:
     """
 
     def __init__(self, *, first: bool = True) -> None:
-        self.socket = socket.create_server(("", 0), backlog=4096)
+        self.socket = _server()
         chosen = control_address() if first else None
         hosts = (chosen,) if chosen else (*own_numbers(), platform.node())
         self.address = Address(hosts, self.socket.getsockname()[1], secrets.token_bytes(TOKEN_BYTES))
+
+
+def _server() -> socket.socket:
+    """Return a socket that listens to IPv6 and IPv4, where the system has both."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):  # it is switched off
+            return socket.create_server(("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+    return socket.create_server(("", 0), backlog=4096)
+
+
+def ways_to(address: Address, *, same_machine: bool) -> tuple[str, ...]:
+    """Return the hosts by which a worker may be reached, the likeliest first."""
+    return ("127.0.0.1", "::1", *address.hosts) if same_machine else address.hosts
+
+
+def plain_number(number: str) -> str:
+    """Return an IPv4 number as such that a socket of both families has given as one of IPv6."""
+    return number.removeprefix("::ffff:") if "." in number else number
 
 
 def allow_connections(count: int) -> None:
@@ -75,19 +95,26 @@ def allow_connections(count: int) -> None:
 
 
 def own_numbers() -> list[str]:
-    """Return this machine's IP numbers, as far as they can be found out without asking anybody; the likeliest first."""
+    """Return this machine's IP numbers, as far as they can be found out without asking anybody; the likeliest first.
+
+    Those of IPv4 stand before those of IPv6. Numbers that mean something on one link alone are left out.
+    """
+    return [*_numbers_of(socket.AF_INET, "192.0.2.1"), *_numbers_of(socket.AF_INET6, "2001:db8::1")]
+
+
+def _numbers_of(family: socket.AddressFamily, elsewhere: str) -> list[str]:
     found = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # reserved for documentation; connecting a datagram socket sends nothing
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((elsewhere, 9))  # reserved for documentation; connecting a datagram socket sends nothing
         found.append(probe.getsockname()[0])
-    found += _numbers_of_interfaces()
+    found += _numbers_of_interfaces() if family is socket.AF_INET else _ipv6_numbers_of_interfaces()
     with contextlib.suppress(OSError):
-        found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
-    return [number for number in dict.fromkeys(map(str, found)) if not number.startswith("127.")]
+        found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, family)]
+    return [number for number in dict.fromkeys(map(str, found)) if not number.startswith(_OF_NO_USE)]
 
 
 def _numbers_of_interfaces() -> list[str]:
-    """Return the numbers of all network interfaces, where the system tells them by name (Linux)."""
+    """Return the IPv4 numbers of all network interfaces, where the system tells them by name (Linux)."""
     if sys.platform != "linux":
         return []
     from fcntl import ioctl
@@ -99,6 +126,14 @@ def _numbers_of_interfaces() -> list[str]:
                 told = ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(told[20:24]))
     return found
+
+
+def _ipv6_numbers_of_interfaces() -> list[str]:
+    """Return the IPv6 numbers of all network interfaces, where the system lists them (Linux)."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+        return [socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line.split()[0])) for line in lines]
+    return []
 
 
 def first_connection(hosts: Sequence[str], port: int) -> socket.socket:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiodist.workers.record import Flag
 from aiodist.workers.reduction import Reduction
+from aiodist.workers.single import SingleReduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,14 +65,14 @@ class Alongside:
         self._own: Communicator | None = None
         self._lost = 0
 
-    def flag(self, transfers: Sequence[Transfer], room: int) -> Flag:
+    def flag(self, transfers: Sequence[Transfer], room: int) -> int:
         """Return what the record says of a step whose values may move together with it.
 
         Args:
             transfers: what is to be exchanged.
             room: how many bytes of the first the record takes.
         """
-        if not transfers or not isinstance(transfers[0], Reduction) or transfers[0].room <= room:
+        if not transfers or not isinstance(transfers[0], (Reduction, SingleReduction)) or transfers[0].room <= room:
             return Flag.NONE
         if self._own is not None:
             return Flag.BEGUN

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from aiodist.collective.signature import (
     OP,
     SHAPES,
     STRUCTURE,
-    TYPES,
     LeafMark,
     LeafType,
     Signature,
@@ -34,7 +33,6 @@ from aiodist.workers.leaves import Leaf
 from aiodist.workers.ordered import tree_of
 from aiodist.workers.record import ALL_RECEIVE_ALL
 from aiodist.workers.reduction import Reduction, in_order_of
-from aiodist.workers.small import SmallReduction, small_rule
 from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Hands, Steps, Transfer, by_hand
 from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.rules import rule_for
@@ -79,6 +77,9 @@ class Plan(NamedTuple):
             return (yield from by_hand(hands, self.finish, results))
         return self.finish(results)
 
+
+NOTHING: Final = Plan([], lambda _: None)
+"""A plan of nothing: that all have arrived is all that there is to know."""
 
 Crossing = Callable[[Signature, Sequence[Any], Accumulate, Span], Plan]
 
@@ -203,11 +204,6 @@ def frozen(array: Array) -> Array:
 def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
     """Plan an all_reduce."""
     single = signature[STRUCTURE] is None
-    if single and signature[TYPES] is None and not span.ordered and span.layout.workers <= ALL_RECEIVE_ALL:
-        op, first = signature[OP], values[0]
-        rule = small_rule(op, first.dtype, first.size, accumulate)
-        if rule is not None:
-            return Plan([SmallReduction(op, rule, values, span.layout.replicas)], _only)
     types = [leaf_type for *_, leaf_type in leaf_fields(signature)]
     columns = [values] if single else list(zip(*values, strict=True))
     plan = reduce_columns(signature[OP], columns, types, accumulate, span)
@@ -216,16 +212,12 @@ def all_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumula
     return plan
 
 
-def _only(results: Sequence[Any]) -> Any:
-    return results[0][0]
-
-
 # What moves values.
 
 
 def barrier(signature: Signature, values: Sequence[None], accumulate: Accumulate, span: Span) -> Plan:
     """Plan a barrier: that all have arrived is all that it says."""
-    return Plan([], lambda _: None)
+    return NOTHING
 
 
 def broadcast(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:

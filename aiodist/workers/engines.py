@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 
 from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.local import LocalCommunicator
+from aiodist.workers.meeting import told_to_the_launcher
 
 
 def default_communicator() -> Communicator:
@@ -16,14 +15,27 @@ def default_communicator() -> Communicator:
 
     Raises:
         ImportError: the library of the engine is not installed.
-        RuntimeError: the engine does not know of all of them.
+        RuntimeError: the engine does not know of all of them; a worker has started this process.
         ValueError: an unknown engine.
     """
     expected = environment.launched_workers()
     if expected is None or expected == 1:
         return LocalCommunicator()
-    with _meeting_is_noted():
-        return _of_all(expected, environment.engine_name())
+    _check_that_this_is_a_worker()
+    with told_to_the_launcher():
+        found = _of_all(expected, environment.engine_name())
+    environment.note_worker(os.getpid())
+    return found
+
+
+def _check_that_this_is_a_worker() -> None:
+    """Refuse what a worker has started: it has a worker's variables, and two in one place confuse an engine."""
+    worker = environment.noted_worker()
+    if worker is not None and worker != os.getpid():
+        raise RuntimeError(
+            f"this process ({os.getpid()}) was started by a worker of the job (process {worker}), and is none itself; "
+            f"if it is to run alone, start it without {', '.join(environment.LAUNCHED)} in its environment"
+        )
 
 
 def _of_all(workers: int, engine: str) -> Communicator:
@@ -36,29 +48,3 @@ def _of_all(workers: int, engine: str) -> Communicator:
 
         return GlooCommunicator.of_job(environment.worker_rank(), workers, environment.rendezvous())
     raise ValueError(f"the engine must be 'mpi' or 'gloo', got {engine!r} in AIODIST_ENGINE")
-
-
-@contextmanager
-def _meeting_is_noted() -> Iterator[None]:
-    """Leave a note that this worker waits for the others, and then that they have met.
-
-    An engine that waits for a worker that has ended already does so in its own code, and tells nobody: `aiodist run`
-    sees it by these notes.
-    """
-    folder = environment.notes()
-    if folder is None:
-        yield
-        return
-    from pathlib import Path  # only a launcher's workers need it
-
-    note = Path(folder, f"meeting.{os.getpid()}")
-    with suppress(OSError):  # on another machine than the launcher's there is no such folder
-        note.touch()
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):
-            note.unlink()
-        raise
-    with suppress(OSError):
-        note.rename(note.with_name(f"met.{os.getpid()}"))

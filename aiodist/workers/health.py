@@ -86,7 +86,7 @@ class Health:
             contextlib.suppress(OSError),
             socket.create_connection((self._hosts[rank], int(port)), timeout=_ANSWER_SECONDS) as connection,
         ):
-            connection.sendall(token.encode())
+            connection.sendall(f"{token}?".encode())
             state = connection.recv(1).decode() or _NO_STATE
         self._answered(rank, state)
 

@@ -1,7 +1,7 @@
 """Joining: the first meeting of a strategy's workers: each tells of its replicas and where it can be reached.
 
-What each tells has a size of its own, so the sizes are exchanged first. On an engine whose workers share memory
-nothing is copied, and what all have told is one object for all.
+What each tells begins with the version of aiodist, and has a size of its own, so the sizes are exchanged first. On an
+engine whose workers share memory nothing is copied, and what all have told is one object for all.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from aiodist.collective.wording import ids_briefly
 from aiodist.vocabulary import environment
+from aiodist.vocabulary.version import __version__
 from aiodist.workers.coding import decode, encode
-from aiodist.workers.communicator import Communicator, Sharing, SharingCommunicator
+from aiodist.workers.communicator import Array, Communicator, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout
 
 if TYPE_CHECKING:
     from aiodist.workers.nccl_choice import Offer
+
+_VERSION: Final = np.frombuffer(__version__.encode().ljust(32, b"\0"), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class Joining:
         if isinstance(communicator, SharingCommunicator):
             self._shared = communicator.ishare(hello, Roster)
         else:
-            self._told = encode(hello)
+            self._told = np.concatenate([_VERSION, encode(hello)])
             self._sizes = np.empty(communicator.size, np.int64)
             own = np.array([len(self._told)], np.int64)
             self._begun = communicator.iallgather(own.view(np.uint8), self._sizes.view(np.uint8))
@@ -129,4 +133,22 @@ class Joining:
         whole = np.empty(int(self._sizes.sum()), np.uint8)
         self._communicator.wait(self._communicator.iallgatherv(self._told, whole, self._sizes.tolist()))
         bounds = np.cumsum([0, *self._sizes.tolist()])
-        return Roster(decode(whole[a:b].copy()) for a, b in pairwise(bounds))
+        told = [whole[a:b].copy() for a, b in pairwise(bounds)]
+        _check_versions([one[: len(_VERSION)] for one in told])
+        return Roster(decode(one[len(_VERSION) :]) for one in told)
+
+
+def _check_versions(told: Sequence[Array]) -> None:
+    """Refuse workers with another aiodist: what they tell each other would not fit.
+
+    Raises:
+        RuntimeError: there are some.
+    """
+    if all(np.array_equal(one, _VERSION) for one in told):
+        return
+    versions = [one.tobytes().rstrip(b"\0").decode(errors="replace") for one in told]
+    camps: dict[str, list[int]] = {}
+    for rank, version in enumerate(versions):
+        camps.setdefault(version, []).append(rank)
+    who = "; ".join(f"{version} on {ids_briefly(camps[version]).replace('replica', 'worker')}" for version in camps)
+    raise RuntimeError(f"the workers have different versions of aiodist: {who}. Install the same one for all")

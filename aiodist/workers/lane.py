@@ -8,20 +8,17 @@ is in the air belongs to the engine, and the next use of the lane has a buffer o
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiodist.workers.alongside import Alongside, Begun
 from aiodist.workers.calls import chained
 from aiodist.workers.communicator import Communicator, Request
-from aiodist.workers.crossing import Plan
-from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Notice, Opening, Row
+from aiodist.workers.crossing import NOTHING, Plan
+from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Notice, Opening
 from aiodist.workers.transfers import Hands, Steps, Transfer
-from aiodist_kernels import Accumulate
 
 _BESIDE_ANOTHER = 256
-
-PlanOf = Callable[[Accumulate], Plan]
 
 
 class FrozenLane(Exception):  # noqa: N818  (no error: the lane waits for a verdict)
@@ -37,19 +34,21 @@ class Agreed(NamedTuple):
 
     Attributes:
         plan: what is to be exchanged now.
-        rows: all workers' records; empty where not every worker receives them.
         opening: the record's exchange, for what else it tells until the next one begins.
+        plain: all records say the same, so that what they hold is of this plan.
+        other: worker 0 wants another accumulator; the plan is to be made anew, with that.
         notice: the highest that a worker has given. Where replicas are absent, the plan is not to be carried out.
         begun: the first of the plan's transfers, where all workers have begun it together with their records.
         wants: all workers lack a communicator for that.
     """
 
     plan: Plan
-    rows: Sequence[Row]
     opening: Opening
+    plain: bool = False
     notice: Notice = Notice.NONE
     begun: Begun | None = None
     wants: bool = False
+    other: bool = False
 
 
 class Lane:
@@ -63,7 +62,6 @@ class Lane:
     def __init__(self, communicator: Communicator, index: int) -> None:
         self.communicator = communicator
         self.index = index
-        self.epoch = 0
         self.posted = 0
         self._opening = Opening(communicator)
         self._latest: Request | None = None
@@ -72,15 +70,9 @@ class Lane:
         self._frozen = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """What the lane's present use is called between workers."""
-        return self.index, self.epoch
-
-    def begin(self, epoch: int) -> None:
-        """Begin a use of the lane, in which nothing has been agreed on yet."""
-        self.epoch = epoch
-        self._chain = bytes(16)
+    def begin(self, *use: int) -> None:
+        """Begin a use of the lane, in which nothing has been agreed on yet but which use it is: one or two numbers."""
+        self._chain = b"".join(number.to_bytes(8, "little") for number in use).ljust(16, b"\0")
         self._frozen = False
         self._put_aside()
 
@@ -98,9 +90,8 @@ class Lane:
     def agree(
         self,
         digest: bytes,
-        plan_of: PlanOf,
-        *,
-        accumulate: Accumulate = "native",
+        plan: Plan = NOTHING,
+        flags: int = Flag.NONE,
         free: int = ALL_FREE,
         notice: Notice = Notice.NONE,
         alongside: Hands | None = None,
@@ -109,8 +100,8 @@ class Lane:
 
         Args:
             digest: the call's.
-            plan_of: plans with an accumulator.
-            accumulate: the one that this worker's first replica wants; worker 0's counts.
+            plan: the plan with the accumulator that this worker's first replica wants; worker 0's counts.
+            flags: which accumulator that is.
             free: as in the record.
             notice: likewise.
             alongside: worker threads, where values may move together with their record; None: they wait for it.
@@ -119,31 +110,23 @@ class Lane:
             Disagreement: the workers do not mean the same.
             FrozenLane: this worker has told of the lane already.
         """
-        plan, opening = plan_of(accumulate), self._opening
-        wide = Flag.FLOAT64 if accumulate == "float64" else Flag.NONE
-        fast = Flag.NONE if alongside is None else self._flag(plan.transfers)
-        flags = wide if alongside is None else wide | fast  # flags are slow to put together
-        self._chain = chained(self._chain, digest)
-        length, payload = _payload(plan.transfers) if opening.complete else (0, b"")
-        record = self._post(self._chain, length=length, free=free, flags=flags, notice=notice, payload=payload)
+        opening, transfers, fast = self._opening, plan.transfers, Flag.NONE
+        if alongside is not None:
+            fast = self._flag(transfers)
+        chain = self._chain = chained(self._chain, digest)
+        length, payload = _payload(transfers) if transfers and opening.complete else (0, b"")
+        record = self._post(chain, length, free, flags | fast, notice, payload)
         begun = None
         if alongside is not None and fast is Flag.BEGUN:
-            begun = self._alongside.begin(plan.transfers[0], alongside)
+            begun = self._alongside.begin(transfers[0], alongside)
         yield record
+        if opening.alike():
+            return Agreed(plan, opening, True, Notice.NONE, begun, fast is Flag.WANTED)
         if not opening.agreed():
             raise Disagreement
-        rows = opening.rows()
-        if opening.same_flags():
-            return Agreed(plan, rows, opening, Notice.NONE, begun, wants=fast is Flag.WANTED)
         self._drop_begun(opening)
-        highest = opening.notice()
-        if highest >= Notice.ABSENT:
-            return Agreed(plan, [], opening, highest)
-        first = opening.first_flags()
-        if (first ^ wide) & Flag.FLOAT64:
-            plan = plan_of("float64" if first & Flag.FLOAT64 else "native")
-        unfit = [Row(-1, row.free, row.flags, row.payload) for row in rows]  # their payloads are of several plans
-        return Agreed(plan, unfit, opening, highest)
+        other = bool((opening.first_flags() ^ flags) & Flag.FLOAT64)
+        return Agreed(plan, opening, notice=opening.notice(), other=other)  # the records may be of several plans
 
     def stand_by(self) -> Steps[Agreed]:
         """Take part in whatever step the others make next, for a worker whose replicas have all joined.
@@ -153,22 +136,22 @@ class Lane:
             FrozenLane: this worker has told of the lane already.
         """
         opening = self._opening
-        yield self._post(self._chain, notice=Notice.JOINED)
-        if not opening.agreed():
+        yield self._post(self._chain, 0, ALL_FREE, Flag.NONE, Notice.JOINED, b"")
+        if not (opening.alike() or opening.agreed()):
             raise Disagreement
         self._drop_begun(opening)
         self._chain = opening.digest() or self._chain
-        return Agreed(Plan([], lambda _: None), [], opening, Notice.JOINED)
+        return Agreed(NOTHING, opening, notice=Notice.JOINED)
 
-    def _post(self, digest: bytes, **what: Any) -> Request:
+    def _post(self, digest: bytes, *what: Any) -> Request:
         with self._lock:
             if self._frozen:
                 raise FrozenLane
             self.posted += 1
-        self._latest = self._opening.post(digest, **what)
-        return self._latest
+        latest = self._latest = self._opening.post(digest, *what)
+        return latest
 
-    def _flag(self, transfers: Sequence[Transfer]) -> Flag:
+    def _flag(self, transfers: Sequence[Transfer]) -> int:
         """Return whether values move together with their record, or would if there were a communicator for it."""
         room = _limit(transfers[0], transfers) if transfers and self._opening.complete else 0
         return self._alongside.flag(transfers, room)
@@ -183,18 +166,29 @@ class Lane:
         if agreed.wants:
             yield from self._alongside.make()
         results = [] if agreed.begun is None else [(yield from agreed.begun.go_on())]
+        transfers, opening = agreed.plan.transfers, agreed.opening
+        lengths: list[int] | None = None
+        if agreed.plain and opening.complete:
+            if len(transfers) == 1 and transfers[0].room is not None:
+                return results or [(yield from self._carry_out_one(transfers[0], opening, hands))]
+            lengths = [row.length for row in opening.rows()]
         at = 0
-        valid = bool(agreed.rows) and agreed.rows[0].length >= 0
-        lengths = [row.length for row in agreed.rows] if valid else None
-        for transfer in agreed.plan.transfers[len(results) :]:
-            limit = _limit(transfer, agreed.plan.transfers) - at
+        for transfer in transfers[len(results) :]:
+            limit = _limit(transfer, transfers) - at
             if lengths is not None and transfer.fits(limit, lengths):
-                results.append(transfer.from_records(_parts(transfer, agreed.rows, at)))
+                results.append(transfer.from_records(_parts(transfer, opening, lengths, at)))
                 at += transfer.room or 0
             else:
                 known = lengths if transfer.room is None else None
                 results.append((yield from transfer.carry_out(self.communicator, known, hands)))
         return results
+
+    def _carry_out_one(self, transfer: Transfer, opening: Opening, hands: Hands) -> Steps[Any]:
+        """Exchange the only thing that there is, whose size everybody knows."""
+        if not transfer.fits(PAYLOAD, ()):
+            return (yield from transfer.carry_out(self.communicator, None, hands))
+        room = transfer.room
+        return transfer.from_records([payload[:room] for payload in opening.payloads()])
 
     def catch_up(self, posted: int) -> None:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""
@@ -223,8 +217,6 @@ def _limit(transfer: Transfer, transfers: Sequence[Transfer]) -> int:
 
 def _payload(transfers: Sequence[Transfer]) -> tuple[int, bytes]:
     """Return the length of what has no fixed size, and what the record is to hold."""
-    if not transfers:
-        return 0, b""
     if len(transfers) == 1 and transfers[0].room is not None:
         return 0, transfers[0].data.tobytes() if transfers[0].fits(PAYLOAD, ()) else b""
     held, length = bytearray(), 0
@@ -240,5 +232,6 @@ def _payload(transfers: Sequence[Transfer]) -> tuple[int, bytes]:
     return length, bytes(held)
 
 
-def _parts(transfer: Transfer, rows: Sequence[Row], at: int) -> list[memoryview]:
-    return [row.payload[at : at + (row.length if transfer.room is None else transfer.room)] for row in rows]
+def _parts(transfer: Transfer, opening: Opening, lengths: Sequence[int], at: int) -> list[memoryview]:
+    sizes = lengths if transfer.room is None else [transfer.room] * len(lengths)
+    return [payload[at : at + size] for payload, size in zip(opening.payloads(), sizes, strict=True)]

@@ -65,14 +65,7 @@ class Leaf:
             replicas: how many they are.
             out: takes the result.
         """
-        finish = self._rule.finish
-        if finish is not Finish.NOTHING:
-            with np.errstate(all="ignore"):
-                for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
-                    if finish is Finish.DIVIDE:
-                        np.divide(part, replicas, out=part)
-                    else:
-                        np.multiply(part, 1.0 / replicas, out=part)
+        finished(self._rule, total, replicas)
         if total is not out:
             with np.errstate(all="ignore"):
                 out[...] = rounded(total, self._rule.result)
@@ -86,6 +79,17 @@ class Leaf:
         whole = flat.reshape(self.shape)
         whole.flags.writeable = False
         return whole[()] if self._scalar else whole
+
+
+def finished(rule: Rule, total: Array, replicas: int) -> None:
+    """Make a range of a result, before it is rounded, of its total."""
+    if rule.finish is not Finish.NOTHING:
+        with np.errstate(all="ignore"):
+            for part in (total.real, total.imag) if total.dtype.kind == "c" else (total,):
+                if rule.finish is Finish.DIVIDE:
+                    np.divide(part, replicas, out=part)
+                else:
+                    np.multiply(part, 1.0 / replicas, out=part)
 
 
 class Pack:

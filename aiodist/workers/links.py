@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 from selectors import EVENT_READ, BaseSelector
 from typing import Final
 
-from aiodist.workers.addresses import TOKEN_BYTES, Address, first_connection, receive_exactly
+from aiodist.workers.addresses import TOKEN_BYTES, Address, first_connection, receive_exactly, ways_to
 from aiodist.workers.joining import Hello
 from aiodist.workers.peer import LENGTH, Peer
 
 MOST_WITH_ALL: Final = 33
 _CONNECT_SECONDS: Final = 5.0
-_HERE: Final = "127.0.0.1"
 
 
 def partners(rank: int, size: int) -> list[int]:
@@ -80,7 +79,7 @@ class Links:
         for rank in ranks:
             address: Address = self._hellos[rank].address
             same_machine = self._hellos[rank].host == self._hellos[self._rank].host
-            hosts = (_HERE, *address.hosts) if same_machine else address.hosts
+            hosts = ways_to(address, same_machine=same_machine)
             with contextlib.suppress(OSError):
                 connection = first_connection(hosts, address.port)
                 connection.sendall(address.token + LENGTH.pack(self._rank))

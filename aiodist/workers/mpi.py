@@ -8,9 +8,12 @@ where all went well, or has been recovered from: with a worker dead, or operatio
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import Any, Final
 
@@ -18,7 +21,7 @@ import numpy as np
 
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.making import Making
-from aiodist.workers.separate import SeparateProcess, unfinished
+from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess, unfinished
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
@@ -46,14 +49,16 @@ def load_mpi() -> Any:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise ImportError(f"mpi4py finds no MPI ({error}); {INSTALL}") from error
-        atexit.register(_finalize, MPI)
+        atexit.register(_finalize, MPI, os.getpid())
         return MPI
     from mpi4py import MPI
 
     return MPI
 
 
-def _finalize(mpi: Any) -> None:
+def _finalize(mpi: Any, worker: int) -> None:
+    if os.getpid() != worker:  # a child that the program has forked ends by itself
+        return
     if not unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None and _all_landed():
         mpi.Finalize()
 
@@ -79,6 +84,22 @@ def library() -> str:
     """
     name, version = load_mpi().get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """End the process when MPI's initialisation has waited for five minutes, with a traceback on standard error.
+
+    It waits in C, with the interpreter lock, for all that the launcher has started; one that ends without MPI keeps it
+    for ever, where the launcher is `mpiexec` alone. No Python code could end that.
+    """
+    with suppress(OSError, ValueError):  # standard error is closed
+        if sys.__stderr__ is not None:
+            faulthandler.dump_traceback_later(FIRST_MEETING_SECONDS, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 class MpiRequest:
@@ -146,7 +167,8 @@ class MpiCommunicator(SeparateProcess):
             ImportError: mpi4py, or the MPI that it needs, is not installed.
             RuntimeError: MPI does not know of all of them.
         """
-        mpi = load_mpi()
+        with _bounded():
+            mpi = load_mpi()
         if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
             raise RuntimeError("MPI was initialised for a single thread; leave its initialisation to aiodist")
         world = mpi.COMM_WORLD

@@ -49,11 +49,12 @@ class DataPlane:
 
     Attributes:
         broken: why it is not used any more; empty while it may be.
+        refusal: the same, as an error's text, where NCCL is demanded.
     """
 
     def __init__(self, rank: int, size: int, ordinal: int, *, demanded: bool) -> None:
         self.rank, self.size, self.ordinal = rank, size, ordinal
-        self.broken = ""
+        self.broken = self.refusal = ""
         self._demanded = demanded
         self._links: list[Link] = []  # one, or none
         self._generation = 0
@@ -85,11 +86,7 @@ class DataPlane:
     # Making it.
 
     def meet(self, communicator: Communicator) -> Steps[bool]:
-        """Link the workers, where they are not; return whether they are.
-
-        Raises:
-            RuntimeError: they are not, and NCCL is demanded.
-        """
+        """Link the workers, where they are not; return whether they are."""
         found = np.empty(self.size, np.int64)
         yield communicator.iallgather(as_bytes(np.array([self._generation], np.int64)), found.view(np.uint8))
         if found[0] and (found == found[0]).all():
@@ -138,10 +135,10 @@ class DataPlane:
     def _give_up(self, why: str) -> None:
         self.broken = why
         if self._demanded:
-            raise RuntimeError(f"implementation='nccl', and NCCL cannot link the workers: {why}")
-        warnings.warn(
-            f"NCCL cannot link the workers, and values on GPUs go through the host: {why}", RuntimeWarning, stacklevel=2
-        )
+            self.refusal = f"implementation='nccl', and NCCL cannot link the workers: {why}"
+            return
+        text = f"NCCL cannot link the workers, and values on GPUs go through the host: {why}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def plane_for(offers: Sequence[Offer | None], layout: Layout) -> DataPlane | None:

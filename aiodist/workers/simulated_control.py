@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.layout import Layout
-from aiodist.workers.state import WorkerState
+from aiodist.workers.state import ReplicaPart, WorkerState
 from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Request, Verdict
 
 
 class SimulatedSwitchboard:
-    """What the control planes of all simulated workers of a strategy share."""
+    """What the control planes of all simulated workers of a strategy share.
+
+    A worker whose strategy has not been used yet does not listen. The others do not wait for what it has to tell; it
+    hears what they have asked when it does.
+    """
 
     def __init__(self, layout: Layout, order_check: OrderCheck) -> None:
+        self._layout = layout
+        self._unheard: dict[int, list[tuple[LaneKey, int | None]]] = {}
         self._listeners: dict[int, Listener] = {}
         self._lost: dict[int, str] = {}
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell)
@@ -21,6 +27,8 @@ class SimulatedSwitchboard:
         self._listeners[rank] = listener
         for lost, why in self._lost.items():
             listener.lose(lost, why)
+        for question in self._unheard.pop(rank, ()):
+            listener.asked(*question)
 
     def report(self, rank: int, key: LaneKey, state: WorkerState) -> None:
         """Take a worker's part."""
@@ -42,11 +50,22 @@ class SimulatedSwitchboard:
                 listener.lose(rank, why)
 
     def _ask(self, rank: int, key: LaneKey, trouble: int | None) -> None:
-        if rank not in self._lost:
+        if rank in self._lost:
+            return
+        if rank in self._listeners:
             self._listeners[rank].asked(key, trouble)
+        else:
+            self._unheard.setdefault(rank, []).append((key, trouble))
+            self._coordinator.heard(rank, key, self._unused(rank))
+
+    def _unused(self, rank: int) -> WorkerState:
+        """Return what there is to tell of a worker that does not listen yet."""
+        replica = ReplicaPart(sequence=0, end=None, abandoned=None, abandoned_at=0, stack=())
+        replicas = (replica,) * self._layout.counts[rank]
+        return WorkerState(rank, 0, replicas, note="its strategy has not been used yet")
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
-        if rank not in self._lost:
+        if rank not in self._lost and rank in self._listeners:
             self._listeners[rank].judged(key, verdict)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,10 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.leaves import Leaf
-from aiodist.workers.record import PAYLOAD
 from aiodist.workers.reduction import Folding, Reduction
 from aiodist.workers.transfers import Hands, Steps
-from aiodist_kernels import Accumulate, ReduceOp
-from aiodist_kernels.rules import DType, Finish, Rule, rule_for
+from aiodist_kernels import ReduceOp
+from aiodist_kernels.rules import Finish, Rule
 
 
 class SmallReduction:
@@ -52,7 +50,7 @@ class SmallReduction:
     def from_records(self, parts: Sequence[memoryview]) -> list[Array]:
         """Return the result, of what stands in all workers' records."""
         accumulator = self._rule.accumulator
-        rows = [np.frombuffer(bytes(part), accumulator) for part in parts]
+        rows = [np.frombuffer(part, accumulator) for part in parts]
         total = kernels.reduce_alike(self._fold, rows) if len(rows) > 1 else rows[0].copy()
         out = total
         if self._rule.finish is not Finish.NOTHING or self._rule.result is not accumulator:
@@ -70,11 +68,3 @@ class SmallReduction:
 
     def _leaf(self) -> Leaf:
         return Leaf(self._rule, self._parts, scalar=False)
-
-
-@lru_cache(maxsize=1024)
-def small_rule(op: ReduceOp, dtype: DType, size: int, accumulate: Accumulate) -> Rule | None:
-    """Return how an array is reduced that fits into a record; None for others."""
-    rule = rule_for(op, dtype, accumulate)
-    fits = 0 < size * rule.accumulator.itemsize <= PAYLOAD
-    return rule if fits and dtype == rule.dtype and dtype.isbuiltin == 1 else None

@@ -39,6 +39,7 @@ class ReplicaPart:
     stack: tuple[Location, ...]
     joined_at: int | None = None
     cancelled_in: tuple[tuple[str, int], ...] = ()
+    refusal: str = ""
     returned: Any = None
     ended_at: Site | None = None
     waits_for: str | None = None
@@ -94,6 +95,7 @@ class WorkerState:
             the workers.
         waiting: by number, the places of the replicas that wait in one of the open meetings.
         trouble: the number of the meeting that cannot complete, where that is known and is one of the run's own group.
+        digests: outside of replicas, the digests of the calls of the open meetings, by number.
     """
 
     rank: int
@@ -108,6 +110,27 @@ class WorkerState:
     lanes: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     trouble: int | None = None
+    digests: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> int:
+        """How many of the first meetings are complete."""
+        return min(self.open, default=max((replica.sequence for replica in self.replicas), default=0))
+
+
+def calls_of(states: Collection[WorkerState]) -> dict[int, frozenset[bytes]]:
+    """Return the digests of the calls that workers have begun outside of replicas, by number."""
+    found: dict[int, set[bytes]] = {}
+    for state in states:
+        for number, digest in state.digests.items():
+            found.setdefault(number, set()).add(digest)
+    return {number: frozenset(digests) for number, digests in found.items()}
+
+
+def absent(rank: int, posted: int, end: ReplicaState, replicas: int) -> WorkerState:
+    """Return what a worker has to tell of a run in which it has no part any more, or never had."""
+    part = ReplicaPart(sequence=0, end=end, abandoned=None, abandoned_at=0, stack=())
+    return WorkerState(rank, posted, (part,) * replicas)
 
 
 def tell(
@@ -218,6 +241,7 @@ def replica_part(member: Member, waits: Mapping[int, str]) -> ReplicaPart:
         stack=() if member.end is not None else member.stack(),
         joined_at=member.joined_at,
         cancelled_in=tuple((portable(file), line) for file, line in member.cancelled_in),
+        refusal=member.refusal,
         returned=None if ending is None else _plain(ending.value),
         ended_at=None if ending is None or ending.code is None else site_of(ending.code, ending.offset),
         waits_for=waits.get(member.replica_id),
@@ -280,7 +304,7 @@ def become(member: Member, part: ReplicaPart, *, stack: bool = True) -> None:
     member.sequence, member.end = part.sequence, part.end
     member.joined_at = part.joined_at
     member.cancelled_in = tuple((resolved(file), line) for file, line in part.cancelled_in)
-    member.abandoned, member.abandoned_at = part.abandoned, part.abandoned_at
+    member.abandoned, member.abandoned_at, member.refusal = part.abandoned, part.abandoned_at, part.refusal
     if stack:
         member.stack = lambda: part.stack
     if part.end is ReplicaState.EXITED:

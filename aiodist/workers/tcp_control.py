@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import hmac
+import os
 import pickle
-import platform
 import selectors
 import socket
 import sys
@@ -29,19 +28,13 @@ from functools import partial
 from typing import Any, Final
 
 from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.addresses import (
-    TOKEN_BYTES,
-    Address,
-    Listening,
-    allow_connections,
-    first_connection,
-    receive_exactly,
-)
+from aiodist.workers import star
+from aiodist.workers.addresses import Listening
 from aiodist.workers.health import Health
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.links import Links
-from aiodist.workers.peer import LENGTH, Peer, message
+from aiodist.workers.peer import Peer, message
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
 from aiodist.workers.tcp_requests import Requests
@@ -53,7 +46,6 @@ CUT_GRACE_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
-_CONNECT_SECONDS: Final = 60.0
 _BEAT: Final = message("beat")
 
 
@@ -76,13 +68,11 @@ class TcpControl(Requests):
         listening: Listening | None,
         unfinished: list[object],
     ) -> None:
+        super().__init__()
         self._rank = layout.rank
-        self._size = layout.workers
-        self._hellos = hellos
         self._unfinished = unfinished
         self._listener: Listener | None = None
         self._pulse = Pulse()
-        self._peers: dict[int, Peer] = {}
         self._unsent: set[Peer] = set()
         self._to_forget: list[Peer] = []
         self._made: tuple[Verdict | None, bytes] = None, b""
@@ -92,8 +82,9 @@ class TcpControl(Requests):
         self._timers: list[tuple[float, tuple[Any, ...]]] = []
         self._leaving = False
         self._left = threading.Event()
+        self._process = os.getpid()
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell) if self._rank == 0 else None
-        self._connect(listening)
+        self._peers = star.connected(self._rank, hellos, listening)
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -106,7 +97,9 @@ class TcpControl(Requests):
             lambda rank, connection: self._request("link", rank, connection),
             lambda rank: self._handle("cut_off", self._rank, rank),
         )
-        self._health = Health(hellos, self._numbers(), lambda rank, state: self._request("health", rank, state))
+        self._health = Health(
+            hellos, star.numbers(self._peers), lambda rank, state: self._request("health", rank, state)
+        )
         self._thread = threading.Thread(target=self._serve, name="aiodist control", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -129,7 +122,7 @@ class TcpControl(Requests):
     def close(self) -> None:
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
         atexit.unregister(self.close)
-        if not self._leaving:
+        if not self._leaving and os.getpid() == self._process:  # what the program has forked has no part in it
             error = getattr(sys, "last_value", None)
             self._request("leave", "has ended" if error is None else f"has ended: {_brief(error)}", error is not None)
             self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
@@ -138,54 +131,6 @@ class TcpControl(Requests):
         self._requests.append(request)
         with contextlib.suppress(OSError):
             self._wake_writer.send(b"\0")
-
-    # Connections.
-
-    def _connect(self, listening: Listening | None) -> None:
-        if self._size == 1:
-            return
-        if self._rank == 0:
-            assert listening is not None
-            allow_connections(self._size - 1)
-            while len(self._peers) < self._size - 1:
-                self._accept(listening)
-            listening.socket.close()
-            return
-        address: Address = self._hellos[0].address
-        same_machine = self._hellos[0].host == platform.node()
-        hosts = ("127.0.0.1", *address.hosts) if same_machine else address.hosts
-        connection = first_connection(hosts, address.port)
-        connection.sendall(address.token + LENGTH.pack(self._rank))
-        self._add(0, connection)
-
-    def _accept(self, listening: Listening) -> None:
-        listening.socket.settimeout(_CONNECT_SECONDS)
-        try:
-            connection, _ = listening.socket.accept()
-        except TimeoutError:
-            missing = sorted(set(range(1, self._size)) - set(self._peers))
-            raise ConnectionError(
-                f"workers {missing} have not connected to the first worker at {listening.address.hosts} within "
-                f"{_CONNECT_SECONDS:.0f} s; where that is the wrong network, set AIODIST_CONTROL_ADDRESS"
-            ) from None
-        connection.settimeout(_CONNECT_SECONDS)
-        with contextlib.suppress(OSError):
-            said = receive_exactly(connection, TOKEN_BYTES + LENGTH.size)
-            if hmac.compare_digest(said[:TOKEN_BYTES], listening.address.token):
-                self._add(LENGTH.unpack(said[TOKEN_BYTES:])[0], connection)
-                return
-        connection.close()
-
-    def _numbers(self) -> dict[int, str]:
-        """Return by which numbers the connected workers' machines are reached; one may be gone already."""
-        found = {}
-        for rank, peer in self._peers.items():
-            with contextlib.suppress(OSError):
-                found[rank] = peer.connection.getpeername()[0]
-        return found
-
-    def _add(self, rank: int, connection: socket.socket) -> None:
-        self._peers[rank] = Peer(rank, connection)
 
     # The thread.
 
@@ -262,6 +207,7 @@ class TcpControl(Requests):
             listener.lose(rank, why)
         for one, other in self._cut:
             listener.cut(one, other)
+        self._call_early()
 
     def _on_link(self, rank: int, connection: socket.socket) -> None:
         self._links.add(rank, connection)
@@ -311,9 +257,8 @@ class TcpControl(Requests):
             self._put(self._peers[rank], self._made[1])
 
     def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
-        if self._listener is not None:
-            self._listener.asked(key, trouble)
-            self._later(ANSWER_SECONDS, "answer", key)
+        self._call_listener("asked", key, trouble)
+        self._later(ANSWER_SECONDS, "answer", key)
 
     def _on_answer(self, key: LaneKey) -> None:
         """Tell of a lane in the place of an event loop that has not done so."""

@@ -29,6 +29,36 @@ def check_arrays(buffers: Sequence[object]) -> None:
             )
 
 
+def plain(buffers: Sequence[Array]) -> Sequence[Array]:
+    """Return buffers without what subclasses of arrays make of operators: as arrays, over the same memory.
+
+    Raises:
+        TypeError: one is masked, and what the mask hides would count.
+    """
+    for buffer in buffers:
+        if type(buffer) is not np.ndarray:
+            return [_plain(each, index) for index, each in enumerate(buffers)]
+    return buffers
+
+
+def _plain(buffer: Any, index: int) -> Any:
+    check_unmasked(buffer, f"as buffer {index}")
+    return np.asarray(buffer) if isinstance(buffer, np.ndarray) else buffer
+
+
+def check_unmasked(array: object, where: str) -> None:
+    """Check that an array has no mask.
+
+    Raises:
+        TypeError: it has.
+    """
+    if type(array) is not np.ndarray and isinstance(array, np.ma.MaskedArray):
+        raise TypeError(
+            f"expected arrays without a mask, got a MaskedArray {where}, whose masked elements would count; fill them "
+            "first, e.g. x.filled(0)"
+        )
+
+
 def check_alike(buffers: Sequence[Array], dtype: DType, shape: tuple[int, ...]) -> None:
     """Check that all buffers have the dtype and shape of buffer 0.
 
@@ -62,6 +92,7 @@ def check_out(out: object, rule: Rule, shape: tuple[int, ...]) -> None:
             f"expected out to be a NumPy array or None, got {type(out).__name__}; "
             f"e.g. out=np.empty({shape}, {rule.result.name!r})"
         )
+    check_unmasked(out, "as out")
     if out.dtype != rule.result:
         raise TypeError(
             f"expected out of dtype {rule.result}, which {rule.op.name} of {rule.dtype} gives, "

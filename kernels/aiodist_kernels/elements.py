@@ -2,8 +2,9 @@
 """Folds of single numbers: arrays of no dimension, and NumPy's scalars.
 
 A ufunc takes 0.4 microseconds a call however little it has to do. So from three numbers on they are put into one array,
-which NumPy does at 10 nanoseconds a number, and folded there by `accumulate`: that is by definition the fold from left
-to right, in each of whose steps the result so far meets the next number. (`reduce`, which adds in pairs, is not.)
+which NumPy does at 10 nanoseconds a number where it need not convert them, and folded there by `accumulate`: that is by
+definition the fold from left to right, in each of whose steps the result so far meets the next number. (`reduce`, which
+adds in pairs, is not.) A few are quicker folded by the interpreter, where its floats are the accumulator.
 """
 
 import functools
@@ -12,52 +13,105 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
+from numpy import array, asarray, fromiter
 
 from aiodist_kernels.arguments import Array
 from aiodist_kernels.reduce_op import ReduceOp
 from aiodist_kernels.rounding import rounded
-from aiodist_kernels.rules import DType, Finish, Rule
+from aiodist_kernels.rules import FLOAT64, DType, Finish, Rule
 
-Element = Array | np.generic
+AS_SCALAR: Final = -1
+AS_ARRAY: Final = (-1, ...)
+"""How to take the last number of an array: as one of NumPy's scalars, or as an array of no dimension."""
+
+ElementFold = Callable[[Sequence[Any], Any], Any]
+"""Folds at least one number of a rule's dtype, and returns the result `AS_SCALAR` or `AS_ARRAY`, as the second argument
+says. Numbers are all arrays of no dimension, of any byte order, or all scalars, NumPy's or Python's."""
 
 FEW: Final = 6
-"""Up to so many of NumPy's scalars are quicker added by their own operators."""
+"""Up to so many of NumPy's scalars are quicker folded by operators."""
+
+FEW_DOUBLES: Final = 12
+"""Up to so many numbers are quicker turned into Python's floats one by one."""
 
 _OPERATORS: Final[dict[ReduceOp, Callable[[Any, Any], Any]]] = {
     ReduceOp.SUM: operator.add,
+    ReduceOp.MEAN: operator.add,
     ReduceOp.PRODUCT: operator.mul,
 }
 
 
-def fold_elements(rule: Rule, elements: Sequence[Element]) -> Any:
-    """Fold numbers of the rule's dtype.
+@functools.cache
+def element_fold(rule: Rule) -> ElementFold:
+    """Return the fold of single numbers that serves `rule`."""
+    if rule.finish is Finish.NOTHING and rule.accumulator == rule.result:
+        return _native_fold(rule)
+    return _double_fold(rule) if rule.accumulator == FLOAT64 else _wide_fold(rule)
 
-    Args:
-        rule: the rule.
-        elements: at least one; all are arrays of no dimension, of any byte order, or all are NumPy's scalars.
 
-    Returns:
-        One of NumPy's scalars, of the rule's result dtype.
+def _native_fold(rule: Rule) -> ElementFold:
+    ufunc, dtype, step = rule.ufunc, rule.dtype, _OPERATORS.get(rule.op)
+    accumulate = ufunc.accumulate
+    if not accumulates(ufunc, dtype):
+        return lambda elements, form: _taken(functools.reduce(ufunc, elements), form)
+
+    def fold(elements: Sequence[Any], form: Any) -> Any:
+        count = len(elements)
+        if form is AS_SCALAR and count <= FEW and step is not None:
+            return functools.reduce(step, elements)
+        return accumulate(fromiter(elements, dtype, count), 0, dtype)[form]
+
+    return fold
+
+
+def _double_fold(rule: Rule) -> ElementFold:
+    """Return a fold whose accumulator is also Python's own: what follows it needs no NumPy."""
+    step, accumulate, finish = _OPERATORS[rule.op], rule.ufunc.accumulate, rule.finish
+    gather, result = _gather(rule), rule.result
+    convertible = result.isbuiltin == 1
+
+    def fold(elements: Sequence[Any], form: Any) -> Any:
+        count = len(elements)
+        if count <= FEW_DOUBLES:
+            total = functools.reduce(step, map(float, elements))
+        else:
+            total = accumulate(gather(elements)).item(-1)
+        if finish is Finish.SCALE:
+            total *= 1.0 / count
+        elif finish is Finish.DIVIDE:
+            total /= count
+        return _taken(array(total, result) if convertible else rounded(array(total), result), form)
+
+    return fold
+
+
+def _wide_fold(rule: Rule) -> ElementFold:
+    accumulate, gather = rule.ufunc.accumulate, _gather(rule)
+
+    def fold(elements: Sequence[Any], form: Any) -> Any:
+        total = accumulate(gather(elements))[-1]
+        if rule.finish is Finish.SCALE:
+            total = _each_part(operator.mul, total, 1.0 / len(elements))
+        elif rule.finish is Finish.DIVIDE:
+            total = _each_part(operator.truediv, total, len(elements))
+        return _taken(rounded(asarray(total), rule.result), form)
+
+    return fold
+
+
+def _gather(rule: Rule) -> Callable[[Sequence[Any]], Array]:
+    """Return what puts numbers into one array of the accumulator's dtype.
+
+    To have each converted takes several times as long as all at once (but for dtypes that other libraries bring).
     """
-    accumulator, ufunc = rule.accumulator, rule.ufunc
-    step = _OPERATORS.get(rule.op)
-    if rule.finish is not Finish.NOTHING or accumulator is not rule.result:
-        return _finished(rule, elements)
-    if step is None and not accumulates(ufunc, accumulator):
-        return functools.reduce(ufunc, elements)
-    if step is not None and len(elements) <= FEW and type(elements[0]) is not np.ndarray:
-        return functools.reduce(step, elements)
-    return ufunc.accumulate(np.fromiter(elements, accumulator, len(elements)), 0, accumulator)[-1]
+    dtype, accumulator = rule.dtype, rule.accumulator
+    if dtype == accumulator or dtype.isbuiltin != 1:
+        return lambda elements: fromiter(elements, accumulator, len(elements))
+    return lambda elements: fromiter(elements, dtype, len(elements)).astype(accumulator)
 
 
-def _finished(rule: Rule, elements: Sequence[Element]) -> Any:
-    count, accumulator = len(elements), rule.accumulator
-    total = rule.ufunc.accumulate(np.fromiter(elements, accumulator, count), 0, accumulator)[-1]
-    if rule.finish is Finish.SCALE:
-        total = _each_part(operator.mul, total, 1.0 / count)
-    elif rule.finish is Finish.DIVIDE:
-        total = _each_part(operator.truediv, total, count)
-    return total if accumulator == rule.result else rounded(np.asarray(total), rule.result)[()]
+def _taken(total: Any, form: Any) -> Any:
+    return asarray(total) if form is AS_ARRAY else total[()]
 
 
 def _each_part(step: Callable[[Any, Any], Any], total: Any, number: float) -> Any:

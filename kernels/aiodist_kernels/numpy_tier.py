@@ -17,7 +17,7 @@ import numpy as np
 
 from aiodist_kernels import pool
 from aiodist_kernels.arguments import Array
-from aiodist_kernels.elements import fold_elements
+from aiodist_kernels.elements import AS_ARRAY, element_fold
 from aiodist_kernels.layout import empty_like, flat_views, overlaps, spoils
 from aiodist_kernels.rounding import rounded
 from aiodist_kernels.rules import Finish, Rule
@@ -72,12 +72,13 @@ def fold_plain(rule: Rule, buffers: Sequence[Array], nbytes: int) -> Array:
     ufunc = rule.ufunc
     if nbytes <= STEPPED_TO:
         if nbytes <= ELEMENT_BYTES and buffers[0].shape == ():
-            return np.asarray(fold_elements(rule, buffers))
+            total: Array = element_fold(rule)(buffers, AS_ARRAY)
+            return total
         stepped: Array = functools.reduce(ufunc, buffers)
         return stepped
     if nbytes > BLOCK_BYTES:
         return _fold_blocks(rule, buffers, None)
-    total: Array = ufunc(buffers[0], buffers[1])
+    total = ufunc(buffers[0], buffers[1])
     for place in range(2, len(buffers)):
         ufunc(total, buffers[place], out=total)
     return total
@@ -160,9 +161,9 @@ def _wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
 def _element(rule: Rule, buffers: Sequence[Array]) -> Array:
     """Fold arrays of one element."""
     shape = buffers[0].shape
-    if shape == ():
-        return np.asarray(fold_elements(rule, buffers))
-    return np.asarray(fold_elements(rule, [buffer.item() for buffer in buffers])).reshape(shape)
+    elements = buffers if shape == () else [buffer.reshape(()) for buffer in buffers]
+    total: Array = element_fold(rule)(elements, AS_ARRAY)
+    return total.reshape(shape)
 
 
 def _parts(total: Array) -> tuple[Array, ...]:

@@ -8,6 +8,7 @@ from typing import Any, Final, get_args
 import numpy as np
 
 from aiodist_kernels import compiled_tier, policy
+from aiodist_kernels.elements import ElementFold, element_fold
 from aiodist_kernels.numpy_tier import Fold, fold_for, is_plain
 from aiodist_kernels.recipes import recipe_for
 from aiodist_kernels.reduce_op import ReduceOp
@@ -21,6 +22,7 @@ class Plan:
     Attributes:
         rule: what the reduction means.
         fold: the NumPy tier's function for it.
+        elements: the same for single numbers.
         ufunc: the rule's, at hand for small values.
         plain_below: bytes of one buffer below which its ufunc may be all there is to it; 0 for never.
         compiled_from: bytes of one buffer below which no kernel that is ready pays.
@@ -33,6 +35,7 @@ class Plan:
 
     rule: Rule
     fold: Fold
+    elements: ElementFold
     ufunc: np.ufunc
     plain_below: int
     compiled_from: int
@@ -96,7 +99,7 @@ def find_plan(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> 
     if plan is None:
         rule = rule_for(op, dtype, accumulate)
         plain_below = policy.PLAIN_BELOW if is_plain(rule) else 0
-        plan = Plan(rule, fold_for(rule), rule.ufunc, plain_below, policy.NEVER, {})
+        plan = Plan(rule, fold_for(rule), element_fold(rule), rule.ufunc, plain_below, policy.NEVER, {})
         plans[accumulate][op][dtype] = plan
     return plan
 

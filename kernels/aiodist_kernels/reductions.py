@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 from numpy import asarray, empty, ndarray
 
-from aiodist_kernels import pieces, policy
-from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out
-from aiodist_kernels.elements import fold_elements
+from aiodist_kernels import pieces, policy, pool
+from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out, plain
+from aiodist_kernels.elements import AS_ARRAY, AS_SCALAR
 from aiodist_kernels.layout import empty_like
 from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain
 from aiodist_kernels.pieces import Pieces
@@ -55,21 +55,25 @@ def reduce(
 
     Raises:
         TypeError: `op` is not defined for the dtype; dtypes differ; a buffer or `out` is no array,
-            or `out` has the wrong dtype.
+            or is masked, or `out` has the wrong dtype.
         ValueError: no buffers; shapes differ; `out` has the wrong shape or is read-only; unknown
             `op` or `accumulate`.
     """
     plan = _checked(op, buffers, out, accumulate)
+    buffers = plain(buffers)
     return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
 
 
-def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native") -> Array:
+def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as some of these ways take)
+    op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native", among: bool = False
+) -> Array:
     """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
 
     Args:
         op: the reduce op, defined for the dtype.
         buffers: as in `reduce`.
         accumulate: as in `reduce`.
+        among: the result is one of several that live as long as each other; see `pool`.
 
     Returns:
         An array in fresh memory, as `reduce`.
@@ -80,6 +84,8 @@ def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate 
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
     nbytes = first.nbytes
+    if among and nbytes >= pool.POOLED_AMONG_FROM:
+        return _reduce_among(plan, buffers)
     if nbytes <= plan.small_to:
         total: Array = first.copy() if nbytes <= plan.copied_to else empty(first.shape, plan.rule.result)
         if plan.small(buffers, total, nbytes):
@@ -90,12 +96,16 @@ def reduce_alike(op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate 
             if count == 2:  # a ufunc needs no help
                 total = _run(plan.ufunc, first, buffers[1])
                 return total if type(total) is ndarray else asarray(total)
-            if count > 2 and ELEMENT_BYTES < nbytes <= STEPPED_TO:
+            if count > 2 and nbytes <= STEPPED_TO:
+                if nbytes <= ELEMENT_BYTES and first.shape == ():
+                    return _run(plan.elements, buffers, AS_ARRAY)
                 return _run(functools.reduce, plan.ufunc, buffers)
             if count > 2 and (nbytes < plan.compiled_from or not plan.kernel(count, nbytes)):
                 return _run(fold_plain, plan.rule, buffers, nbytes)
         except RuntimeError:  # another thread is in that context
             pass
+    elif nbytes <= ELEMENT_BYTES and first.shape == () and not plan.rule.contiguous:
+        return quiet.copy().run(plan.elements, buffers, AS_ARRAY)
     return _reduce(plan, buffers, None)
 
 
@@ -114,14 +124,26 @@ def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accu
         TypeError: `op` is not defined for the dtype.
     """
     first = scalars[0]
-    plan = find_plan(op, first.dtype, accumulate)
+    try:
+        plan = plans[accumulate][op][first.dtype]
+    except KeyError:
+        plan = find_plan(op, first.dtype, accumulate)
     if plan.small_to >= 0:
         total: Array = empty((), plan.rule.result)
         if plan.small(scalars, total, -first.nbytes):
             return total[()]
     if plan.rule.contiguous:
         return _reduce(plan, [asarray(scalar) for scalar in scalars], None)[()]
-    return quiet.copy().run(fold_elements, plan.rule, scalars)
+    return quiet.copy().run(plan.elements, scalars, AS_SCALAR)
+
+
+def _reduce_among(plan: Plan, buffers: Sequence[Array]) -> Array:
+    """Reduce into a block of the pool."""
+    first = buffers[0]
+    total = empty_like(first, plan.rule.result, among=True)
+    if first.nbytes <= plan.small_to and plan.small(buffers, total, first.nbytes):
+        return total
+    return _reduce(plan, buffers, total)
 
 
 def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:
@@ -158,7 +180,8 @@ def cut(
         TypeError: as in `reduce`.
         ValueError: as in `reduce`.
     """
-    return pieces.cut(_checked(op, buffers, out, accumulate), buffers, out, parts)
+    plan = _checked(op, buffers, out, accumulate)
+    return pieces.cut(plan, plain(buffers), out, parts)
 
 
 def result_dtype(op: ReduceOp, dtype: DType) -> DType:

@@ -135,7 +135,7 @@ def apart(engine: Engine, fault: str) -> str:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         made = stack.enter_context(machines(WORKERS, Path(folder)))
-        words = [*made.enter, engine.python, "-m", "aiodist", "run", "-n", str(WORKERS)]
+        words = [*made.enter, engine.python, "-m", "aiodist", "run", "-n", str(WORKERS), "--engine", engine.option]
         words += ["--hosts", ",".join(made.numbers), JOB, "aiodist", fault, str(SECONDS)]
         cuts: list[float] = []
         act = _cutting(made, fault, cuts) if fault.startswith("cut") else None
@@ -199,8 +199,7 @@ def main() -> None:
     lines = ["## aiodist, workers on one machine", "", *table("the last of three", FAULTS, engines, ours)]
     lines += ["## aiodist, every worker on a machine of its own", ""]
     reason = why_not()
-    mpi = [engine for engine in engines if engine.option == "mpi"]
-    lines += [f"Not run: {reason}.", ""] if reason else table("the last of three", APART, mpi, apart)
+    lines += [f"Not run: {reason}.", ""] if reason else table("the last of three", APART, engines, apart)
     lines += ["## The engines alone", "", *table("the last of three", FAULTS, engines, bare)]
     text = "\n".join(lines)
     if arguments.page is None:

@@ -15,7 +15,9 @@ from aiodist.vocabulary.device_arrays import DeviceArray, DeviceBuffer, DeviceTy
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from aiodist.vocabulary.device_arrays import Spec
 
 
 class PlantedArray:
@@ -87,10 +89,13 @@ class Planted(DeviceType):
         return DeviceBuffer(address, leaf.shape, strides, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
 
     def make(
-        self, shape: tuple[int, ...], dtype: np.dtype, ordinal: int, allocate: Callable[[int, int], Any]
-    ) -> tuple[PlantedArray, int]:
-        memory = self.machine.driver.allocate(ordinal, math.prod(shape) * dtype.itemsize)
-        return PlantedArray(memory, shape, dtype, ordinal), memory.address
+        self, specs: Sequence[Spec], ordinal: int, allocate: Callable[[int, int], Any]
+    ) -> list[tuple[PlantedArray, int]]:
+        made = []
+        for shape, dtype in specs:
+            memory = self.machine.driver.allocate(ordinal, math.prod(shape) * dtype.itemsize)
+            made.append((PlantedArray(memory, shape, dtype, ordinal), memory.address))
+        return made
 
     def stream(self, ordinal: int) -> int:
         return self.machine.stream

@@ -200,11 +200,11 @@ class FakeDriver:
     def load(self, device: int, form: Form) -> None:
         self.loaded.add((device, form))
 
-    def launcher(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> Callable[[], None]:
+    def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
         assert self.is_loaded(device, form)
-        return partial(self.launch, device, form, work, arguments)
+        return partial(self.launch, device, form, work)
 
-    def launch(self, device: int, form: Form, work: int, arguments: Sequence[int]) -> None:
+    def launch(self, device: int, form: Form, work: int, *arguments: int) -> None:
         assert work > 0
         run = self._tabled if form.tabled else self._direct
         self._enqueue(("launch", device), device, lambda: run(device, form, *arguments))
@@ -263,12 +263,13 @@ class FakeDriver:
         self._reduce(device, form, out, buffers, 0, lanes)
 
     def _tabled(
-        self, device: int, form: Form, table: int, chunks: int, count: int, replicas: int | None = None
+        self, device: int, form: Form, heads: int, rows: int, chunks: int, count: int, replicas: int | None = None
     ) -> None:
-        self._check(device, table, 32 * chunks, exactly=True)
-        entries = list((ctypes.c_int64 * (4 * chunks)).from_address(table))
+        self._check(device, heads, 32 * chunks, exactly=True)
+        entries = list((ctypes.c_int64 * (4 * chunks)).from_address(heads))
         for row, low, _, high in zip(entries[::4], entries[1::4], entries[2::4], entries[3::4], strict=True):
-            out, *buffers = (ctypes.c_int64 * (1 + count)).from_address(table + 8 * row)
+            self._check(device, rows + 8 * row, 8 * (2 + count), exactly=True)
+            _, out, *buffers = (ctypes.c_int64 * (2 + count)).from_address(rows + 8 * row)
             self._reduce(device, form, out, buffers, low, high, replicas)
 
     def _reduce(

@@ -220,7 +220,6 @@ def main() -> None:
         found = job(worker)
         if worker.communicator.rank == 0:
             print(f"{found}, at {time.process_time():.1f} s", flush=True)
-    assert not list(Path("/dev/shm").glob(f"nccl-stand-in-*{id(sys)}*"))
 
 
 if __name__ == "__main__":

@@ -97,6 +97,71 @@ async def test_gather(plant: Plant, axis: int) -> None:
     assert nothing is None
 
 
+@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("axis", [0, -1, (0, 1)])
+async def test_reduce_along_an_axis_has_the_bits_of_the_host(plant: Plant, op: ReduceOp, axis: Any) -> None:
+    machine, strategy = planted(plant, walls={frozenset({0, 1})})
+    ragged = [arrays.values(seed, (seed + 2 if axis == 0 else 3, 40), SINGLE) for seed in range(3)]
+    halves = arrays.buffers(1, 3, (3, 5), BFLOAT16)
+    nest = {
+        "a": per_replica(machine, ragged),
+        "host": PerReplica(ragged),
+        "b": [per_replica(machine, halves), None],
+    }
+    with np.errstate(all="ignore"):
+        wanted = await strategy.reduce(op, PerReplica(ragged), axis)
+        wanted_of_halves = await strategy.reduce(op, PerReplica(halves), axis)
+        reduced = await strategy.reduce(op, nest, axis)
+    assert_same_bits(reduced["host"], wanted)
+    assert reduced["b"][1] is None
+    for got, same in ((reduced["a"], wanted), (reduced["b"][0], wanted_of_halves)):
+        assert isinstance(got, PlantedArray)
+        assert got.ordinal == 0
+        assert_same_bits(got.numpy(), same)
+
+
+async def test_mirrored_and_plain_values_reduce_along_an_axis_once(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    values = arrays.values(1, (3, 4), SINGLE)
+    mirrored = Mirrored([machine.put(values, ordinal) for ordinal in ORDINALS])
+    for value in (mirrored, machine.put(values, 1)):
+        got = await strategy.reduce("MEAN", value, 0)
+        assert_same_bits(got.numpy(), values.mean(0, dtype=np.float64).astype(SINGLE))
+    with pytest.raises(ValueError, match="SUM expects a per-replica value"):
+        await strategy.reduce("SUM", machine.put(values, 1), 0)
+
+
+async def test_plain_values_are_gathered_as_they_are(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    value = machine.put(np.ones((2, 3), SINGLE), 1)
+    gathered = await strategy.gather({"x": value, "host": np.ones(2)}, 0)
+    assert gathered["x"] is value
+    alone = MirroredStrategy(["GPU:0"])
+    assert await alone.gather(value, 1) is value
+    with pytest.raises(ValueError, match="axis must be from -2 to 1"):
+        await alone.gather(value, 2)
+
+
+async def test_cancelled_reduce_along_an_axis_is_held_back(plant: Plant) -> None:
+    machine, strategy = planted(plant)
+    gate = machine.driver.gate = threading.Event()
+    value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
+    scope = anyio.CancelScope()
+
+    async def reduce_along() -> None:
+        with scope:
+            await strategy.reduce("SUM", value, axis=0)
+        assert scope.cancelled_caught
+        assert gate.is_set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reduce_along)
+        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        gate.set()
+
+
 async def test_reduce_to_and_batch_reduce_to(plant: Plant) -> None:
     machine, strategy = planted(plant)
     values = arrays.buffers(3, 3, (50,), SINGLE)
@@ -135,7 +200,7 @@ async def test_what_cannot_be_is_refused(plant: Plant) -> None:
     machine, strategy = planted(plant)
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
     for error, match, call in (
-        (TypeError, "reduced over the replicas alone, with axis=None", strategy.reduce("SUM", value, axis=0)),
+        (ValueError, "axis must be from -1 to 0", strategy.reduce("SUM", value, axis=1)),
         (TypeError, "goes to GPUs, got the destination 'CPU:0'", strategy.extended.reduce_to("SUM", value, "CPU:0")),
         (TypeError, "expects one value for all, got a PerReplica", strategy.extended.broadcast_to(value, "GPU:0")),
         (ValueError, "axis must be from -1 to 0", strategy.gather(value, 1)),

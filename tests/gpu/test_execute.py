@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.gpu import execute, plan
+from aiodist.gpu import plan
 from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move, whole
-from aiodist.gpu.plan import Copy, Job, Launch, Meet, Place
+from aiodist.gpu.plan import Copy, Job, Launch, Meet, Place, Together
 from aiodist.gpu.scheme import Batch, Scheme, symbol
 from aiodist_kernels import ReduceOp, reduce
+from aiodist_kernels.cuda.tables import Leaf
 from aiodist_kernels.rules import rule_for
 from tests.gpu.fake_driver import POISON, FakeDriver, placed
 from tests.kernels import arrays
@@ -164,7 +165,7 @@ def test_table_is_uploaded_once_for_the_same_leaves() -> None:
     executor = Executor(driver)
     for _ in range(3):
         problem.run(executor, [("s", 0)], problem.keeps).wait()
-    assert [entry[0] for entry in driver.log].count("upload") == 1
+    assert [entry[0] for entry in driver.log].count("upload") == 2 * 2, "heads and rows, of sums and of copies"
     problem.check()
 
 
@@ -179,21 +180,18 @@ def test_what_was_prepared_does_not_pile_up() -> None:
 
 
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
-@pytest.mark.parametrize("tables", [0, 1 << 16])
-def test_bits_of_the_second_time(walls: set[frozenset[int]], tables: int) -> None:
+def test_bits_of_the_second_time(walls: set[frozenset[int]]) -> None:
     driver = FakeDriver(5, walls)
     executor = Executor(driver)
     streams = [("replica", f"GPU:{i}", device) for i, device in enumerate([0, 1, 1])]
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1, 1], [100, 20])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(execute, "LARGEST_TABLES", tables)
-        for _ in range(3):
-            problem.bring(driver, streams)
-            completion = problem.run(executor, streams, list(problem.keeps))
-            problem.use(driver, streams)
-            driver.drain()
-            assert completion.is_done()
-    assert len(executor._bound) == (0 if walls or not tables else 1)
+    for _ in range(3):
+        problem.bring(driver, streams)
+        completion = problem.run(executor, streams, list(problem.keeps))
+        problem.use(driver, streams)
+        driver.drain()
+        assert completion.is_done()
+    assert len(executor._bound) == (0 if walls else 1)
     assert len(problem.seen) == 18
     for got, wanted in problem.seen:
         assert_same_bits(got, wanted)
@@ -236,6 +234,19 @@ def no_scratch(device: int, nbytes: int) -> int:
 def test_plan_for_one_device() -> None:
     steps = plan.make(jobs_of([0, 0, 0], 100), lambda *_: False, no_scratch)
     assert [type(step) for step in steps] == [Launch, Copy, Copy]
+
+
+def test_plan_makes_one_launch_of_many_copies() -> None:
+    jobs = jobs_of([0, 0, 0], 100) * 3
+    launch, together = plan.make(jobs, lambda *_: False, no_scratch)
+    assert isinstance(launch, Launch)
+    assert isinstance(together, Together)
+    assert len(together.leaves) == 6
+    out = jobs[0].outputs
+    assert together.leaves[:2] == (
+        Leaf(out[1].address, (out[0].address,), 100),
+        Leaf(out[2].address, (out[0].address,), 100),
+    )
 
 
 def test_plan_for_small_values_of_devices_that_reach_each_other() -> None:

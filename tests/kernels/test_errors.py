@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiodist_kernels import ReduceOp, check_number, reduce, reduce_numbers, result_dtype
+from aiodist_kernels import ReduceOp, check_number, cut, reduce, reduce_numbers, result_dtype
 from tests.kernels.arrays import BFLOAT16
 
 if TYPE_CHECKING:
@@ -30,6 +30,10 @@ WRONG: dict[str, Callable[[], object]] = {
     "no buffers": lambda: reduce(SUM, []),
     "a list": lambda: reduce(SUM, [X, [1, 2, 3]]),  # type: ignore[list-item]
     "a number first": lambda: reduce(SUM, [1.5]),  # type: ignore[list-item]
+    "a masked array": lambda: reduce(SUM, [X, np.ma.masked_array(X, X == 0)]),
+    "a masked array alone": lambda: reduce(SUM, [np.ma.masked_array(X)]),
+    "a masked array to be cut": lambda: cut(SUM, [X, X, np.ma.masked_array(X)]),
+    "out is masked": lambda: reduce(SUM, [X], out=np.ma.masked_array(X)),
     "shapes differ": lambda: reduce(SUM, [X, X, X[:1]]),
     "dtypes differ": lambda: reduce(SUM, [X, X.astype(np.float64)]),
     "byte orders differ": lambda: reduce(SUM, [X, X.astype(">f4")]),

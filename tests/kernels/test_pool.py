@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
-from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, warm
+from aiodist_kernels import KernelSpec, ReduceOp, policy, pool, reduce, reduce_alike, warm
 from aiodist_kernels.policy import MIB
 from aiodist_kernels.pool import Pool
 
@@ -201,9 +201,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     plain = pool._Block
 
-    def make(nbytes: int) -> Any:
+    def make(nbytes: int, kind: int) -> Any:
         sizes.append(nbytes)
-        return plain(nbytes)
+        return plain(nbytes, kind)
 
     monkeypatch.setattr(pool, "_Block", make)
     return sizes
@@ -214,7 +214,7 @@ def test_ten_thousand_steps_make_a_few_blocks(made: list[int]) -> None:
     buffers = [np.full(MIB // 4, index, np.float32) for index in (1, 2)]
     kept: deque[np.ndarray] = deque(maxlen=3)
     for _ in range(10_000):
-        kept.append(reduce(ReduceOp.SUM, buffers))
+        kept.append(reduce_alike(ReduceOp.SUM, buffers, among=True))
     assert 3 <= len(made) <= 5
     assert (kept[0] == 3).all()
     assert pool.results.idle_bytes <= 2 * MIB
@@ -226,7 +226,7 @@ def test_ten_thousand_steps_make_a_few_blocks(made: list[int]) -> None:
 @pytest.mark.parametrize("dtype", ["f4", "f2", "c8"])
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT], ids=str)
 def test_large_results_of_every_kind_lie_in_blocks(op: ReduceOp, dtype: str, count: int, made: list[int]) -> None:
-    buffers = [np.ones((600, 600), dtype)] * count
+    buffers = [np.ones((800, 800), dtype)] * count
     before = reduce(op, buffers).tobytes()
     assert made
     made.clear()
@@ -237,13 +237,19 @@ def test_large_results_of_every_kind_lie_in_blocks(op: ReduceOp, dtype: str, cou
     assert result.ctypes.data % pool.ALIGNMENT == 0
 
 
+def test_sum_of_two_that_comes_alone_leaves_the_pool_to_larger_ones(made: list[int]) -> None:
+    for nbytes, blocks in ((policy.PLAIN_BELOW - 4, 0), (policy.PLAIN_BELOW, 1)):
+        reduce(ReduceOp.SUM, [np.ones(nbytes // 4, SINGLE)] * 2)
+        assert len(made) == blocks
+
+
 def test_kernels_write_into_blocks(made: list[int]) -> None:
     warm([KernelSpec(ReduceOp.MEAN, SINGLE, 3)])
     buffers = [np.full((50, 50), index, SINGLE, order="F") for index in (1, 2, 3)]
     assert (reduce(ReduceOp.MEAN, buffers) == 2).all()
-    assert made == [10_000]
+    assert made == [10_240]
     assert reduce(ReduceOp.MEAN, buffers).flags.f_contiguous
-    assert made == [10_000]
+    assert made == [10_240]
 
 
 def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
@@ -261,9 +267,28 @@ def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
 
 def test_block_serves_what_is_little_smaller(made: list[int]) -> None:
     blocks = Pool()
-    for nbytes in (8000, 7500, 7200, 3000, 8000):
+    for nbytes in (8192, 8000, 7700, 3000, 8190):
         blocks.empty((nbytes,), np.dtype(np.uint8))
-    assert made == [8000, 3000]
+    assert made == [8192, 3072]
+
+
+@given(nbytes=st.integers(1, 1 << 24))
+def test_block_wastes_no_more_than_an_eighth(nbytes: int) -> None:
+    blocks = Pool()
+    array = blocks.empty((max(nbytes, LEAST),), np.dtype(np.uint8))
+    del array
+    assert 0.875 * blocks.idle_bytes <= max(nbytes, LEAST) <= blocks.idle_bytes
+
+
+def test_many_results_of_one_size_lie_in_blocks_earlier(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "POOLED_AMONG_FROM", LEAST // 4)
+    buffers = [np.ones(LEAST // 8, SINGLE), np.arange(LEAST // 8, dtype=SINGLE)]
+    kept: list[np.ndarray] = []
+    for count in (3, 3, 2, 2):
+        kept = [reduce_alike(ReduceOp.SUM, (buffers * 2)[:count], among=True) for _ in range(5)]
+    assert len(made) == 10  # those of one step, while those of the one before are held
+    assert (kept[0] == 1 + buffers[1]).all()
+    assert reduce_alike(ReduceOp.SUM, buffers).flags.owndata
 
 
 def test_small_results_come_from_numpy(made: list[int]) -> None:
@@ -277,7 +302,8 @@ def test_longest_idle_goes_first() -> None:
     arrays = [blocks.empty((nbytes,), np.dtype(np.uint8)) for nbytes in (4000, 5000, 6000)]
     for _ in range(3):
         del arrays[0]
-    assert [block.memory.nbytes for block in blocks._idle] == [6000]
+    assert blocks.idle_bytes == 6144
+    assert blocks._longest_idle().memory.nbytes == 6144  # type: ignore[union-attr]
 
 
 def test_threads_never_share_a_block() -> None:

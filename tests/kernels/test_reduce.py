@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist_kernels import Accumulate, ReduceOp, reduce, reduce_alike, result_dtype
+from aiodist_kernels import Accumulate, ReduceOp, reduce, reduce_alike, reduce_scalars, result_dtype
 from tests.kernels import arrays, oracle
 from tests.kernels.arrays import ALL, BOOL, COMPLEX, FLOATS, INTEGERS, assert_same_bits
 
@@ -140,6 +140,21 @@ def test_the_same_array_counts_each_time_it_is_passed() -> None:
     assert reduce(ReduceOp.SUM, [array, array, array]).tolist() == [4.5, 7.5]
 
 
+@pytest.mark.parametrize("count", [1, 3, 6, 7, 12, 13, 64])
+@pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=arrays.name)
+def test_number_alone_has_the_bits_that_it_has_among_others(op: ReduceOp, dtype: np.dtype, count: int) -> None:
+    buffers = arrays.buffers(5, count, (17,), dtype)
+    for accumulate in ACCUMULATE:
+        wanted = reduce(op, buffers, accumulate=accumulate)
+        rows = [[buffer[place] for buffer in buffers] for place in range(17)]
+        alone = [reduce_scalars(op, row, accumulate) for row in rows]
+        assert {type(number) for number in alone} == {wanted.dtype.type}
+        assert_same_bits(np.array(alone), wanted)
+        reduced = [reduce(op, [np.asarray(number) for number in row], accumulate=accumulate) for row in rows]
+        assert {(type(array), array.shape, array.dtype) for array in reduced} == {(np.ndarray, (), wanted.dtype)}
+        assert_same_bits(np.array(reduced), wanted)
+
+
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_numpy_scalars_are_arrays_of_no_dimension(dtype: np.dtype) -> None:
     result = reduce(ReduceOp.MAX if dtype not in COMPLEX else ReduceOp.SUM, [dtype.type(1), dtype.type(0)])
@@ -172,3 +187,21 @@ def test_reduce_alike_is_reduce_for_buffers_that_have_been_compared(op: ReduceOp
     buffers = [np.random.default_rng(seed).standard_normal((3, 4)).astype(np.float32) for seed in range(count)]
     assert reduce_alike(op, buffers).tobytes() == reduce(op, buffers).tobytes()
     assert reduce_alike(op, buffers, "float64").tobytes() == reduce(op, buffers, accumulate="float64").tobytes()
+
+
+class Subclass(np.ndarray):
+    """An array whose operators mean something else."""
+
+    def __mul__(self, other: Any) -> Any:
+        return self + other
+
+
+@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("kind", [Subclass, np.matrix])
+def test_subclasses_of_arrays_are_reduced_as_arrays(op: ReduceOp, count: int, kind: Any) -> None:
+    buffers = [np.arange(6.0).reshape(2, 3) + i for i in range(count)]
+    for brought in ([buffer.view(kind) for buffer in buffers], [*buffers[:-1], buffers[-1].view(kind)]):
+        result = reduce(op, brought)
+        assert type(result) is np.ndarray
+        assert_same_bits(result, reduce(op, buffers))

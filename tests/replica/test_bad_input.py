@@ -292,7 +292,9 @@ async def test_repr_of_a_context() -> None:
 # strategy.run's own arguments.
 
 
-@pytest.mark.parametrize("args", ["text", 3, {"a": 1}, np.ones(2), None, iter([1])], ids=repr)
+@pytest.mark.parametrize(
+    "args", ["text", 3, {"a": 1}, np.ones(2), None, pytest.param(iter([1]), id="iterator")], ids=repr
+)
 async def test_args_of_run_that_are_no_tuple(args: Any) -> None:
     called: list[Any] = []
     with pytest.raises(

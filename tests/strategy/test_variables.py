@@ -294,7 +294,11 @@ def test_value_of_another_shape_or_kind_is_refused() -> None:
         counter.assign(np.int64(1))
 
 
-@pytest.mark.parametrize("value", [None, "ab", object(), ["a", "b"], np.array(["2026"], "datetime64[Y]")], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [None, "ab", pytest.param(object(), id="object"), ["a", "b"], np.array(["2026"], "datetime64[Y]")],
+    ids=repr,
+)
 def test_value_that_is_no_number_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match="a variable expects an array of numbers, or a number, got"):
         Variable(value)

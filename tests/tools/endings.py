@@ -5,12 +5,15 @@ Every worker prints its process and its agent's first. The word says what it doe
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 
 def main(what: str, *arguments: str) -> None:
@@ -31,11 +34,10 @@ def main(what: str, *arguments: str) -> None:
         sys.exit(int(arguments[0]))
     if what == "one exits" and first(arguments[1]):
         sys.exit(int(arguments[0]))
-    if what == "one has no strategy":
-        if first(arguments[0]):
-            return
-        importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
-    time.sleep(60)
+    if what in WITH_STRATEGY:
+        WITH_STRATEGY[what](*arguments)
+    else:
+        time.sleep(60)
 
 
 def wait_for_end_and_say_so() -> None:
@@ -47,6 +49,43 @@ def wait_for_end_and_say_so() -> None:
         sys.exit("tidied up")
 
 
+def one_has_no_strategy(path: str) -> None:
+    """Make a strategy, unless this is the first worker to get here."""
+    if not first(path):
+        importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
+
+
+def has_memory() -> None:
+    """Print which shared memory MPI has made, and stay."""
+    importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    for path in sorted({line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}):
+        sys.stdout.write(f"memory {path}\n")
+    sys.stdout.write("all told\n")
+    sys.stdout.flush()
+    time.sleep(60)
+
+
+def has_children() -> None:
+    """Fork a child that ends as programs do, start one that would be a worker, and be a worker meanwhile."""
+    aiodist = importlib.import_module("aiodist")
+    strategy = aiodist.MultiWorkerMirroredStrategy()
+    if strategy.cluster_resolver.task_id:
+        assert sys.stdin.read() == ""
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+    child = "import aiodist; aiodist.MultiWorkerMirroredStrategy()"
+    told = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
+    sys.stdout.write(f"child: {told.stderr.splitlines()[-1]}\n")
+    sys.stdout.flush()
+
+    async def meet() -> None:
+        await aiodist.get_replica_context().barrier()
+
+    asyncio.run(strategy.run(meet))
+
+
 def first(path: str) -> bool:
     """Return whether this is the first worker to get here."""
     try:
@@ -55,6 +94,12 @@ def first(path: str) -> bool:
         return False
     return True
 
+
+WITH_STRATEGY: dict[str, Callable[..., None]] = {
+    "one has no strategy": one_has_no_strategy,
+    "has memory": has_memory,
+    "has children": has_children,
+}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])

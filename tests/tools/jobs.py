@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -51,11 +52,14 @@ class Job:
         """Wait for the end; return the exit code, and the seconds that it took from now."""
         begun = time.monotonic()
         assert self.process.stdout is not None
-        timer_kill = begun + seconds
-        while chunk := os.read(self.process.stdout.fileno(), 1 << 16):
+        while True:
+            left = max(0.1, begun + seconds - time.monotonic())
+            assert select.select([self.process.stdout], [], [], left)[0], f"still running: {self.output!r}"
+            assert time.monotonic() < begun + seconds, "still printing"
+            chunk = os.read(self.process.stdout.fileno(), 1 << 16)
+            if not chunk:
+                return self.process.wait(left), time.monotonic() - begun
             self.output = (self.output + chunk.decode(errors="replace"))[-1_000_000:]
-            assert time.monotonic() < timer_kill
-        return self.process.wait(max(0.1, timer_kill - time.monotonic())), time.monotonic() - begun
 
     def left(self) -> list[str]:
         """List the processes of the job that still live; a moment is allowed for what was killed to go."""

@@ -69,6 +69,25 @@ def test_numba_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     assert numba.remedy == "pip install --upgrade numba"
 
 
+def test_numba_that_is_not_installed_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name == "numba":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    def fail(_: object) -> None:
+        raise ModuleNotFoundError("No module named 'numba'", name="numba")
+
+    monkeypatch.setattr(libraries, "version", version)
+    monkeypatch.setattr(reductions, "warm", fail)
+    assert main(["doctor"]) == 1
+    printed = capsys.readouterr().out
+    assert re.search("^  Numba +is not installed, so NumPy serves alone$", printed, re.MULTILINE)
+    assert printed.endswith("Missing: numba.\n")
+
+
 def test_kernels_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reductions, "is_ready", lambda _: False)
     (numba,) = [finding for finding in reductions.reductions().findings if finding.name == "Numba"]

@@ -26,7 +26,8 @@ def told(monkeypatch: pytest.MonkeyPatch, found: gpus.Found, versions: dict[str,
 def test_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     text = told(monkeypatch, NONE, {})
     assert "devices     none: no NVIDIA driver is installed" in text
-    assert "pip install" not in text
+    told_twice = "not installed: pip install 'aiodist[cuda]' to reduce arrays on GPUs, where there are any"
+    assert text.count(told_twice) == 2
 
 
 def test_gpus_without_packages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -54,7 +55,9 @@ def test_module_is_run_as_python_runs_it(jobs: Jobs, workers: str) -> None:
     assert job.output.count(str(("3", "-m", "two words"))) == int(workers)
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", -signal.SIGKILL)])
+@pytest.mark.parametrize(
+    ("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129), ("SIGKILL", -signal.SIGKILL)]
+)
 def test_launcher_that_is_told_to_end(jobs: Jobs, name: str, code: int) -> None:
     job = jobs.start(["-n", "2", PROGRAM, "orderly"])
     job.workers(2)
@@ -101,10 +104,28 @@ def test_processes_that_a_worker_leaves_are_ended(jobs: Jobs) -> None:
     check_that_it_ends(jobs.start(["-n", "2", PROGRAM, "child", "0"]), 0)
 
 
-def test_worker_that_ends_before_it_has_met_the_others(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.start(["-n", "2", PROGRAM, "one has no strategy", str(tmp_path / "first")])
+@pytest.mark.parametrize("where", [[], ["--hosts", "localhost"]])
+def test_worker_that_ends_before_it_has_met_the_others(jobs: Jobs, tmp_path: Path, where: list[str]) -> None:
+    job = jobs.start(["-n", "2", *where, PROGRAM, "one has no strategy", str(tmp_path / "first")])
     check_that_it_ends(job, 1)
     assert "has ended without making a MultiWorkerMirroredStrategy, and 1 other waits for it there" in job.output
+
+
+def test_killed_workers_leave_no_file(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "has memory"], TMPDIR=str(tmp_path))
+    job.read_until("all told", 2)
+    memory = {Path(path) for path in re.findall(r"memory (\S+)", job.output)}
+    assert any(path.exists() for path in memory)
+    job.process.send_signal(signal.SIGTERM)
+    check_that_it_ends(job, 143)
+    assert [path for path in memory if path.exists()] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_children_of_workers_are_no_workers(jobs: Jobs) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "has children"])
+    check_that_it_ends(job, 0)
+    assert len(re.findall(r"child: .*was started by a worker of the job .*, and is none itself", job.output)) == 2
 
 
 def test_flood_of_output_hinders_nobody(jobs: Jobs) -> None:

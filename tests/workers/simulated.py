@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -41,6 +42,13 @@ class Job:
             for communicator, count in zip(self.cluster.communicators, counts, strict=True)
         ]
 
+    def limit(self, seconds: float | None) -> None:
+        """Give what begins from now on so long, or as long as it takes."""
+        options = CommunicationOptions(timeout_seconds=seconds)
+        for strategy in self.strategies:
+            strategy._team._options = options
+            object.__setattr__(strategy.extended, "communication_options", options)
+
     async def everywhere(self, fn: Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]) -> list[Any]:
         """Call a function with every worker's strategy; return what it returns, or the exceptions."""
         outcomes: list[Any] = [None] * len(self.strategies)
@@ -64,6 +72,24 @@ class Job:
             return strategy.experimental_local_results(await strategy.run(_replica, (program,)))
 
         return await self.everywhere(one)
+
+    async def run_and_lose(self, lost: int, program: Program) -> list[Any]:
+        """Run a program in which a worker is lost; return the others' outcomes, which end the lost one's run, too."""
+        running, others_have_ended = len(self.strategies) - 1, anyio.CancelScope()
+
+        async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
+            nonlocal running
+            is_lost = strategy is self.strategies[lost]
+            try:
+                with others_have_ended if is_lost else nullcontext():
+                    return await strategy.run(_replica, (program,))
+            finally:
+                running -= not is_lost
+                if running == 0:
+                    others_have_ended.cancel()
+
+        outcomes = await self.everywhere(one)
+        return outcomes[:lost] + outcomes[lost + 1 :]
 
     async def values(self, program: Program) -> list[Any]:
         """Run a program on all replicas; return what each returns.

@@ -159,9 +159,5 @@ async def test_a_worker_that_is_lost_while_values_move() -> None:
             await anyio.sleep_forever()
         await ctx.all_reduce("SUM", np.ones(LARGE))
 
-    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
-        with anyio.move_on_after(0.2 if strategy._span[0] == 2 else None):
-            await strategy.run(lambda: program(aiodist.get_replica_context()))
-
-    for outcome in (await job.everywhere(one))[:2]:
+    for outcome in await job.run_and_lose(2, program):
         assert str(outcome) == "worker 2 of 3 has died; it had replica 2"

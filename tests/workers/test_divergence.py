@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import anyio
@@ -154,13 +155,15 @@ async def test_abandoned_collective_is_told_everywhere() -> None:
 async def test_cancelled_run_is_told_elsewhere() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 0:
+            await anyio.wait_all_tasks_blocked()
+            scope.cancel()
             await anyio.sleep_forever()
         await ctx.barrier()
 
-    job = Job(1, 2)
+    job, scope = Job(1, 2), anyio.CancelScope()
 
     async def one(strategy: Any) -> Any:
-        with anyio.move_on_after(0.05 if strategy._span[0] == 0 else None):
+        with scope if strategy._span[0] == 0 else nullcontext():
             return await strategy.run(_call, (program,))
         return "cancelled"
 
@@ -193,14 +196,12 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
     job = Job(1, 1, timeout_seconds=0.05)
 
     async def program(strategy: Any) -> Any:
-        if strategy._span[0] == 0:
-            return await strategy.run(lambda: 1)
-        await anyio.sleep(0.3)
-        return None
+        return await strategy.run(lambda: 1) if strategy._span[0] == 0 else None
 
     first, _ = await job.everywhere(program)
     assert isinstance(first, CollectiveTimeoutError)
     assert "replica 1 has not arrived" in str(first)
+    job.limit(None)
     await job.check_that_it_works()
 
 
@@ -212,22 +213,17 @@ async def test_lost_worker_is_named_by_all_others(where: str) -> None:
     async def program(ctx: ReplicaContext) -> None:
         await ctx.barrier()
         if ctx.replica_id_in_sync_group == 1:
-            await anyio.sleep(0.05)
+            await anyio.wait_all_tasks_blocked()
             job.cluster.lose(1, "has died")
             await anyio.sleep_forever()
         if where == "outside":
             await anyio.sleep_forever()
         await ctx.all_reduce("SUM", 1)
 
-    async def one(strategy: Any) -> Any:
-        with anyio.move_on_after(0.2 if strategy._span[0] == 1 else None):
-            return await strategy.run(_call, (program,))
-
-    outcomes = await job.everywhere(one)
-    for rank in (0, 2):
-        assert isinstance(outcomes[rank], WorkerLostError)
-        assert str(outcomes[rank]) == "worker 1 of 3 has died; it had replica 1"
-        assert outcomes[rank].report.suspects == (1,)
+    for outcome in await job.run_and_lose(1, program):
+        assert isinstance(outcome, WorkerLostError)
+        assert str(outcome) == "worker 1 of 3 has died; it had replica 1"
+        assert outcome.report.suspects == (1,)
 
     async def again(strategy: Any) -> Any:
         return await strategy.reduce("MEAN", 1.0, None) if strategy._span[0] != 1 else None

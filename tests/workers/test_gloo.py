@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from aiodist.workers.gloo import GlooCommunicator, load_gloo
-from tests.tools.command import environment, exit_code
-from tests.workers.launched import JOB, LIMIT_SECONDS, job, workers_left
+from tests.tools.command import exit_code
+from tests.tools.jobs import Jobs
+from tests.workers.launched import JOB, job
 
 with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -31,24 +31,20 @@ def test_killed_worker_is_told_by_all_others_and_the_job_ends() -> None:
         assert "WorkerLostError 'worker 2 of 3 has died" in told[2]
         assert float(told[1]) < 5
     assert "The above exception was the direct cause" in output, "what gloo said is told as the cause"
-    assert workers_left() == []
 
 
 @with_torch
 def test_interrupted_job_leaves_no_process(tmp_path: Path) -> None:
     program = tmp_path / "waits.py"
     program.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
-    with subprocess.Popen(
-        [sys.executable, "-m", "aiodist", "run", "-n", "2", "--engine", "gloo", str(program)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(), start_new_session=True,
-    ) as process:  # fmt: skip
-        assert process.stdout
-        assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
-        os.kill(process.pid, signal.SIGINT)
-        output, _ = process.communicate(timeout=LIMIT_SECONDS)
-    assert process.returncode == 130
-    assert "interrupted" in output
-    assert workers_left(program) == []
+    with closing(Jobs()) as jobs:
+        waiting = jobs.start(["-n", "2", "--engine", "gloo", str(program)])
+        waiting.read_until("begun\n", 2)
+        waiting.process.send_signal(signal.SIGINT)
+        code, _ = waiting.end()
+        assert waiting.left() == []
+    assert code == 130
+    assert "interrupted" in waiting.output
 
 
 def test_missing_pytorch_is_named_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,12 +99,12 @@ def test_links_are_wanted_by_both_ends_and_are_few(size: int, data: Any) -> None
 
 def test_launcher_notes_what_agents_say_and_nothing_from_strangers(tmp_path: Path) -> None:
     switchboard = Switchboard(tmp_path)
-    _, port, token = switchboard.address.split(":")
+    _, port, token = switchboard.address.rsplit(":", 2)
     lines = [socket.create_connection(("127.0.0.1", int(port))) for _ in range(3)]
     agent, lost, stranger = lines
     for line, said in zip(lines, (token, token, "guessed"), strict=True):
         line.sendall(f"{said}\n".encode())
-    agent.sendall(b"ab-12 3\n")
+    agent.sendall(b"ended ab-12 3\n")
     stranger.sendall(b"x 9\n")
     lost.close()
     while len(list(tmp_path.iterdir())) < 2:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from aiodist.workers.crossing import Plan
 from aiodist.workers.lane import FrozenLane, Lane
 from aiodist.workers.local import LocalCommunicator
 
 
 def test_a_worker_that_has_told_how_much_it_has_brought_brings_nothing_more() -> None:
     lane = Lane(LocalCommunicator(), 1)
-    for _ in lane.agree(bytes(16), lambda _: Plan([], lambda _: None)):
+    for _ in lane.agree(bytes(16)):
         pass
     assert lane.freeze() == 1
     with pytest.raises(FrozenLane):
-        next(lane.agree(bytes(16), lambda _: Plan([], lambda _: None)))
+        next(lane.agree(bytes(16)))
     assert lane.posted == 1
     lane.catch_up(3)
     assert lane.posted == 3
     lane.begin(2)
-    next(lane.agree(bytes(16), lambda _: Plan([], lambda _: None)))
+    next(lane.agree(bytes(16)))

@@ -12,7 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ReplicaContext, WorkerLostError
+from aiodist import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommunicationOptions,
+    ReplicaContext,
+    WorkerLostError,
+)
 from tests.collective.runs import error_of
 from tests.collective.test_cycles import goes_through, orders_of_groups
 from tests.collective.test_random_programs import Loop, on, seeds
@@ -82,9 +89,9 @@ async def test_a_member_that_does_not_come_in_time_is_named() -> None:
         group = ctx.new_group([0, 1], "pair")
         if ctx.replica_id_in_sync_group == 1:
             await anyio.sleep_forever()
-        await group.barrier()
+        await group.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.1))
 
-    for outcome in await Job(1, 1, timeout_seconds=0.1).run(program):
+    for outcome in await Job(1, 1).run(program):
         assert isinstance(outcome, CollectiveTimeoutError)
         assert outcome.report.suspects == (1,)
         assert "#0 of group 'pair' of replicas 0 and 1 timed out after 0.1 s" in str(outcome)
@@ -108,20 +115,9 @@ async def test_a_member_worker_that_is_lost_ends_the_run_everywhere(when: str) -
             await group.barrier(name="y")
         await ctx.barrier()
 
-    async def one(strategy: Any) -> Any:
-        with anyio.move_on_after(0.3 if strategy._span[0] == 1 else None):
-            return await strategy.run(lambda: program(_context()))
-
-    outcomes = await job.everywhere(one)
-    for rank in (0, 2):
-        assert isinstance(outcomes[rank], WorkerLostError), outcomes[rank]
-        assert outcomes[rank].report.suspects == (1,)
-
-
-def _context() -> ReplicaContext:
-    from aiodist import get_replica_context
-
-    return get_replica_context()
+    for outcome in await job.run_and_lose(1, program):
+        assert isinstance(outcome, WorkerLostError), outcome
+        assert outcome.report.suspects == (1,)
 
 
 @on_both_loops

@@ -21,7 +21,7 @@ _LEFT_OUT = "arrays on GPUs of several workers go through the host"
 def gpus() -> Section:
     """Look at the GPUs; it compiles a kernel where a compiler is installed."""
     found = devices.find()
-    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" if found.gpus else None
+    remedy = f"{devices.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
     versions = {name: _version(name) for name in PACKAGES}
     packages = [Finding(name, known or "not installed", None if known else remedy) for name, known in versions.items()]
     compiler = [_compiler(remedy)] if versions["numba-cuda"] else []
@@ -49,7 +49,7 @@ def _nccl(found: devices.Found) -> Finding:
         return Finding("NCCL", str(error).partition(":")[0], remedy)
 
 
-def _compiler(remedy: str | None) -> Finding:
+def _compiler(remedy: str) -> Finding:
     begin = time.perf_counter()
     form = form_for(rule_for(ReduceOp.SUM, np.dtype(np.float32)), 4)
     try:

@@ -4,10 +4,14 @@
 import dataclasses
 import functools
 import re
+from typing import Final
 
 from aiodist_kernels.cuda import provider
 from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.cuda.kernels import make
+
+PTX_VERSION: Final = "7.8"
+"""The oldest that knows compute capability 9.0. Compilers write their own, which older linkers and drivers refuse."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,4 +39,6 @@ def compile_form(form: Form, capability: tuple[int, int]) -> Program:
     ptx = provider.compile_ptx(make(form, Compiled(form)), argument_types(form), capability)
     found = re.search(r"\.visible\s+\.entry\s+(\w+)", ptx)
     assert found is not None, "a kernel has an entry"
-    return Program(found[1], ptx)
+    return Program(
+        found[1], re.sub(r"^\.version\s+[\d.]+", f".version {PTX_VERSION}", ptx, count=1, flags=re.MULTILINE)
+    )

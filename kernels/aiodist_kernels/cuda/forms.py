@@ -13,8 +13,11 @@ import dataclasses
 import functools
 from typing import Final
 
+import numpy as np
+
 from aiodist_kernels.recipes import Recipe, recipe_for
-from aiodist_kernels.rules import Rule
+from aiodist_kernels.reduce_op import ReduceOp
+from aiodist_kernels.rules import Rule, rule_for
 
 VECTOR_BYTES: Final = 16
 THREADS: Final = 256
@@ -31,7 +34,7 @@ class Form:
     """One kernel.
 
     Attributes:
-        recipe: what it computes; a count of 0 stands for any.
+        recipe: what it computes; a count of 0 stands for any, one of 1 is a copy.
         tabled: whether addresses come from a table rather than as arguments.
     """
 
@@ -69,19 +72,28 @@ def form_for(rule: Rule, count: int, *, leaves: int = 1) -> Form:
     return Form(recipe, tabled=leaves > 1)
 
 
-def tabled_arguments(form: Form, table: int, chunks: int, count: int, replicas: int | None = None) -> tuple[int, ...]:
-    """Return the arguments of a tabled kernel.
+def counts(form: Form, count: int, replicas: int | None = None) -> tuple[int, ...]:
+    """Return the last arguments of a tabled kernel.
 
     Args:
         form: the kernel.
-        table: the table's address.
-        chunks: how many chunks it has.
         count: buffers of each leaf.
         replicas: by how many a mean divides; None: by the number of buffers, the only one that other kernels know.
     """
     if form.recipe.count:
-        return table, chunks, count
-    return table, chunks, count, count if replicas is None else replicas
+        return (count,)
+    return count, count if replicas is None else replicas
+
+
+@functools.cache
+def copying(size: int) -> Form:
+    """Return the kernel that copies leaves whose elements have so many bytes: it folds one buffer.
+
+    Lanes have up to four bytes, as no more can be said of the addresses of complex numbers than of their parts'.
+    """
+    recipe = recipe_for(rule_for(ReduceOp.SUM, np.dtype(f"i{min(size, 4)}")), 2)
+    assert recipe is not None
+    return Form(dataclasses.replace(recipe, count=1), tabled=True)
 
 
 def blocks(work: int, multiprocessors: int) -> int:

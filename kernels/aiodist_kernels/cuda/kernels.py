@@ -7,9 +7,9 @@
         vectors     vectors that the leaf has; 0 where an address is no multiple of 16
         lanes       lanes that it has
 
-    tabled(table, chunks, count[, replicas])
-        table       address of 64-bit words in device memory, see `tables`
-        chunks      entries at the table's head, each for one block
+    tabled(heads, rows, chunks, count[, replicas])
+        heads, rows addresses of 64-bit words in device memory, see `tables`
+        chunks      entries of the heads, each for one block
         count       buffers of each leaf
         replicas    by how many a mean divides, as a buffer may stand for several; for kernels of any number of buffers
 
@@ -71,15 +71,17 @@ def _tabled(form: Form, functions: Functions) -> Kernel:
     word = functions.word()
     whole, single = functions.reduce_row(vector=True), functions.reduce_row(vector=False)
 
-    def tabled(table: Any, chunks: Any, _count: Any) -> None:
+    def tabled(heads: Any, rows: Any, chunks: Any, _count: Any) -> None:
         thread = cuda.threadIdx.x
         chunk = cuda.blockIdx.x
         while chunk < chunks:
-            entry = table + 32 * chunk
-            leaf = table + 8 * word(entry, 0)
+            entry = heads + 32 * chunk
+            leaf = rows + 8 * word(entry, 0)
             low, middle, high = word(entry, 1), word(entry, 2), word(entry, 3)
-            out = word(leaf, 0)
-            addresses = leaf + 8
+            if word(leaf, 0) == 0:
+                middle = low
+            out = word(leaf, 1)
+            addresses = leaf + 16
             index = low + thread * width
             while index < middle:
                 whole(out, addresses, index)
@@ -105,15 +107,17 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
     begin_single, end_single = functions.begin(vector=False), functions.end(vector=False)
     fold_single = functions.fold(1, vector=False)
 
-    def tabled_any(table: Any, chunks: Any, count: Any, replicas: Any) -> None:
+    def tabled_any(heads: Any, rows: Any, chunks: Any, count: Any, replicas: Any) -> None:
         thread = cuda.threadIdx.x
         chunk = cuda.blockIdx.x
         while chunk < chunks:
-            entry = table + 32 * chunk
-            leaf = table + 8 * word(entry, 0)
+            entry = heads + 32 * chunk
+            leaf = rows + 8 * word(entry, 0)
             low, middle, high = word(entry, 1), word(entry, 2), word(entry, 3)
-            out = word(leaf, 0)
-            addresses = leaf + 8
+            if word(leaf, 0) == 0:
+                middle = low
+            out = word(leaf, 1)
+            addresses = leaf + 16
             index = low + thread * width
             while index < middle:
                 total = begin(addresses, index)

@@ -8,21 +8,39 @@ the successor, is not among the choices: it has neither a simulator nor PTX with
 its intrinsics are not written in LLVM's instructions.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import types as python_types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numba
-from numba import cuda as _cuda
-
-cuda: Final[Any] = _cuda
-
-_config: Any = importlib.import_module("numba.core.config")
+import numpy as np
 
 INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
 """What brings a compiler for CUDA, its libraries, and what launches kernels."""
+
+
+def _missing(error: Exception) -> ImportError:
+    """Return what is said where a library of CUDA's is not there, for which each provider has an error of its own."""
+    what = str(error).strip().partition("\n")[0]
+    return ImportError(
+        "compiling for CUDA needs its runtime, libNVVM and NVRTC, of one version of CUDA: "
+        f"{INSTALL}; or set CUDA_HOME to the folder of a CUDA toolkit ({what})"
+    )
+
+
+def _numba_cuda() -> Any:
+    try:
+        return importlib.import_module("numba.cuda")
+    except (OSError, RuntimeError) as error:
+        raise _missing(error) from error
+
+
+cuda: Final = _numba_cuda()
+
+_config: Any = importlib.import_module("numba.core.config")
 
 
 def simulated() -> bool:
@@ -63,10 +81,24 @@ def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capab
         ImportError: the compiler's libraries are not installed.
     """
     try:
-        text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
+        with _row_stack():
+            text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
     except (OSError, RuntimeError, _NvvmError()) as error:
-        raise ImportError(f"compiling for CUDA needs libNVVM and NVRTC: {INSTALL} ({error})") from error
+        raise _missing(error) from error
     return str(text)
+
+
+@contextlib.contextmanager
+def _row_stack() -> Iterator[None]:
+    """Lend NumPy a name that it has given up: numba-cuda 0.30, the last one, asks for it at its first compilation."""
+    if hasattr(np, "row_stack"):
+        yield
+        return
+    np.__dict__["row_stack"] = np.vstack
+    try:
+        yield
+    finally:
+        del np.__dict__["row_stack"]
 
 
 def _NvvmError() -> type[Exception]:  # noqa: N802

@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of a tabled kernel: which block takes which part of which leaf, and where buffers lie.
+"""The tables of a tabled kernel: which block takes which part of which leaf, and where buffers lie.
 
-64-bit words, uploaded by one copy:
+64-bit words, in two tables:
 
-    for each chunk      place of its leaf's row in the table, in words; the lane at which it begins; the one at which
-                        its vectors end, and single elements begin; the one behind its end
-    for each leaf       address of its result; addresses of its buffers
+    heads, for each chunk   place of its leaf's row, in words; the lane at which it begins; the one at which its vectors
+                            end, and single elements begin; the one behind its end
+    rows, for each leaf     1 where its addresses allow vectors, else 0; address of its result; addresses of its buffers
+
+The heads do not depend on addresses: they are uploaded once for leaves of the same sizes. The rows are small.
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -19,6 +23,9 @@ from aiodist_kernels.cuda.forms import VECTOR_BYTES, Form
 
 ENTRY: Final = 4
 """Words of a chunk's entry."""
+
+FIRST: Final = 2
+"""Words of a row in front of the addresses of buffers."""
 
 
 class Leaf(NamedTuple):
@@ -37,18 +44,15 @@ class Leaf(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Table:
-    """A table, and how many chunks stand at its head."""
+    """Both tables."""
 
-    words: NDArray[np.int64]
-    chunks: int
+    heads: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
 
 def allow_vectors(addresses: Iterable[int]) -> bool:
     """Return whether these addresses allow accesses to whole vectors."""
-    together = 0
-    for address in addresses:
-        together |= address
-    return not together % VECTOR_BYTES
+    return not functools.reduce(operator.or_, addresses) % VECTOR_BYTES
 
 
 def vectors(form: Form, leaf: Leaf, lanes: int) -> int:
@@ -57,49 +61,49 @@ def vectors(form: Form, leaf: Leaf, lanes: int) -> int:
 
 
 class Layout:
-    """The head of a table for leaves of one dtype and number of buffers, which does not depend on addresses.
+    """The tables for leaves of one dtype and number of buffers, but for the addresses.
 
     Args:
         form: the kernel's.
         lanes: how many each leaf has; empty ones take no part.
+        count: of the buffers of each.
 
     Attributes:
         chunks: how many entries there are.
+        heads: the table of those.
     """
 
-    def __init__(self, form: Form, lanes: Sequence[int]) -> None:
-        self._lanes = np.array(lanes, np.int64)
-        self._whole = self._lanes // form.width * form.width
-        counts = -(-self._lanes // form.chunk)
+    def __init__(self, form: Form, lanes: Sequence[int], count: int) -> None:
+        sizes = np.array(lanes, np.int64)
+        counts = -(-sizes // form.chunk)
+        leaf_of = np.repeat(np.arange(len(lanes)), counts)
         self.chunks = int(counts.sum())
-        self._leaf_of = np.repeat(np.arange(len(lanes)), counts)
-        self._low = form.chunk * (np.arange(self.chunks) - (np.cumsum(counts) - counts)[self._leaf_of])
-        self._high = np.minimum(self._low + form.chunk, self._lanes[self._leaf_of])
-        self._middle = np.clip(self._whole[self._leaf_of], self._low, self._high)
+        self.heads = np.empty((self.chunks, ENTRY), np.int64)
+        row, low, middle, high = self.heads.T
+        row[:] = (FIRST + count) * leaf_of
+        low[:] = form.chunk * (np.arange(self.chunks) - (np.cumsum(counts) - counts)[leaf_of])
+        np.minimum(low + form.chunk, sizes[leaf_of], out=high)
+        np.clip((sizes // form.width * form.width)[leaf_of], low, high, out=middle)
 
-    def fill(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the words of the table.
+    def rows(self, addresses: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the table of rows.
 
         Args:
-            rows: for each leaf the addresses of its result and of its buffers.
+            addresses: for each leaf those of its result and of its buffers.
         """
-        aligned = np.bitwise_or.reduce(rows, axis=1) % VECTOR_BYTES == 0
-        words = np.empty(ENTRY * self.chunks + rows.size, np.int64)
-        heads = words[: ENTRY * self.chunks].reshape(-1, ENTRY)
-        heads[:, 0] = ENTRY * self.chunks + rows.shape[1] * self._leaf_of
-        heads[:, 1], heads[:, 3] = self._low, self._high
-        heads[:, 2] = self._middle if aligned.all() else np.where(aligned[self._leaf_of], self._middle, self._low)
-        words[ENTRY * self.chunks :] = rows.reshape(-1)
+        words = np.empty((addresses.shape[0], 1 + addresses.shape[1]), np.int64)
+        words[:, 1:] = addresses
+        words[:, 0] = np.bitwise_or.reduce(addresses, axis=1) % VECTOR_BYTES == 0
         return words
 
 
 def pack(form: Form, leaves: Sequence[Leaf], components: int) -> Table:
-    """Write the table for leaves of one dtype and number of buffers.
+    """Write the tables for leaves of one dtype and number of buffers.
 
     Args:
         form: the kernel's.
         leaves: their reductions; empty ones take no part.
         components: lanes of one element of the dtype.
     """
-    layout = Layout(form, [leaf.elements * components for leaf in leaves])
-    return Table(layout.fill(np.array([(leaf.out, *leaf.buffers) for leaf in leaves], np.int64)), layout.chunks)
+    layout = Layout(form, [leaf.elements * components for leaf in leaves], len(leaves[0].buffers))
+    return Table(layout.heads, layout.rows(np.array([(leaf.out, *leaf.buffers) for leaf in leaves], np.int64)))

@@ -83,3 +83,11 @@ def end_of_reduction(op: ReduceOp, dtype: np.dtype, parts: int, size: int, accum
             total = rule.ufunc(total, buffer.astype(rule.accumulator))
     memory = aligned(wanted.nbytes, 0)
     return Reduction([placed(total, 0)], memory, memory[: wanted.nbytes].view(wanted.dtype), wanted)
+
+
+def copy_of(dtype: np.dtype, size: int, *, offset: int = 0) -> Reduction:
+    """Make a leaf of one buffer of any bits, whose result is a copy."""
+    bits = np.random.default_rng(size).integers(0, 256, size * dtype.itemsize, np.uint8)
+    buffer = placed(bits.view(dtype), offset)
+    memory = aligned(buffer.nbytes, offset)
+    return Reduction([buffer], memory, memory[: buffer.nbytes].view(dtype), buffer.copy())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist_kernels.cuda.forms import tabled_arguments
+from aiodist_kernels.cuda.forms import copying, counts
 from aiodist_kernels.cuda.kernels import make
 from aiodist_kernels.cuda.provider import cuda, simulated
 from aiodist_kernels.cuda.simulated import Simulated
@@ -23,7 +23,7 @@ from aiodist_kernels.cuda.tables import pack, vectors
 from aiodist_kernels.layout import address
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda.cases import CASES, ENDS, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, end_of_reduction, reduction
+from tests.kernels.cuda.memory import Reduction, copy_of, end_of_reduction, reduction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 BLOCKS, THREADS = 2, 8
 
 
-def launch(form: Form, dtype: np.dtype, leaves: Sequence[Reduction], among: int | None = None) -> None:
+def launch(form: Form, lanes_per_element: int, leaves: Sequence[Reduction], among: int | None = None) -> None:
     """Reduce the leaves with the kernel of one form, and check each."""
     kernel: Any = cuda.jit(make(form, Simulated(form)))[BLOCKS, THREADS]
     if form.tabled:
-        table = pack(form, [leaf.leaf for leaf in leaves], components(dtype))
-        kernel(*tabled_arguments(form, address(table.words), table.chunks, len(leaves[0].buffers), among))
+        table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
+        last = counts(form, len(leaves[0].buffers), among)
+        kernel(address(table.heads), address(table.rows), len(table.heads), *last)
     else:
         leaf = leaves[0].leaf
-        lanes = leaf.elements * components(dtype)
+        lanes = leaf.elements * lanes_per_element
         kernel(leaf.out, leaf.buffers, vectors(form, leaf, lanes), lanes)
     for each in leaves:
         each.check()
@@ -54,20 +55,22 @@ def every_form(case: Case) -> None:
     for seed, (form, count) in enumerate(case.forms()):
         size = 3 + BLOCKS * THREADS * form.width // form.grain * 3 // 2
         leaf = reduction(case.op, case.dtype, count, size, seed=seed, accumulate=case.accumulate)
-        launch(form, case.dtype, [leaf])
+        launch(form, components(case.dtype), [leaf])
 
 
 def every_size(case: Case) -> None:
     """Sizes around whole vectors and a round of all threads."""
     for form, count in case.forms()[:2]:
         for size in (1, 2, form.width, form.width + 1, 2 * THREADS * form.width, 1001):
-            launch(form, case.dtype, [reduction(case.op, case.dtype, count, size, seed=size)])
+            launch(form, components(case.dtype), [reduction(case.op, case.dtype, count, size, seed=size)])
 
 
 def misaligned(case: Case) -> None:
     """Addresses that are multiples of an element only."""
     for form, count in (*case.forms()[:4], case.forms()[-1]):
-        launch(form, case.dtype, [reduction(case.op, case.dtype, count, 77, offset=case.dtype.itemsize % 16)])
+        launch(
+            form, components(case.dtype), [reduction(case.op, case.dtype, count, 77, offset=case.dtype.itemsize % 16)]
+        )
 
 
 def in_place(case: Case) -> None:
@@ -76,7 +79,7 @@ def in_place(case: Case) -> None:
         return
     for form, count in (*case.forms()[2:4], case.forms()[-1]):
         for place in (0, 1, count - 1):
-            launch(form, case.dtype, [reduction(case.op, case.dtype, count, 99, in_place=place)])
+            launch(form, components(case.dtype), [reduction(case.op, case.dtype, count, 99, in_place=place)])
 
 
 def many_leaves(case: Case) -> None:
@@ -85,7 +88,16 @@ def many_leaves(case: Case) -> None:
         sizes = (5, 0, 1, form.chunk // form.grain + 7, 0, 64, 2 * form.chunk // form.grain)
         leaves = [reduction(case.op, case.dtype, count, size, seed=i) for i, size in enumerate(sizes)]
         leaves.append(reduction(case.op, case.dtype, count, 33, offset=case.dtype.itemsize % 16))
-        launch(form, case.dtype, leaves)
+        launch(form, components(case.dtype), leaves)
+
+
+def copies(case: Case) -> None:
+    """Many copies in one launch."""
+    dtype = case.dtype
+    form = copying(dtype.itemsize)
+    sizes = (5, 0, 1, form.chunk + 7, 64)
+    leaves = [copy_of(dtype, size) for size in sizes] + [copy_of(dtype, 33, offset=min(dtype.itemsize, 4))]
+    launch(form, dtype.itemsize // form.recipe.storage.size, leaves)
 
 
 def run(jobs: Mapping[str, Job]) -> dict[str, str | None]:
@@ -105,10 +117,11 @@ def end(case: Case) -> None:
     """What several workers' parts came to becomes the result of all their replicas."""
     form, parts = case.end_form(), 5
     size = 3 + BLOCKS * THREADS * form.width // form.grain * 3 // 2
-    launch(form, case.accumulator, [end_of_reduction(case.op, case.dtype, parts, size, case.accumulate)], parts)
+    leaf = end_of_reduction(case.op, case.dtype, parts, size, case.accumulate)
+    launch(form, components(case.accumulator), [leaf], parts)
 
 
-SPECIAL = (every_size, misaligned, in_place, many_leaves)
+SPECIAL = (every_size, misaligned, in_place, many_leaves, copies)
 
 
 def jobs() -> dict[str, Job]:

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from aiodist_kernels import ReduceOp
-from aiodist_kernels.cuda.compiled import Program, compile_form
-from aiodist_kernels.cuda.forms import Form, form_for, tabled_arguments
+from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
+from aiodist_kernels.cuda.forms import Form, copying, counts, form_for
 from aiodist_kernels.cuda.tables import pack, vectors
+from aiodist_kernels.layout import address
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda import ptx_machine
 from tests.kernels.cuda.cases import CASES, ENDS, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, end_of_reduction, reduction
+from tests.kernels.cuda.memory import Reduction, copy_of, end_of_reduction, reduction
 from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
 
 CAPABILITIES = [(8, 0), (9, 0)]
@@ -69,9 +70,9 @@ def run(
     memory = [array for leaf in leaves for array in (*leaf.buffers, leaf.out)]
     if form.tabled:
         table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
-        head = table.words.__array_interface__["data"][0]
-        arguments = list(tabled_arguments(form, head, table.chunks, len(leaves[0].buffers), among))
-        memory.append(table.words)
+        last = counts(form, len(leaves[0].buffers), among)
+        arguments = [address(table.heads), address(table.rows), len(table.heads), *last]
+        memory += [table.heads, table.rows]
     else:
         leaf = leaves[0].leaf
         lanes = leaf.elements * lanes_per_element
@@ -104,6 +105,36 @@ def test_compiled_end_of_a_reduction_gives_the_bits_of_numpy(case: Case) -> None
     assemble(program.ptx, capability)
     leaf = end_of_reduction(case.op, case.dtype, parts, 4 + 2 * BLOCKS * THREADS * form.width, case.accumulate)
     run(form, program, [leaf], components(case.accumulator), parts)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "f8", "c16"])
+def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -> None:
+    kind = np.dtype(dtype)
+    form = copying(kind.itemsize)
+    program = compiled(form, capability)
+    check_text(form, program.ptx, capability)
+    assemble(program.ptx, capability)
+    leaves = [copy_of(kind, 70), copy_of(kind, 5, offset=min(kind.itemsize, 4))]
+    run(form, program, leaves, kind.itemsize // form.recipe.storage.size)
+
+
+@pytest.mark.parametrize("count", [4, 5])
+def test_lanes_are_counted_in_64_bits(count: int) -> None:
+    form = form_for(SUM.rule, count, leaves=2)
+    leaf, far = reduction(SUM.op, SUM.dtype, count, 30), 1 << 33
+    table = pack(form, [leaf.leaf], 1)
+    table.heads[:, 1:] += far
+    table.rows[:, 1:] -= far * SUM.dtype.itemsize
+    kernel = ptx_machine.parse(compiled(form, (9, 0)).ptx)
+    arguments = [address(table.heads), address(table.rows), len(table.heads), *counts(form, count)]
+    ptx_machine.run(kernel, arguments, BLOCKS, THREADS, [*leaf.buffers, leaf.out, table.heads, table.rows])
+    leaf.check()
+
+
+def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
+    text = compiled(form_for(SUM.rule, 2), (9, 0)).ptx
+    assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {PTX_VERSION}"]
 
 
 def test_every_kernel_is_listed_once() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist_kernels.cuda.forms import VECTOR_BYTES, blocks, form_for
-from aiodist_kernels.cuda.tables import ENTRY, Leaf, pack
+from aiodist_kernels.cuda.tables import FIRST, Leaf, pack
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda.cases import CASES, Case
 
@@ -22,16 +22,17 @@ def test_every_lane_is_in_one_chunk(case: Case, fields: list[tuple[int, list[int
     size = case.rule.dtype.itemsize
     given_leaves = [Leaf(out * size, tuple(place * size for place in places), n) for n, (out, *places) in fields]
     table = pack(form, given_leaves, components(case.dtype))
-    heads = table.words[: ENTRY * table.chunks].reshape(-1, ENTRY).tolist()
+    rows = table.rows.reshape(-1).tolist()
     covered: dict[int, int] = {}
-    for row, low, middle, high in heads:
-        out, *places = table.words[row : row + 5].tolist()
+    for row, low, middle, high in table.heads.tolist():
+        vectors, *addresses = rows[row : row + FIRST + 4]
         assert low == covered.get(row, 0)
         assert low <= middle <= high
         assert (middle - low) % form.width == 0
-        assert middle == low or all(address % VECTOR_BYTES == 0 for address in (out, *places))
+        assert vectors == all(address % VECTOR_BYTES == 0 for address in addresses)
         assert high - low <= form.chunk
         covered[row] = high
+    assert [row[1:] for row in table.rows.tolist()] == [[leaf.out, *leaf.buffers] for leaf in given_leaves]
     wanted = [leaf.elements * components(case.dtype) for leaf in given_leaves if leaf.elements]
     assert list(covered.values()) == wanted
 

@@ -1,0 +1,72 @@
+"""Courses: what is known of calls that have come before, so that the next step of the same call goes without delay."""
+
+from __future__ import annotations
+
+from types import CodeType
+from typing import Final, NamedTuple
+
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.signature import KIND, TYPES, has_device_arrays
+from aiodist.workers.calls import Digests
+from aiodist.workers.crossing import Span
+from aiodist.workers.recipes import Recipe, recipe_of
+from aiodist.workers.record import Flag
+from aiodist_kernels import Accumulate
+
+_MOST: Final = 4096
+
+
+class Course(NamedTuple):
+    """What is known of a call, whatever it brings.
+
+    Attributes:
+        digest: what must agree.
+        recipe: plans what is to be exchanged.
+        flags: what the record says of the accumulator.
+        merges: a merge function makes the result.
+        ferried: something of it lies on devices.
+        code: of the caller; held, so that no other has its id.
+    """
+
+    digest: bytes
+    recipe: Recipe
+    flags: int
+    merges: bool
+    ferried: bool
+    code: CodeType
+
+
+class Courses:
+    """The calls of a group of replicas.
+
+    Args:
+        digests: the team's.
+        span: the group's workers.
+    """
+
+    def __init__(self, digests: Digests, span: Span) -> None:
+        self._digests = digests
+        self._span = span
+        self._known: dict[tuple[object, ...], Course] = {}
+
+    def of(self, meeting: Rendezvous) -> Course:
+        """Return the course of a meeting at which all local replicas mean the same."""
+        accumulate = meeting.options.accumulate
+        key = (meeting.signature, id(meeting.code), meeting.offset, accumulate)
+        found = self._known.get(key)
+        return found or self._find(key, meeting, accumulate)
+
+    def _find(self, key: tuple[object, ...], meeting: Rendezvous, accumulate: Accumulate) -> Course:
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        signature = meeting.signature
+        types = signature[TYPES]
+        found = self._known[key] = Course(
+            self._digests.of(meeting.call),
+            recipe_of(signature, accumulate, self._span),
+            Flag.FLOAT64 if accumulate == "float64" else Flag.NONE,
+            signature[KIND].across is None,
+            types is not None and has_device_arrays(types),
+            meeting.code,
+        )
+        return found

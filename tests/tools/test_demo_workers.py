@@ -1,0 +1,44 @@
+"""`aiodist demo text` on several workers, which all end with the weights of one worker alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+import pytest
+
+from tests.tools.command import behind_pipe, exit_code
+
+ENGINES = [
+    pytest.param(
+        name, marks=pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"{library} is missing")
+    )
+    for name, library in (("mpi", "mpi4py"), ("gloo", "torch"))
+]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_workers_of_unequal_numbers_of_replicas_end_with_equal_weights(engine: str) -> None:
+    ended = behind_pipe(["demo", "text", "--steps", "2", "--workers", "3", "--engine", engine])
+    assert ended.code == 0, ended.output
+    assert len(set(re.findall(r"([0-9a-f]{16})  replica \d", ended.output))) == 1
+    assert ended.output.count("  replica ") == 4
+    assert "equal in every bit" in ended.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--workers", "5"], "--replicas 4 with --workers 5: each worker needs one at least"),
+        (["--engine", "gloo"], "--engine gloo is for several --workers"),
+    ],
+)
+def test_bad_usage_says_what_to_do(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("demo", "text", *arguments) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_job_of_another_size_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AIODIST_WORKERS", "3")
+    assert exit_code("demo", "text", "--workers", "2") == 2
+    assert "--workers 2 in a job of 3" in capsys.readouterr().err
