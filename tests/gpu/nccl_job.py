@@ -70,13 +70,17 @@ class Worker:
         return PlantedArray(self.driver.put(0, values), values.shape, values.dtype, 0)
 
     def reduced(self, strategy: MultiWorkerMirroredStrategy, op: ReduceOp, values: list[np.ndarray]) -> None:
+        """Reduce values of all replicas, in an event loop of its own."""
+        asyncio.run(self.reducing(strategy, op, values))
+
+    async def reducing(self, strategy: MultiWorkerMirroredStrategy, op: ReduceOp, values: list[np.ndarray]) -> None:
         """Reduce values of all replicas, and check each local result's bits."""
 
         async def program() -> Any:
             return await get_replica_context().all_reduce(op, self.put(values[_me()]))
 
         wanted = reduce(op, values)
-        for result in strategy.experimental_local_results(asyncio.run(strategy.run(program))):
+        for result in strategy.experimental_local_results(await strategy.run(program)):
             assert not self.driver.errors, self.driver.errors[0]
             assert_same_bits(read(result.memory, wanted), wanted)
 
@@ -149,20 +153,24 @@ def fifty_strategies(worker: Worker) -> str:
 def failing_step(worker: Worker) -> str:
     """NCCL fails on the last worker in the second step: all raise, and the next run has another link."""
     strategy = worker.strategy()
-    rank, values = worker.communicator.rank, small(worker.communicator.size, SINGLE)
-    worker.reduced(strategy, ReduceOp.SUM, values)
-    if rank == worker.communicator.size - 1:
-        worker.stub.stub_nccl_fail(-1, 2)
-    try:
-        worker.reduced(strategy, ReduceOp.SUM, values)
-    except (CollectiveError, RuntimeError) as error:
-        assert "NCCL has failed" in str(error), error  # noqa: PT017  (every worker has an error of its own)
-    else:
-        raise AssertionError("no error")
-    worker.reduced(strategy, ReduceOp.SUM, values)
+    asyncio.run(_through_a_failing_step(worker, strategy))
     assert worker.stub.stub_nccl_live() == 1
     strategy.close()
     return "a failing step"
+
+
+async def _through_a_failing_step(worker: Worker, strategy: MultiWorkerMirroredStrategy) -> None:
+    rank, values = worker.communicator.rank, small(worker.communicator.size, SINGLE)
+    await worker.reducing(strategy, ReduceOp.SUM, values)
+    if rank == worker.communicator.size - 1:
+        worker.stub.stub_nccl_fail(-1, 2)
+    try:
+        await worker.reducing(strategy, ReduceOp.SUM, values)
+    except (CollectiveError, RuntimeError) as error:
+        assert "NCCL" in str(error), error  # noqa: PT017  (every worker has an error of its own)
+    else:
+        raise AssertionError("no error")
+    await worker.reducing(strategy, ReduceOp.SUM, values)
 
 
 def failing_link(worker: Worker) -> str:
