@@ -20,9 +20,8 @@ buffers is exact either way. `accumulate="float64"` widens the accumulator of ev
 SUM, MEAN and PRODUCT to float64 (complex128).
 """
 
-import dataclasses
 import enum
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -52,8 +51,7 @@ class Finish(enum.Enum):
     DIVIDE = "divide by n"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """How buffers of one dtype are reduced by one op.
 
     Attributes:
@@ -114,12 +112,12 @@ def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> R
 def part_of(rule: Rule) -> Rule:
     """Return the rule for a part of the buffers: the fold, in the accumulator, and nothing of what comes last."""
     op = ReduceOp.SUM if rule.op is ReduceOp.MEAN else rule.op
-    return dataclasses.replace(rule, op=op, result=rule.accumulator, finish=Finish.NOTHING)
+    return rule._replace(op=op, result=rule.accumulator, finish=Finish.NOTHING)
 
 
 def end_of(rule: Rule) -> Rule:
     """Return the rule for what comes last: what the parts came to, in the accumulator, becomes the result."""
-    return dataclasses.replace(rule, dtype=rule.accumulator)
+    return rule._replace(dtype=rule.accumulator)
 
 
 def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
