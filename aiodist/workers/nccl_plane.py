@@ -207,7 +207,9 @@ class Use:
             raise
 
     def _end(self, error: BaseException, hands: Hands) -> Steps[None]:
-        """End the link; return when nothing of it uses memory any more."""
+        """End the link; return when nothing of it uses memory any more. A later run's is none of ours."""
+        if self._ended:
+            return
         self._plane.abort()
         if isinstance(error, GeneratorExit):
             self._settle()
@@ -226,10 +228,14 @@ class Use:
         Raises:
             RuntimeError: NCCL has failed, or the time is over.
         """
-        ready = self._plane.link.is_ready()
         if self._until is not None and perf_counter() > self._until:
+            self._plane.abort()
             raise RuntimeError(f"NCCL was not done {PATIENCE_SECONDS:g} s after the run had failed")
-        return ready
+        try:
+            return self._plane.link.is_ready()
+        except RuntimeError:
+            self._plane.abort()  # at once: who waits here may let go of the reduction much later
+            raise
 
 
 class _InTheAir:
