@@ -114,6 +114,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             alongside = layout.workers > 1 and options.verify == "alongside"
             span = Span(layout, options.reduction == "ordered", alongside)
             self._joined = Team(self._communicator, control, span, extended.order_check, options, plane)
+            if plane is not None:
+                weakref.finalize(self, plane.abort)
             self._dropped = weakref.finalize(self, control.let_go)
             self._dropped.atexit = False  # the control plane sees to that
         return self._joined
