@@ -50,7 +50,7 @@ class Cargo:
         self.accumulate: Accumulate = meeting.options.accumulate
         self.absent = meeting.absent
         self._values = self._landed = meeting.values
-        self._accumulate = self.accumulate
+        self._accumulate: Accumulate = self.accumulate
         self._span = span
         ferried = kind.on_devices is not None and types is not None and has_device_arrays(types)
         self.ferry = Ferry(meeting, group, span) if ferried else None
