@@ -181,6 +181,8 @@ class Crossing(Carrier):
         self._verdict = verdict
         if not self.clean:
             self.lane.freeze()
+            if self.use is not None:
+                self.use.hurry()
         self._end(verdict.error())
         self._leave_lane()
 
@@ -195,6 +197,8 @@ class Crossing(Carrier):
     def _end_by_loss(self) -> None:
         self._busy = False
         if self._loss is not None and not self.clean:
+            if self._step is not None or self._parts:
+                self._team.settle(self, well=False)
             self._end(self._loss)
 
     def _end(self, error: CollectiveError) -> None:
@@ -333,11 +337,12 @@ class Crossing(Carrier):
                 self._engine_error = step.__cause__
                 await self._leave_nobody_waiting()
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
-                self._engine_error = error
-                self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
+                self.fail(error)
             finally:
                 self._end_by_loss()
                 self._leave_lane()
+                if self.use is not None:
+                    self.use.release()
                 self._stopped.set()
                 self._hands.close()
                 self._bell.close()

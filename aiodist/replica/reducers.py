@@ -57,7 +57,12 @@ class Reducers:
     def _look(self, work: Work, done: Done, until: float) -> None:
         """Look whether a device has done the work, once in each turn of the loop, before a thread waits for it."""
         assert work.ready is not None
-        if work.ready():
+        try:
+            ready = work.ready()
+        except Exception as error:  # noqa: BLE001  (what a device has run into is for those who wait)
+            self._finish(work, done, error)
+            return
+        if ready:
             self._finish(work, done, None)
         elif perf_counter() < until:
             self._call_soon(self._look, work, done, until)
