@@ -42,10 +42,10 @@ def only_wait(root: SyncGroup, replicas: Collection[int], waiting: Iterable[Cont
     certain = {replica_id for replica_id in replicas if waits[replica_id] == owners[replica_id]}
     if not certain:
         return certain
-    seen = [thing for thing in gc.get_objects() if type(thing) is Context or thing is root]
-    if not any(thing is root for thing in seen):
-        return set()
+    seen: list[Any] = [thing for thing in gc.get_objects() if type(thing) is Context or thing is root]
     contexts = [thing for thing in seen if thing is not root]
+    if len(contexts) == len(seen):
+        return set()
     for context in contexts:
         owner = _owner(root, context)
         if owner in certain and id(context) not in known:
