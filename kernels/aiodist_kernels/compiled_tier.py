@@ -14,6 +14,7 @@ import numpy as np
 
 from aiodist_kernels import policy
 from aiodist_kernels.arguments import Array
+from aiodist_kernels.beside import considerately
 from aiodist_kernels.layout import address
 from aiodist_kernels.numpy_tier import fold_for
 from aiodist_kernels.recipes import UNROLLED_COUNT, Recipe, components, recipe_for
@@ -48,7 +49,8 @@ def compile_for(rule: Rule, count: int) -> Kernel | None:
         return None
     with _compiling:
         if recipe not in _compiled and recipe not in _refused:
-            _compile(recipe, rule, count)
+            with considerately():
+                _compile(recipe, rule, count)
     return _compiled.get(recipe)
 
 
@@ -62,7 +64,8 @@ def compile_small_for(rule: Rule) -> Any:
         return None
     with _compiling:
         if (recipe, rule) not in _small:
-            _small[recipe, rule] = _compile_small(recipe, rule)
+            with considerately():
+                _small[recipe, rule] = _compile_small(recipe, rule)
     return _small[recipe, rule]
 
 

@@ -58,10 +58,16 @@ def same_order(arrays: Sequence[Array]) -> bool:
     return True
 
 
-def empty_like(array: Array, dtype: DType) -> Array:
-    """Return memory for a result that nobody else sees: the shape of `array`, and Fortran's order if it has that."""
+def empty_like(array: Array, dtype: DType, *, among: bool = False) -> Array:
+    """Return memory for a result that nobody else sees: the shape of `array`, and Fortran's order if it has that.
+
+    Args:
+        array: what it is to be like.
+        dtype: its dtype.
+        among: it is one of several that live as long as each other.
+    """
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    return pool.results.empty(array.shape, dtype, "F" if fortran else "C")
+    return pool.results.empty(array.shape, dtype, "F" if fortran else "C", among=among)
 
 
 def overlaps(out: Array, buffers: Sequence[Array]) -> bool:

@@ -18,9 +18,9 @@ NEVER: Final = 1 << 62
 
 PLAIN_BELOW: Final = 2 * MIB
 """Bytes below which a fold in the buffers' own dtype is its ufunc alone, called from buffer to buffer, unless a kernel
-is quicker. (Larger results lie in the pool, and so do those from `pool.POOLED_FROM` on that come with others: what a
-sum of two arrays has read and written has by then put the interpreter out of the caches, and to borrow a block takes
-8 microseconds of the 110 that 1 MiB takes.)"""
+is quicker, with memory from the C library also for two arrays of 1 MiB: what a sum reads and writes has by then put the
+interpreter out of the caches, so that to borrow a block takes 6 microseconds of 105. (`pool` has its own thresholds for
+results that are larger, or come with others.)"""
 
 SMALL_TO: Final = 256 * KIB - 1
 """Bytes up to which the kernel serves that reads a list of arrays itself, with the interpreter's lock held: below, it

@@ -73,8 +73,7 @@ def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as som
         op: the reduce op, defined for the dtype.
         buffers: as in `reduce`.
         accumulate: as in `reduce`.
-        among: the result is one of several that live as long as each other. A large one then always lies in the pool:
-            the C library keeps memory at hand for one, and gives that of many back to the system.
+        among: the result is one of several that live as long as each other; see `pool`.
 
     Returns:
         An array in fresh memory, as `reduce`.
@@ -85,11 +84,13 @@ def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as som
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
     nbytes = first.nbytes
+    if among and nbytes >= pool.POOLED_AMONG_FROM:
+        return _reduce_among(plan, buffers)
     if nbytes <= plan.small_to:
         total: Array = first.copy() if nbytes <= plan.copied_to else empty(first.shape, plan.rule.result)
         if plan.small(buffers, total, nbytes):
             return total
-    if nbytes < plan.plain_below and not (among and nbytes >= pool.POOLED_FROM):
+    if nbytes < plan.plain_below:
         try:
             count = len(buffers)
             if count == 2:  # a ufunc needs no help
@@ -134,6 +135,15 @@ def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accu
     if plan.rule.contiguous:
         return _reduce(plan, [asarray(scalar) for scalar in scalars], None)[()]
     return quiet.copy().run(plan.elements, scalars, AS_SCALAR)
+
+
+def _reduce_among(plan: Plan, buffers: Sequence[Array]) -> Array:
+    """Reduce into a block of the pool."""
+    first = buffers[0]
+    total = empty_like(first, plan.rule.result, among=True)
+    if first.nbytes <= plan.small_to and plan.small(buffers, total, first.nbytes):
+        return total
+    return _reduce(plan, buffers, total)
 
 
 def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:

@@ -22,9 +22,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     plain = pool._Block
 
-    def make(nbytes: int) -> Any:
+    def make(nbytes: int, kind: int) -> Any:
         sizes.append(nbytes)
-        return plain(nbytes)
+        return plain(nbytes, kind)
 
     monkeypatch.setattr(pool, "_Block", make)
     monkeypatch.setattr(pool, "POOLED_FROM", 1)

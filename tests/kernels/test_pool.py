@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
@@ -201,9 +201,9 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     plain = pool._Block
 
-    def make(nbytes: int) -> Any:
+    def make(nbytes: int, kind: int) -> Any:
         sizes.append(nbytes)
-        return plain(nbytes)
+        return plain(nbytes, kind)
 
     monkeypatch.setattr(pool, "_Block", make)
     return sizes
@@ -247,9 +247,9 @@ def test_kernels_write_into_blocks(made: list[int]) -> None:
     warm([KernelSpec(ReduceOp.MEAN, SINGLE, 3)])
     buffers = [np.full((50, 50), index, SINGLE, order="F") for index in (1, 2, 3)]
     assert (reduce(ReduceOp.MEAN, buffers) == 2).all()
-    assert made == [10_000]
+    assert made == [10_240]
     assert reduce(ReduceOp.MEAN, buffers).flags.f_contiguous
-    assert made == [10_000]
+    assert made == [10_240]
 
 
 def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
@@ -267,9 +267,28 @@ def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
 
 def test_block_serves_what_is_little_smaller(made: list[int]) -> None:
     blocks = Pool()
-    for nbytes in (8000, 7500, 7200, 3000, 8000):
+    for nbytes in (8192, 8000, 7700, 3000, 8190):
         blocks.empty((nbytes,), np.dtype(np.uint8))
-    assert made == [8000, 3000]
+    assert made == [8192, 3072]
+
+
+@given(nbytes=st.integers(1, 1 << 24))
+def test_block_wastes_no_more_than_an_eighth(nbytes: int) -> None:
+    blocks = Pool()
+    array = blocks.empty((max(nbytes, LEAST),), np.dtype(np.uint8))
+    del array
+    assert 0.875 * blocks.idle_bytes <= max(nbytes, LEAST) <= blocks.idle_bytes
+
+
+def test_many_results_of_one_size_lie_in_blocks_earlier(made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "POOLED_AMONG_FROM", LEAST // 4)
+    buffers = [np.ones(LEAST // 8, SINGLE), np.arange(LEAST // 8, dtype=SINGLE)]
+    kept: list[np.ndarray] = []
+    for count in (3, 3, 2, 2):
+        kept = [reduce_alike(ReduceOp.SUM, (buffers * 2)[:count], among=True) for _ in range(5)]
+    assert len(made) == 10  # those of one step, while those of the one before are held
+    assert (kept[0] == 1 + buffers[1]).all()
+    assert reduce_alike(ReduceOp.SUM, buffers).flags.owndata
 
 
 def test_small_results_come_from_numpy(made: list[int]) -> None:
@@ -283,7 +302,8 @@ def test_longest_idle_goes_first() -> None:
     arrays = [blocks.empty((nbytes,), np.dtype(np.uint8)) for nbytes in (4000, 5000, 6000)]
     for _ in range(3):
         del arrays[0]
-    assert [block.memory.nbytes for block in blocks._idle] == [6000]
+    assert blocks.idle_bytes == 6144
+    assert blocks._longest_idle().memory.nbytes == 6144  # type: ignore[union-attr]
 
 
 def test_threads_never_share_a_block() -> None:

@@ -120,9 +120,9 @@ async def test_a_thousand_assignments_use_a_few_blocks(threads: list[int], monke
     blocks: list[int] = []
     plain = pool._Block
 
-    def make(nbytes: int) -> Any:
+    def make(nbytes: int, kind: int) -> Any:
         blocks.append(nbytes)
-        return plain(nbytes)
+        return plain(nbytes, kind)
 
     monkeypatch.setattr(pool, "_Block", make)
     strategy = mirrored(2)

@@ -56,6 +56,7 @@ def _thresholds() -> list[Finding]:
         Finding("in several threads from, moved", _size(policy.THREADS_FROM_MOVED)),
         Finding("stores past the caches from", _size(policy.STREAMING_FROM)),
         Finding("results' memory is used again from", _size(pool.POOLED_FROM)),
+        Finding("the same, for the leaves of a nest", _size(pool.POOLED_AMONG_FROM)),
         Finding("results' memory that may lie idle", _size(pool.MOST_IDLE)),
     ]
 
