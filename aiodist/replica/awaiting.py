@@ -20,14 +20,14 @@ import ctypes
 import os
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from threading import get_ident
 from types import coroutine
 from typing import Final, TypeVar
 
 import anyio
-from anyio import sleep, wait_readable
+from anyio import CancelScope, get_cancelled_exc_class, sleep, wait_readable
 
 from aiodist.replica.engine import running_on_trio
 from aiodist.workers.communicator import Request
@@ -176,6 +176,28 @@ def _turn() -> Generator[None, None, None]:
 def _check(bell: Bell) -> None:
     if bell.interrupts:
         raise InterruptedStep
+
+
+async def outlast(wait: Callable[[], Awaitable[T]], before: Callable[[T], object] | None = None) -> T:
+    """Wait for something, whoever is cancelled meanwhile; be cancelled after it.
+
+    Args:
+        wait: waits for it; is called again where asyncio's own cancellation, which no shield keeps out, has ended it.
+        before: is called with what that returns, before a cancellation is raised.
+    """
+    cancelled: BaseException | None = None
+    found: list[T] = []
+    with CancelScope(shield=True):
+        while not found:
+            try:
+                found.append(await wait())
+            except get_cancelled_exc_class() as error:
+                cancelled = error
+    if cancelled is None:
+        return found[0]
+    if before is not None:
+        before(found[0])
+    raise cancelled
 
 
 async def complete(steps: Steps[T], bell: Bell) -> T:

@@ -18,16 +18,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio import CancelScope
 
 from aiodist.collective import joining
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, until
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, outlast, until
 from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
@@ -169,15 +169,18 @@ class Carrier:
         return common
 
     async def _go_on(self, step: UnderWay) -> int:
-        """Go on with a step; what is agreed on is carried out whoever is cancelled."""
+        """Go on with a step; what is agreed on is carried out whoever is cancelled, and who is, is after it."""
         common: int | None = None
         while common is None:
             if self.moving:
-                with CancelScope(shield=True):
-                    common = await self._wait_for(step, self._values)
+                common = await outlast(partial(self._wait_for, step, self._values), self._forget_step)
             else:
                 common = await self._wait_for(step, self._bell)
         return common
+
+    def _forget_step(self, common: int | None) -> None:
+        if common is not None:
+            self._step = None
 
     async def _wait_for(self, step: UnderWay, bell: Bell) -> int | None:
         """Go on with a step while it is in the same phase; return its result if it ends in it.

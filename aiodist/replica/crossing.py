@@ -1,4 +1,4 @@
-"""Crossings: how runs of local replicas meet those of other workers, and what is called outside of replicas does.
+"""Crossings: how runs of local replicas meet those of other workers.
 
 A crossing serves one run: its group calls it (`Bridge`), and the control plane does, through the worker's `Team`.
 """
@@ -20,20 +20,19 @@ from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
-from aiodist.replica.awaiting import InterruptedStep, until
+from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier, When
 from aiodist.replica.part_crossing import PartCrossing, part_of
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
-from aiodist.workers.communicator import Request
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Disagreement, Lane
 from aiodist.workers.lane_book import GroupKey
 from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.transfers import Steps
-from aiodist.workers.tribunal import Verdict
+from aiodist.workers.tribunal import LaneKey, Verdict
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
@@ -48,14 +47,17 @@ class Crossing(Carrier):
     Args:
         team: the workers.
         lane: the lane of its steps, which nobody else uses meanwhile.
+        key: what the run is called between workers.
         group: the local replicas.
     """
 
     group: SpannedGroup
 
-    def __init__(self, team: Team, lane: Lane, group: SpannedGroup) -> None:
+    def __init__(self, team: Team, lane: Lane, key: LaneKey, group: SpannedGroup) -> None:
         super().__init__(team, lane, group, team.span)
-        self.key = lane.key
+        self.key = key
+        lane.begin(*key)
+        self._base = lane.posted
         self._asked = False
         self._finishing = False
         self._busy = False
@@ -243,7 +245,7 @@ class Crossing(Carrier):
         return tell(
             self.group,
             self._span.layout.rank,
-            self.lane.freeze() if freeze else 0,
+            self.lane.freeze() - self._base if freeze else 0,
             brief=brief,
             overdue=overdue_in(self.group),
             failures=failures,
@@ -278,35 +280,18 @@ class Crossing(Carrier):
         self._unmade = groups
         self._bell.ring()
 
-    # Lane 0, which the callers' tasks drive.
+    # After the end.
 
-    def move_to_this_loop(self) -> None:
-        """Be driven by the event loop that runs now."""
-        self._make_bells()
+    def leave(self) -> None:
+        """End a run that this worker's caller has left before its replicas were started."""
+        for member in self.group.members:
+            member.end = ReplicaState.CANCELLED
+        self._team.close_run(self)
 
-    async def carry_over(self, free: int) -> int:
-        """Carry over what has begun; return the lanes that all workers have free, as the last of it has told.
-
-        Raises:
-            InterruptedStep: there is trouble.
-        """
-        common = 0
-        self._busy = True
-        try:
-            while self._queue:
-                common = await self._complete(self._begin(self._queue.popleft(), free))
-        except InterruptedStep as step:
-            self._engine_error = step.__cause__
-            raise
-        finally:
-            self._hands.close()
-            self._end_by_loss()
-            self._leave_lane()
-        return common
-
-    async def await_request(self, request: Request) -> None:
-        """Wait until a request is complete, unless a worker is lost."""
-        await until(request, self._values)
+    @property
+    def brought(self) -> int:
+        """How many records this worker has brought to the lane."""
+        return self.lane.posted - self._base
 
     def _leave_lane(self) -> None:
         """Bring the lane to where all workers have it, as soon as nothing is under way there.
@@ -317,10 +302,10 @@ class Crossing(Carrier):
         verdict = self._verdict
         if verdict is None or self.clean or self._busy or self._loss is not None or not self._team.is_here:
             return
-        if verdict.heard_all and self.lane.posted > verdict.posted_by_all:
+        if verdict.heard_all and self.brought > verdict.posted_by_all:
             self._step = None
         if self._step is None:
-            self.lane.catch_up(verdict.posted)
+            self.lane.catch_up(self._base + verdict.posted)
             if not self._team.group_lanes.are_in_use(self.key):
                 self._team.settle(self)
 
@@ -372,7 +357,7 @@ class Crossing(Carrier):
         if self._step is None or self._loss is not None or not (self.told or self.judged.is_set()):
             return
         await self.judged.wait()
-        if self._verdict is not None and self._verdict.posted_by_all >= self.lane.posted:
+        if self._verdict is not None and self._verdict.posted_by_all >= self.brought:
             await self.finish_step()
 
     def _disagree(self) -> None:
@@ -389,6 +374,7 @@ class Crossing(Carrier):
             yield When(lambda: not self._parts)
             yield from self._meet(_GROUPS_CLOSED)
         self.clean = True
+        self.judged.set()  # all is said, also where this worker's caller has left the run at its very end
         self._team.leave(self)
         return 0
 

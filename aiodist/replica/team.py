@@ -1,35 +1,34 @@
 """A team: the workers of a strategy, as one of them sees them. What is called outside of replicas, and lanes for runs.
 
-Operations outside of replicas (`run`, `reduce`, the creation of a variable) have the lane 0 for themselves, and are
-meetings as well, in which each local replica stands for its part of the strategy. The caller's task drives them, one
-after the other. A run takes a lane that all workers have free, or a new one.
+Operations outside of replicas (`run`, `reduce`, the creation of a variable) have lane 0 for themselves, and are
+meetings too, in which each local replica stands for its part of the strategy. The caller's task drives them, one after
+the other. A run takes a lane that all workers have free, or a new one.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
+from contextlib import suppress
 from threading import get_ident
 from types import CodeType
-from typing import Any, Final
+from typing import Any
 
-import anyio
-from anyio import CancelScope, create_task_group, get_cancelled_exc_class, move_on_after
+from anyio import create_task_group, move_on_after
 
-from aiodist.collective.callsite import location
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import InterruptedStep
+from aiodist.replica.asked import Asked
+from aiodist.replica.awaiting import InterruptedStep, outlast
 from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.refusal import check_all_workers_are_here
+from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
-from aiodist.replica.turns import Left, is_late_for, refusal_text, turn
+from aiodist.replica.turns import Turn, Turns
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
@@ -40,9 +39,8 @@ from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
+from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
-
-_MOST_RUNS: Final = 63
 
 
 class Team:
@@ -57,6 +55,7 @@ class Team:
 
     Attributes:
         lost: what to raise, once a worker is lost.
+        asked_of_runs: what others ask of runs that have no crossing here.
     """
 
     def __init__(
@@ -78,12 +77,11 @@ class Team:
         self._in_use: set[int] = {0}
         self._ended: list[Crossing] = []
         self._crossings: dict[LaneKey, Crossing] = {}
-        self._asked: dict[LaneKey, int | None] = {}
+        self.asked_of_runs = Asked(self)
         self._incidents = 0
-        self._runs = 0
-        self._root: Crossing | None = None
-        self._unheard: deque[CollectiveError] = deque()
-        self._left = Left()
+        self._root: RootCrossing | None = None
+        self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
+        self._turns = Turns(self._end_of_trouble, self._abandon_before)
         self._loop: Any = None
         self._thread = 0
         self._call: Callable[..., object] = lambda fn, *args: fn(*args)
@@ -101,7 +99,7 @@ class Team:
 
     def asked(self, key: LaneKey, trouble: int | None) -> None:
         """Report what there is to tell of a lane, in which that meeting cannot complete, as far as it is known."""
-        self.call_soon_threadsafe(self._ask, key, trouble)
+        self.call_soon_threadsafe(self.ask, key, trouble)
 
     def judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Hear the verdict on a lane."""
@@ -138,40 +136,45 @@ class Team:
         crossing = self._crossings.get(key)
         return None if crossing is None or crossing.told else crossing.state(note=note)
 
-    def _ask(self, key: LaneKey, trouble: int | None) -> None:
+    def ask(self, key: LaneKey, trouble: int | None) -> None:
+        """Report it, in the event loop."""
         if self._root is None and key == (0, self._incidents) and self.lost is None:
             self._root_crossing()
         crossing = self._crossings.get(key)
-        if crossing is None:
-            self._asked[key] = trouble
-        elif crossing is self._root:
-            crossing.tell()
-        else:
+        if crossing is not None:
             crossing.ask(trouble)
+        else:
+            self.asked_of_runs.ask(key, trouble)
 
     def _judge(self, key: LaneKey, verdict: Verdict) -> None:
         crossing = self._crossings.pop(key, None)
         self.group_lanes.forget(key)
-        if crossing is not None:
-            crossing.judge(verdict)
+        if crossing is None:
+            self._control.settle(key)
+            return
+        crossing.judge(verdict)
+        if isinstance(crossing, RootCrossing):
             self._replace_root(crossing, verdict)
 
     def _lose(self) -> None:
         assert self.lost is not None
         for crossing in [*self._crossings.values(), *self._ended]:
             crossing.lose(self.lost)
+        self._turns.go_on()
 
     # What crossings call.
 
     def enter(self, crossing: Crossing) -> None:
         """Let a crossing hear of its lane."""
         self._crossings[crossing.key] = crossing
-        if crossing.key in self._asked:
-            self.call_soon_threadsafe(self._ask, crossing.key, self._asked.pop(crossing.key))
+        self.asked_of_runs.take(crossing)
+        if self.lost is not None:
+            crossing.lose(self.lost)
 
     def leave(self, crossing: Crossing) -> None:
         """Let a crossing go, whose lane is free again."""
         self._crossings.pop(crossing.key, None)
+        self.asked_of_runs.end_well(crossing)
 
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator."""
@@ -191,11 +194,14 @@ class Team:
             ReplicaContextError: this is a merge function of a group.
         """
         check_all_workers_are_here()
+        return self._begin(signature, code, offset, value)
+
+    def _begin(self, signature: Signature, code: CodeType, offset: int, value: Any) -> Rendezvous:
         group = self._root_crossing().group
         while self._unheard:
-            error = self._unheard.popleft()
-            if is_late_for(error, location(code, offset)):
-                raise error
+            error, calls = self._unheard.popleft()
+            if not calls.isdisjoint(self.digests.known_by((signature, code, offset))):
+                raise error  # else this worker leaves that one out
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]
         return made
@@ -203,7 +209,7 @@ class Team:
     def refuse(self, signature: Signature, code: CodeType, offset: int, error: Exception) -> None:
         """Note that a call was refused for its arguments; the next one tells the others."""
         if self.span.layout.workers > 1:
-            self._left.add((signature, code, offset), refusal_text(error))
+            self._turns.refuse(error, signature, code, offset)
 
     async def perform(
         self, signature: Signature, code: CodeType, offset: int, value: Any, options: CommunicationOptions | None = None
@@ -235,14 +241,24 @@ class Team:
         """
         async with self._turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, None)
-            common = await self._carry(meeting, options, for_run=True)
-            if not common:
-                raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
-            lane = await self._lane((common & -common).bit_length() - 1)
-            self._runs += 1
-            lane.begin(self._runs)
-            self._in_use.add(lane.index)
-            return Crossing(self, lane, group)
+            opening = self._root_crossing().open_run(meeting, group)
+            with opening:
+                await self._carry(meeting, options)
+        return opening.run
+
+    @property
+    def free_lanes(self) -> int:
+        """The lanes that this worker has free, a bit each."""
+        return ALL_FREE & ~sum(1 << index for index in self._in_use)
+
+    def take_lane(self, index: int, root: Communicator) -> Steps[Lane]:
+        """Take a lane that all workers have free; make it, where it is new."""
+        if index not in self._lanes:
+            duplication = root.idup()
+            yield duplication
+            self._lanes[index] = Lane(duplication.result(), index)
+        self._in_use.add(index)
+        return self._lanes[index]
 
     def close_run(self, crossing: Crossing) -> None:
         """Take back a run's lane."""
@@ -257,55 +273,39 @@ class Team:
         """Tell the others that this worker ends, and leave them."""
         self._control.close()
 
-    async def _lane(self, index: int) -> Lane:
-        if index not in self._lanes:
-            root = self._root_crossing()
-            duplication = root.lane.communicator.idup()
-            with CancelScope(shield=True):
-                try:
-                    await root.await_request(duplication)
-                except InterruptedStep:
-                    await root.judged.wait()
-                    self._root_crossing()  # which raises that a worker is lost
-                    raise
-            self._lanes[index] = Lane(duplication.result(), index)
-        return self._lanes[index]
-
     # Lane 0.
 
-    def _turn(self, *call: Any) -> AbstractAsyncContextManager[None]:
+    def _turn(self, *call: Any) -> Turn:
         """Return a turn at lane 0, for a call: its signature, and its place."""
-        return turn(self._enter(), self._prepare, partial(self._left.add, call))
-
-    async def _prepare(self) -> None:
-        """Bring lane 0 to where all workers have it, and what was left before its turn to its place in the sequence."""
-        await self._end_of_trouble()
-        for call, refusal in self._left.taken():
-            with suppress(CollectiveError):  # which the next call raises, too, where a worker is lost
-                self._abandon(self._root_crossing(), self.begin(*call, None), refusal)
-            await self._end_of_trouble()
-
-    def _enter(self) -> anyio.Lock:
-        """Return the lock of lane 0, in the event loop that runs now."""
-        loop, call = current_loop()
+        loop, call_soon = current_loop()
         if loop is not self._loop:
-            self._loop, self._call, self._thread = loop, call, get_ident()
-            self._lock = anyio.Lock()
+            self._loop, self._call, self._thread = loop, call_soon, get_ident()
             if self._root is not None:
                 self._root.move_to_this_loop()
-        return self._lock
+        return self._turns.turn(*call)
 
-    def _root_crossing(self) -> Crossing:
+    def _abandon_before(self, signature: Signature, code: CodeType, offset: int, refusal: str = "") -> bool:
+        """Tell the others that a caller has left before its turn, which is now; return whether that can be done yet."""
+        if self._root is not None and self._root.told and self.lost is None:
+            return False
+        with suppress(CollectiveError):  # where a worker is lost, or others have failed in it already
+            self._abandon(self._root_crossing(), self._begin(signature, code, offset, None), refusal)
+        return True
+
+    def _root_crossing(self) -> RootCrossing:
         if self.lost is not None:
             raise type(self.lost)(self.lost.report)
         if self._root is None:
             layout = self.span.layout
             group = SpannedGroup(layout.devices[layout.rank], self._order_check, self._options)
             group.attach(RootEngine(), 0)
-            lane = self._lanes[0]
-            lane.begin(self._incidents)
-            self._root = Crossing(self, lane, group)
+            self._root = RootCrossing(self, self._lanes[0], (0, self._incidents), group)
         return self._root
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many verdicts there have been on lane 0, and how many of its operations are complete since."""
+        return self._incidents, 0 if self._root is None else self._root.complete
 
     @property
     def paths(self) -> bool:
@@ -317,61 +317,62 @@ class Team:
         """What the present use of lane 0 is called between workers."""
         return self._root_crossing().key
 
-    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None, *, for_run: bool = False) -> int:
-        """Carry everything that has begun on lane 0 over; return the lanes that all workers have free.
+    async def _carry(self, last: Rendezvous, options: CommunicationOptions | None) -> None:
+        """Carry everything that has begun on lane 0 over.
 
         Raises:
             CollectiveError: the workers do not meet.
             Exception: what the last raises on all of them.
         """
         root = self._root_crossing()
-        common = 0
         seconds = self._options.merge(options).timeout_seconds
-        with move_on_after(seconds) as limit:
-            try:
+        try:
+            with move_on_after(seconds) as limit, suppress(InterruptedStep):
                 if self._ended:
                     await self._recover()
-                free = ALL_FREE & ~sum(1 << index for index in self._in_use) if for_run else ALL_FREE
-                common = await root.carry_over(free)
-            except InterruptedStep:
-                pass
-            except get_cancelled_exc_class():
-                if not limit.cancel_called:
-                    self._abandon(root, last)
-                raise
-        if limit.cancelled_caught and not last.complete:
-            root.tell(overdue=(last.number, seconds or 0.0))
-        if not last.complete:
-            await root.judged.wait()
+                await root.carry_over()
+            if not last.complete:
+                if limit.cancelled_caught:
+                    root.tell(overdue=(last.number, seconds or 0.0))
+                await root.conclude()
+        except BaseException:
+            if not last.complete:
+                self._abandon(root, last)
+                if root.in_the_midst:
+                    await outlast(root.conclude)
+            raise
         if last.error is not None:
             raise last.error
-        return common
 
     def _abandon(self, root: Crossing, last: Rendezvous, refusal: str = "") -> None:
-        """Tell the others that this worker's caller was cancelled out of an operation, or that its call was refused."""
+        """Tell the others that this worker's caller has left an operation: it was cancelled, or refused, say."""
         for member in root.group.members:
             member.abandon(last.number)
             member.refusal = refusal
         root.tell()
 
-    def _replace_root(self, crossing: Crossing, verdict: Verdict) -> None:
+    def _replace_root(self, root: RootCrossing, verdict: Verdict) -> None:
         """Let lane 0 begin anew.
 
-        Where this worker has not come to the operation that failed, it raises the verdict when it does, and does not
-        meet there what the others do after they have.
+        Where others have begun operations that this worker has not come to, those have failed there. It raises the
+        verdict when it comes to them, and does not meet there what the others do after they have.
         """
-        if crossing is self._root:
-            self._root = None
-            self._incidents += 1
-            self._ended.append(crossing)
-            if all(member.sequence <= verdict.report.sequence_number for member in crossing.group.members):
-                self._unheard.append(verdict.error())
+        self._root = None
+        self._incidents += 1
+        self._ended.append(root)
+        begun = root.group.members[0].sequence
+        self._unheard.extend((verdict.error(), verdict.calls[n]) for n in sorted(verdict.calls) if n >= begun)
+        if not verdict.heard_all:  # others have given up what only this worker has seen agreed on
+            for crossing in list(self._crossings.values()):
+                if crossing.key[1] == root.key[1] and crossing.key[0] > verdict.complete:
+                    crossing.ask(None)
+        self.asked_of_runs.go_on()
+        self._turns.go_on()
 
     async def _end_of_trouble(self) -> None:
         """Wait for the verdict on what was called last, if there was trouble."""
-        root = self._root
-        if root is not None and root.told:
-            await root.judged.wait()
+        if self._root is not None and self._root.told:
+            await self._root.judged.wait()
 
     async def _recover(self) -> None:
         """Bring lanes that were left in the midst of something to where all workers have them.
@@ -384,7 +385,7 @@ class Team:
 
     async def _recover_from(self, crossing: Crossing) -> None:
         await crossing.judged.wait()
-        if self.lost is None and await crossing.catch_up():
+        if self.lost is None and (crossing.clean or await crossing.catch_up()):
             self._ended.remove(crossing)
             if crossing.lane.index:
                 self._in_use.discard(crossing.lane.index)

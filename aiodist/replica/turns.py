@@ -1,40 +1,20 @@
-"""Turns: callers of one lane use it one after the other, in the order in which they have called; some come late."""
+"""Turns: callers of one lane use it one after the other, in the order of their calls; some leave before their turn.
+
+Other workers wait for the call of one that has left, all the same, behind those before it. So it keeps its place, and
+the others are told when that is reached, whether or not anything else is called here. A call that was refused for its
+arguments has left, too.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from types import CodeType
-from typing import Final, TypeAlias
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Final
 
 import anyio
-from anyio import get_cancelled_exc_class
-
-from aiodist.collective.signature import Signature
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import Location
 
 _MOST_CHARACTERS: Final = 300
-
-
-Call: TypeAlias = tuple[Signature, CodeType, int]
-
-
-class Left:
-    """Calls that this worker has left, for which others wait all the same, in their order."""
-
-    def __init__(self) -> None:
-        self._calls: deque[tuple[Call, str]] = deque()
-
-    def add(self, call: Call, refusal: str = "") -> None:
-        """Note a call: it was cancelled before its turn, or refused for its arguments, in any thread."""
-        self._calls.append((call, refusal))
-
-    def taken(self) -> Iterator[tuple[Call, str]]:
-        """Yield them, and forget them."""
-        while self._calls:
-            yield self._calls.popleft()
 
 
 def refusal_text(error: Exception) -> str:
@@ -43,34 +23,81 @@ def refusal_text(error: Exception) -> str:
     return told if len(told) <= _MOST_CHARACTERS else f"{told[: _MOST_CHARACTERS - 2]} …"
 
 
-@asynccontextmanager
-async def turn(
-    lock: anyio.Lock, prepare: Callable[[], Awaitable[None]], left: Callable[[], object]
-) -> AsyncIterator[None]:
-    """Have a lane for oneself.
+class Turns:
+    """The callers of a lane.
 
     Args:
-        lock: of the lane.
-        prepare: makes the lane ready.
-        left: is called when the caller is cancelled before its turn. Other workers wait for its call all the same.
+        prepare: makes the lane ready for the one whose turn it is.
+        abandon: tells the others of a call that its caller has left; returns whether that can be done yet. Where it
+            cannot, `go_on` is called when it can.
     """
-    try:
-        await lock.acquire()
+
+    def __init__(self, prepare: Callable[[], Awaitable[None]], abandon: Callable[..., bool]) -> None:
+        self._prepare = prepare
+        self._abandon = abandon
+        self._waiting: deque[Turn] = deque()
+
+    def turn(self, *call: Any) -> Turn:
+        """Return a turn for a call, which is had inside of ``async with``."""
+        return Turn(self, call)
+
+    def refuse(self, error: Exception, *call: Any) -> None:
+        """Note, in any thread, a call that was refused for its arguments; the others are told with the next one."""
+        turn = Turn(self, (*call, refusal_text(error)))
+        turn.left = True
+        self._waiting.append(turn)
+
+    async def begin(self, turn: Turn) -> None:
+        """Wait for a turn."""
+        self._waiting.append(turn)
         try:
-            await prepare()
+            if self._waiting[0] is not turn:
+                turn.ready = anyio.Event()
+                self.go_on()
+                await turn.ready.wait()
+            await self._prepare()
         except BaseException:
-            lock.release()
+            turn.left = True
+            self.go_on()
             raise
-    except get_cancelled_exc_class():
-        left()
-        raise
-    try:
-        yield
-    finally:
-        lock.release()
+
+    def end(self) -> None:
+        """Let the next one have its turn."""
+        self._waiting.popleft()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Tell the others of those calls that have been left, up to the next one whose caller is there."""
+        while self._waiting and self._waiting[0].left:
+            if not self._abandon(*self._waiting[0].call):
+                return
+            self._waiting.popleft()
+        if self._waiting and self._waiting[0].ready is not None:
+            self._waiting[0].ready.set()
 
 
-def is_late_for(error: CollectiveError, place: Location) -> bool:
-    """Return whether a call from a place is the one that has failed on other workers; else this one leaves that out."""
-    places = {replica.location for replica in error.report.replicas if replica.location is not None}
-    return not places or place in places
+class Turn:
+    """One turn.
+
+    Args:
+        turns: all of them.
+        call: what is called, as ``abandon`` takes it.
+
+    Attributes:
+        left: its caller has left before it came.
+        ready: is set when it comes, where somebody waits for that.
+    """
+
+    def __init__(self, turns: Turns, call: tuple[Any, ...]) -> None:
+        self._turns = turns
+        self.call = call
+        self.left = False
+        self.ready: anyio.Event | None = None
+
+    async def __aenter__(self) -> None:
+        await self._turns.begin(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._turns.end()

@@ -62,7 +62,6 @@ class Lane:
     def __init__(self, communicator: Communicator, index: int) -> None:
         self.communicator = communicator
         self.index = index
-        self.epoch = 0
         self.posted = 0
         self._opening = Opening(communicator)
         self._latest: Request | None = None
@@ -71,15 +70,9 @@ class Lane:
         self._frozen = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """What the lane's present use is called between workers."""
-        return self.index, self.epoch
-
-    def begin(self, epoch: int) -> None:
-        """Begin a use of the lane, in which nothing has been agreed on yet."""
-        self.epoch = epoch
-        self._chain = bytes(16)
+    def begin(self, *use: int) -> None:
+        """Begin a use of the lane, in which nothing has been agreed on yet but which use it is: one or two numbers."""
+        self._chain = b"".join(number.to_bytes(8, "little") for number in use).ljust(16, b"\0")
         self._frozen = False
         self._put_aside()
 

@@ -95,6 +95,7 @@ class WorkerState:
             the workers.
         waiting: by number, the places of the replicas that wait in one of the open meetings.
         trouble: the number of the meeting that cannot complete, where that is known and is one of the run's own group.
+        digests: outside of replicas, the digests of the calls of the open meetings, by number.
     """
 
     rank: int
@@ -109,6 +110,27 @@ class WorkerState:
     lanes: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     trouble: int | None = None
+    digests: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> int:
+        """How many of the first meetings are complete."""
+        return min(self.open, default=max((replica.sequence for replica in self.replicas), default=0))
+
+
+def calls_of(states: Collection[WorkerState]) -> dict[int, frozenset[bytes]]:
+    """Return the digests of the calls that workers have begun outside of replicas, by number."""
+    found: dict[int, set[bytes]] = {}
+    for state in states:
+        for number, digest in state.digests.items():
+            found.setdefault(number, set()).add(digest)
+    return {number: frozenset(digests) for number, digests in found.items()}
+
+
+def absent(rank: int, posted: int, end: ReplicaState, replicas: int) -> WorkerState:
+    """Return what a worker has to tell of a run in which it has no part any more, or never had."""
+    part = ReplicaPart(sequence=0, end=end, abandoned=None, abandoned_at=0, stack=())
+    return WorkerState(rank, posted, (part,) * replicas)
 
 
 def tell(

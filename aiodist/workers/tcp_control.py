@@ -68,6 +68,7 @@ class TcpControl(Requests):
         listening: Listening | None,
         unfinished: list[object],
     ) -> None:
+        super().__init__()
         self._rank = layout.rank
         self._unfinished = unfinished
         self._listener: Listener | None = None
@@ -206,6 +207,7 @@ class TcpControl(Requests):
             listener.lose(rank, why)
         for one, other in self._cut:
             listener.cut(one, other)
+        self._call_early()
 
     def _on_link(self, rank: int, connection: socket.socket) -> None:
         self._links.add(rank, connection)
@@ -255,9 +257,8 @@ class TcpControl(Requests):
             self._put(self._peers[rank], self._made[1])
 
     def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
-        if self._listener is not None:
-            self._listener.asked(key, trouble)
-            self._later(ANSWER_SECONDS, "answer", key)
+        self._call_listener("asked", key, trouble)
+        self._later(ANSWER_SECONDS, "answer", key)
 
     def _on_answer(self, key: LaneKey) -> None:
         """Tell of a lane in the place of an event loop that has not done so."""

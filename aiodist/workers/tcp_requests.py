@@ -18,6 +18,9 @@ class Requests:
     _peers: dict[int, Peer]
     _unfinished: list[object]
 
+    def __init__(self) -> None:
+        self._early: list[tuple[str, tuple[Any, ...]]] = []
+
     def _request(self, *request: Any) -> None:
         raise NotImplementedError
 
@@ -50,9 +53,19 @@ class Requests:
         """Pass a verdict on; until it is settled, the engine must not be brought to an orderly end."""
         if key not in self._unfinished:
             self._unfinished.append(key)
-        if self._listener is not None:
-            self._listener.judged(key, verdict)
+        self._call_listener("judged", key, verdict)
 
     def _on_booked(self, reply: Reply) -> None:
-        if self._listener is not None:
-            self._listener.booked(reply)
+        self._call_listener("booked", reply)
+
+    def _call_listener(self, name: str, *arguments: Any) -> None:
+        """Call the worker; others may be ahead of it, who has not begun to listen: then as soon as it does."""
+        if self._listener is None:
+            self._early.append((name, arguments))
+        else:
+            getattr(self._listener, name)(*arguments)
+
+    def _call_early(self) -> None:
+        while self._early:
+            name, arguments = self._early.pop(0)
+            self._call_listener(name, *arguments)

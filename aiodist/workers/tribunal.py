@@ -22,7 +22,7 @@ from aiodist.workers.lane_book import LaneBook
 from aiodist.workers.layout import Layout
 from aiodist.workers.parts import WholePart, first_in_trouble, overdue_in, whole_parts
 from aiodist.workers.standstill import Standstills, TellWaits, Waits, standing_of
-from aiodist.workers.state import Failure, WorkerState, first_overdue, whole_group
+from aiodist.workers.state import Failure, WorkerState, calls_of, first_overdue, whole_group
 
 LaneKey: TypeAlias = tuple[int, int]
 Request: TypeAlias = lane_book.Request | Waits
@@ -45,6 +45,8 @@ class Verdict:
         posted_by_all: the fewest.
         lanes: by number, those of groups all of whose workers have told: the fewest records, and the most.
         heard_all: all workers have told.
+        complete: how many of the first meetings are complete on all who have told.
+        calls: by number, digests of the calls behind those, outside of replicas, that workers have begun.
     """
 
     kind: type[CollectiveError]
@@ -54,6 +56,8 @@ class Verdict:
     posted_by_all: int
     lanes: Mapping[int, tuple[int, int]]
     heard_all: bool = True
+    complete: int = 0
+    calls: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -194,10 +198,13 @@ def judge(
     error = _error(group, whole_parts(states, group), states, standing)
     report = _with_notes(error.report, states)
     posted = [state.posted for state in states.values()]
-    if len(states) == layout.workers:
-        return Verdict(type(error), report, failures, max(posted), min(posted), _lanes(states))
+    heard_all = len(states) == layout.workers
     # nobody can bring the second record behind one that somebody has not brought
-    return Verdict(type(error), report, failures, min(posted, default=0) + 1, 0, _lanes(states), heard_all=False)
+    most, least = (max(posted), min(posted)) if heard_all else (min(posted, default=0) + 1, 0)
+    complete = min((state.complete for state in states.values()), default=0)
+    return Verdict(
+        type(error), report, failures, most, least, _lanes(states), heard_all, complete, calls_of(states.values())
+    )
 
 
 def _error(

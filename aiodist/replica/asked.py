@@ -1,0 +1,70 @@
+"""What other workers ask of runs: of those that this worker has not opened yet, and of those it has no part in.
+
+Who has left a run in the midst of its opening, or at its very end, has told of it, and the others are asked. Some of
+them have the run open, and their crossings answer. One that is to open it yet answers when it does. One that has ended
+the run already, or will not open it any more, says so at once, for the one that asks waits for that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiodist.vocabulary.reports import ReplicaState
+from aiodist.workers.state import WorkerState, absent
+from aiodist.workers.tribunal import LaneKey
+
+if TYPE_CHECKING:
+    from aiodist.replica.crossing import Crossing
+    from aiodist.replica.team import Team
+
+
+class Asked:
+    """The questions for which there is no crossing.
+
+    Args:
+        team: the workers.
+
+    Attributes:
+        opening: the run that is being opened.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._waiting: dict[LaneKey, int | None] = {}
+        self._ended_well: dict[int, tuple[LaneKey, int]] = {}
+        self.opening: LaneKey | None = None
+
+    def ask(self, key: LaneKey, trouble: int | None) -> None:
+        """Answer, now or later."""
+        if self._has_no_part_in(key):
+            self._team.report(key, self._absent_from(key))
+        else:
+            self._waiting[key] = trouble
+
+    def take(self, crossing: Crossing) -> None:
+        """Let a crossing answer what has been asked, as soon as its run has begun."""
+        if crossing.key in self._waiting:
+            self._team.call_soon_threadsafe(self._team.ask, crossing.key, self._waiting.pop(crossing.key))
+
+    def go_on(self) -> None:
+        """Answer of runs that will not be opened here any more."""
+        waiting, self._waiting = self._waiting, {}
+        for key, trouble in waiting.items():
+            self._team.ask(key, trouble)
+
+    def end_well(self, crossing: Crossing) -> None:
+        """Note how much this worker has brought to a run that has ended well; until its lane is used again."""
+        self._ended_well[crossing.lane.index] = crossing.key, crossing.brought
+
+    def _has_no_part_in(self, key: LaneKey) -> bool:
+        number, incident = key[0] - 1, key[1]
+        if number < 0 or key == self.opening:
+            return False
+        present, complete = self._team.progress
+        return incident < present or (incident == present and number < complete)
+
+    def _absent_from(self, key: LaneKey) -> WorkerState:
+        brought = next((count for known, count in self._ended_well.values() if known == key), None)
+        layout = self._team.span.layout
+        end = ReplicaState.CANCELLED if brought is None else ReplicaState.EXITED
+        return absent(layout.rank, brought or 0, end, layout.local)

@@ -1,0 +1,126 @@
+"""Callers that leave an operation in the midst, wherever that is: all workers end, and the next operation works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+from aiodist import CollectiveError, MultiWorkerMirroredStrategy, Variable, get_replica_context
+from tests.workers.interrupting import Caller
+from tests.workers.simulated import Job
+
+Operation = Callable[[MultiWorkerMirroredStrategy], Coroutine[Any, Any, Any]]
+pytestmark = pytest.mark.anyio
+
+
+async def _two_sums() -> Any:
+    ctx = get_replica_context()
+    await ctx.all_reduce("SUM", ctx.replica_id_in_sync_group)
+    return await ctx.all_reduce("SUM", 1)
+
+
+async def run(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.run(_two_sums)
+
+
+async def run_with_a_group(strategy: MultiWorkerMirroredStrategy) -> Any:
+    async def program() -> Any:
+        ctx = get_replica_context()
+        group = ctx.new_group(range(ctx.num_replicas_in_sync))
+        return await group.all_reduce("SUM", 1)
+
+    return await strategy.run(program)
+
+
+async def run_with_a_join(strategy: MultiWorkerMirroredStrategy) -> Any:
+    async def program() -> Any:
+        ctx = get_replica_context()
+        for _ in range(ctx.replica_id_in_sync_group):
+            await ctx.all_reduce("SUM", 1)
+        return await ctx.join()
+
+    return await strategy.run(program)
+
+
+async def reduce(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.reduce("SUM", np.ones(4), None)
+
+
+async def reduce_much(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.reduce("SUM", np.ones(200_000), None)
+
+
+async def gather(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.gather(np.ones(400), 0)
+
+
+async def update(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.extended.update(_variables[strategy], lambda v: v.assign(np.ones(3)))
+
+
+async def assign(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.run(lambda: _variables[strategy].assign_add(np.ones(3)))
+
+
+_variables: WeakKeyDictionary[MultiWorkerMirroredStrategy, Variable] = WeakKeyDictionary()
+
+
+async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
+    with strategy.scope():
+        _variables[strategy] = Variable(np.zeros(3), aggregation="mean")
+    await strategy.reduce("SUM", 1, None)  # which brings its initial value
+
+
+OPERATIONS = [run, run_with_a_group, run_with_a_join, reduce, reduce_much, gather, update, assign]
+
+
+async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:
+    """Return what an operation gives on each worker, one of whom comes some turns later, and is interrupted."""
+
+    async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
+        is_victim = strategy is job.strategies[victim]
+        for _ in range(max(0, shift) if is_victim else max(0, -shift)):
+            await anyio.lowlevel.checkpoint()
+        return await (caller.call(operation(strategy)) if is_victim else operation(strategy))
+
+    return await job.everywhere(one)
+
+
+async def _sweep(operation: Operation, workers: int, victim: int, shift: int, how: str) -> None:
+    """Interrupt a caller at each of its suspensions; check what becomes of everyone."""
+    at, interrupted = 0, True
+    while interrupted:
+        job = Job(*[1] * workers)
+        if operation in (update, assign):
+            assert await job.everywhere(_make_variable) == [None] * workers
+        if at % 2:
+            await job.check_that_it_works()  # so that there is a lane for runs already
+        caller = Caller(at, how)
+        outcomes = await _outcomes(job, operation, victim, shift, caller)
+        wrong = [o for o in outcomes if isinstance(o, Exception) and not isinstance(o, CollectiveError)]
+        assert not wrong, (at, wrong)
+        errors = [o for o in outcomes if isinstance(o, CollectiveError)]
+        assert all(victim in error.report.suspects for error in errors), (at, errors)
+        for _ in range(2):
+            await job.check_that_it_works()
+            sums = await job.everywhere(lambda s: s.reduce("SUM", s._span[0] + 1, None))
+            assert sums == [workers * (workers + 1) // 2] * workers
+        interrupted = caller.interrupted
+        at += 1
+    assert at > 1 or shift >= 0  # who comes last may find everything there
+
+
+@pytest.mark.parametrize("how", ["scope", "task"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+async def test_a_caller_that_is_cancelled_anywhere(operation: Operation, how: str, anyio_backend: Any) -> None:
+    if anyio_backend[0] == "trio" and how != "scope":
+        pytest.skip("what trio cancels is a scope")
+    for shift in (-2, 3):
+        await _sweep(operation, 2, 0, shift, how)
+    await _sweep(operation, 3, 2, 1, how)
