@@ -46,7 +46,7 @@ def _fold(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> Rule:
     """Return the rule for a part of a reduction: its fold, and nothing of what comes last."""
     rule = rule_for(op, dtype, accumulate)
     fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
-    return dataclasses.replace(rule, op=fold, result=rule.accumulator, finish=Finish.NOTHING)
+    return rule._replace(op=fold, result=rule.accumulator, finish=Finish.NOTHING)
 
 
 def _on_host(shape: tuple[int, ...], dtype: DType) -> DeviceArray:

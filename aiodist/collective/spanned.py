@@ -8,6 +8,8 @@ on everybody.
 from __future__ import annotations
 
 from functools import partial
+from time import perf_counter
+from typing import Final
 
 from aiodist.collective.bridge import Bridge, RunBridge
 from aiodist.collective.group import SyncGroup
@@ -16,6 +18,9 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.subgroup import SubGroup
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
+
+LONGEST_WITHOUT_A_TURN: Final = 500e-6
+"""Seconds for which a replica that is alone on its worker may go from meeting to meeting, before others have a turn."""
 
 
 class _OfWorkers(SyncGroup):
@@ -43,6 +48,7 @@ class _Crossing(_OfWorkers):
     """What those have in common that have members elsewhere."""
 
     _arriving: Rendezvous | None = None
+    _gives_way_from = 0.0  # who is alone here has no order to take its place in, and gives way now and then
 
     def _agree(self, meeting: Rendezvous, last: int) -> None:
         meeting.agreed = True
@@ -51,6 +57,12 @@ class _Crossing(_OfWorkers):
         self.bridge.cross(meeting)
         self._arriving = None
         if not meeting.complete:
+            return
+        if self.size == 1:
+            meeting.released = True  # nobody waits in it: its only replica is about to
+            if perf_counter() > self._gives_way_from:
+                self._gives_way_from = perf_counter() + LONGEST_WITHOUT_A_TURN
+                meeting.last = last
             return
         meeting.last = last
         if last == self.size - 1:

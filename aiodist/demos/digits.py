@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import anyio
 import numpy as np
 from rich.console import Console
 
 import aiodist
+from aiodist.demos import interruption
 from aiodist.demos.blas import one_thread_each
 from aiodist.demos.console import open_console
 from aiodist.demos.digest import weights_digest
@@ -74,7 +74,7 @@ def _train_on(console: Console, strategy: aiodist.Strategy, plan: Plan) -> Run:
     title = count(strategy.num_replicas_in_sync, "replica")
     start = time.perf_counter()
     with Watch(console, plan.steps, title, "loss {:.3f}".format, lines=2) as watch:
-        trained = anyio.run(train_on, strategy, plan, watch.step)
+        trained = interruption.run(train_on, strategy, plan, watch.step)
     return Run(trained, time.perf_counter() - start)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-import anyio
-
 import aiodist
+from aiodist.demos import interruption
 from aiodist.demos.branching import learn, learn_together
 from aiodist.demos.console import open_console
 
@@ -30,12 +29,12 @@ def run_mismatch() -> bool:
     console = open_console()
     strategy = aiodist.MirroredStrategy(DEVICES)
     console.print(f"{BEFORE}\n{numbered_source()}\n{NOW}", soft_wrap=True)
-    error = anyio.run(_error_of, strategy)
+    error = interruption.run(_error_of, strategy)
     if error is None:
         console.print("Nothing: the mismatch was not found. That is a bug.")
         return False
     console.print(f"{type(error).__name__}: {error}", soft_wrap=True)
-    console.print(AFTER.format(guess=anyio.run(_corrected, strategy)), soft_wrap=True)
+    console.print(AFTER.format(guess=interruption.run(_corrected, strategy)), soft_wrap=True)
     return True
 
 

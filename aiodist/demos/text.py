@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 
-import anyio
 from rich.console import Console
 
 import aiodist
+from aiodist.demos import interruption
 from aiodist.demos.blas import one_thread_each
 from aiodist.demos.console import open_console
 from aiodist.demos.corpus import Corpus, load_topics, windows
@@ -39,10 +39,10 @@ def run_text(strategy: aiodist.Strategy, *, steps: int, seed: int) -> bool:
     start = time.perf_counter()
     with one_thread_each():
         with Watch(console, plan.steps, title, _bits_per_character) as watch:
-            trained = anyio.run(train_on, strategy, plan, watch.step)
+            trained = interruption.run(train_on, strategy, plan, watch.step)
         seconds = time.perf_counter() - start
         _show_skill(console, model, trained[0], corpus, seed)
-    equal = tell_weights(console, anyio.run(all_weights, strategy, trained))
+    equal = tell_weights(console, interruption.run(all_weights, strategy, trained))
     tell_time(console, seconds, account([one.clock for one in trained]))
     return equal
 

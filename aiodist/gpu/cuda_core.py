@@ -238,7 +238,21 @@ class CudaCore:
         if not self._current(device).can_access_peer(other):
             return False
         result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
-        return int(result) in {0, _ALREADY_ENABLED}
+        return int(result) in {0, _ALREADY_ENABLED} and self._open_pool(peer, device)
+
+    def _open_pool(self, of: Any, to: int) -> bool:
+        """Let another device reach what `allocate` gives out of this one's pool: access to its context is not enough.
+
+        Other memory of that pool is opened too, which harms nobody.
+        """
+        if not of.properties.memory_pools_supported:
+            return True
+        access = self._driver.CUmemAccessDesc()
+        access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = to
+        access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        pool = self._call("cuDeviceGetMemPool", of.device_id)
+        return int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0]) == 0
 
     def _copy(self, carrier: int, to: int, target: int, source_device: int, source: int, nbytes: int) -> None:
         stream = self._handle(carrier)
@@ -295,10 +309,11 @@ class _Using(AbstractContextManager[None]):
     def __init__(self, driver: CudaCore) -> None:
         self.depth = 0
         self._driver = driver
-        self._get = driver._driver.cuCtxGetCurrent
+        self._get, self._set = driver._driver.cuCtxGetCurrent, driver._driver.cuCtxSetCurrent
         self._before: Any = None
         self._changed = False
-        self._contexts: dict[int, int] = {}  # by device, its primary one
+        self._contexts: dict[int, Any] = {}  # by device, its primary one
+        self._addresses: dict[int, int] = {}  # of those
 
     def __enter__(self) -> None:
         if not self.depth:
@@ -315,11 +330,16 @@ class _Using(AbstractContextManager[None]):
 
     def make_current(self, device: int, found: Any) -> None:
         """Make a device current, unless nothing was made so and it is: that is what a framework leaves behind."""
-        if self.depth and not self._changed and int(self._before) == self._contexts.get(device):
+        if self.depth and not self._changed and int(self._before) == self._addresses.get(device):
             return
         self._changed = True
+        context = self._contexts.get(device)
+        if context is not None:  # cuda.core's own way takes ten microseconds
+            self._set(context)
+            return
         found.set_current()
-        self._contexts[device] = int(found.context.handle)
+        self._contexts[device] = context = found.context.handle
+        self._addresses[device] = int(context)
 
 
 def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:

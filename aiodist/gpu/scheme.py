@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -67,24 +67,6 @@ class Bound(NamedTuple):
     lasts: bool
 
 
-class _Binding:
-    """Addresses by number, and the memory that binding takes."""
-
-    def __init__(self, driver: Driver, begins: Sequence[int], keeps: list[Memory]) -> None:
-        self.driver = driver
-        self.begins = begins
-        self.keeps = keeps
-
-    @cached_property
-    def numbers(self) -> NDArray[np.int64]:
-        """The addresses as an array."""
-        return np.array(self.begins, np.int64)
-
-    def at(self, place: _At) -> int:
-        """Return an address."""
-        return self.begins[place[0]] + place[1]
-
-
 _At: TypeAlias = tuple[int, int]
 """The number of an array, and an offset in it."""
 
@@ -92,9 +74,18 @@ _At: TypeAlias = tuple[int, int]
 class _Step(Protocol):
     """A step of a scheme."""
 
-    def bind(self, to: _Binding) -> Call:
-        """Return it with its addresses put in."""
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:
+        """Return it with its addresses put in.
+
+        Args:
+            begins: where each array begins.
+            numbers: the same, for those that take many.
+            keeps: takes the memory that it needs.
+        """
         ...
+
+
+_NO_NUMBERS: Final = np.zeros(0, np.int64)
 
 
 class Scheme:
@@ -118,14 +109,15 @@ class Scheme:
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | moves.devices(then)))
-        self._steps = [
+        self._steps: list[_Step] = [
             self._launch(step, batch.rule) if isinstance(step, Launch) else self._copying(step)
             for batch in batches
             for step in plan.make(batch.jobs, driver.reaches, self._allocate)
         ]
         if batches and then and len(self._devices) > 1:
-            self._steps.append(_Meet(self._devices))
+            self._steps.append(_Meet(driver, self._devices))
         self._steps += [self._copying(step) for step in moves.make(then, self._allocate)]
+        self._has_tables = any(isinstance(step, _Tabled) for step in self._steps)
 
     def is_loaded(self) -> bool:
         """Return whether all its kernels can be launched at once."""
@@ -137,8 +129,8 @@ class Scheme:
         keeps = [self._driver.allocate(device, nbytes) for device, nbytes in self._scratch]
         if keeps:
             begins = *begins, *[memory.address for memory in keeps]
-        to = _Binding(self._driver, begins, keeps)
-        calls = [step.bind(to) for step in self._steps]
+        numbers = np.array(begins, np.int64) if self._has_tables else _NO_NUMBERS
+        calls = [step.bind(begins, numbers, keeps) for step in self._steps]
         return Bound(self._devices, calls, keeps, not self._scratch)
 
     def _allocate(self, device: int, nbytes: int) -> int:
@@ -151,24 +143,23 @@ class Scheme:
         self.kernels[launch.device, form] = None
         lanes = components(rule.dtype)
         if form.tabled:
-            return _Tabled(launch.device, form, launch.leaves, lanes)
+            return _Tabled(self._driver, launch.device, form, launch.leaves, lanes)
         leaf = launch.leaves[0]
-        return _Direct(launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
+        return _Direct(self._driver, launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
 
     def _copying(self, step: Copy | Together | Rows | Meet) -> _Step:
+        driver = self._driver
         match step:
             case Rows():
-                return _Rows(step)
-            case Copy(device, target, source, nbytes):
-                return _Copy(
-                    device, target.device, _split(target.address), source.device, _split(source.address), nbytes
-                )
+                return _Rows(driver, step)
+            case Copy():
+                return _Copy(driver, step)
             case Together(device, leaves, size):
                 form = forms.copying(size)
                 self.kernels[device, form] = None
-                return _Tabled(device, form, leaves, size // form.recipe.storage.size)
+                return _Tabled(driver, device, form, leaves, size // form.recipe.storage.size)
             case Meet(devices):
-                return _Meet(devices)
+                return _Meet(driver, devices)
 
 
 def _split(address: int) -> _At:
@@ -178,81 +169,86 @@ def _split(address: int) -> _At:
 class _Direct:
     """A launch with addresses as arguments."""
 
-    def __init__(self, device: int, form: Form, addresses: Sequence[int], lanes: int) -> None:
-        self._device, self._form, self._lanes = device, form, lanes
+    def __init__(self, driver: Driver, device: int, form: Form, addresses: Sequence[int], lanes: int) -> None:
+        self._driver, self._device, self._form, self._lanes = driver, device, form, lanes
         self._places = [_split(address) for address in addresses]
         self._launchers: dict[int, Callable[..., object]] = {}  # by the number of vectors: all that there are, or none
 
-    def bind(self, to: _Binding) -> Call:
-        begins, lanes = to.begins, self._lanes
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        lanes = self._lanes
         addresses = [begins[number] + offset for number, offset in self._places]
         vectors = lanes // self._form.width if tables.allow_vectors(addresses) else 0
         launch = self._launchers.get(vectors)
         if launch is None:
-            launch = self._launchers[vectors] = to.driver.launcher(self._device, self._form, vectors or lanes)
+            launch = self._launchers[vectors] = self._driver.launcher(self._device, self._form, vectors or lanes)
         return partial(launch, *addresses, vectors, lanes)
 
 
 class _Tabled:
     """A launch with tables in the device's memory."""
 
-    def __init__(self, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> None:
+    def __init__(self, driver: Driver, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> None:
         places = [_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)]
         self._count = len(leaves[0].buffers)
         shape = len(leaves), 1 + self._count
         self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
         self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
         self._layout = tables.Layout(form, [leaf.elements * lanes for leaf in leaves], self._count)
-        self._device, self._form = device, form
+        self._driver, self._device, self._form = driver, device, form
         self._heads: Memory | None = None
         self._launcher: Callable[..., object] | None = None
 
-    def bind(self, to: _Binding) -> Call:
-        device, chunks = self._device, self._layout.chunks
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        driver, chunks = self._driver, self._layout.chunks
         if self._heads is None or self._launcher is None:
-            self._heads = to.driver.upload(device, self._layout.heads)
-            self._launcher = to.driver.launcher(device, self._form, chunks * forms.THREADS)
-        rows = to.driver.upload(device, self._layout.rows(to.numbers[self._numbers] + self._offsets))
-        to.keeps += [self._heads, rows]
+            self._heads = driver.upload(self._device, self._layout.heads)
+            self._launcher = driver.launcher(self._device, self._form, chunks * forms.THREADS)
+        rows = driver.upload(self._device, self._layout.rows(numbers[self._numbers] + self._offsets))
+        keeps += [self._heads, rows]
         return partial(self._launcher, self._heads.address, rows.address, chunks, self._count)
 
 
-class _Copy(NamedTuple):
+class _Copy:
     """A copy without gaps."""
 
-    device: int
-    target_device: int
-    target: _At
-    source_device: int
-    source: _At
-    nbytes: int
+    def __init__(self, driver: Driver, copy: Copy) -> None:
+        self._comes = copy.target.device == copy.device
+        self._copy: Callable[..., object] = driver.copy if self._comes else driver.copy_out
+        self._device, self._nbytes = copy.device, copy.nbytes
+        self._target_device, self._source_device = copy.target.device, copy.source.device
+        self._target, self._source = _split(copy.target.address), _split(copy.source.address)
 
-    def bind(self, to: _Binding) -> Call:
-        target, source = to.at(self.target), to.at(self.source)
-        if self.target_device == self.device:
-            return partial(to.driver.copy, self.device, target, self.source_device, source, self.nbytes)
-        return partial(to.driver.copy_out, self.device, self.target_device, target, source, self.nbytes)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        number, offset = self._target
+        target = begins[number] + offset
+        number, offset = self._source
+        source = begins[number] + offset
+        if self._comes:
+            return partial(self._copy, self._device, target, self._source_device, source, self._nbytes)
+        return partial(self._copy, self._device, self._target_device, target, source, self._nbytes)
 
 
 class _Rows:
     """A copy of rows."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, driver: Driver, rows: Rows) -> None:
+        self._driver, self._rows = driver, rows
         self._target, self._source = _split(rows.target), _split(rows.source)
 
-    def bind(self, to: _Binding) -> Call:
-        rows = self._rows._replace(target=to.at(self._target), source=to.at(self._source))
-        return partial(to.driver.copy_rows, *rows)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        (to, to_offset), (by, by_offset) = self._target, self._source
+        rows = self._rows._replace(target=begins[to] + to_offset, source=begins[by] + by_offset)
+        return partial(self._driver.copy_rows, *rows)
 
 
-class _Meet(NamedTuple):
+class _Meet:
     """Each device's stream waits for the others'."""
 
-    devices: Sequence[int]
+    def __init__(self, driver: Driver, devices: Sequence[int]) -> None:
+        self._call = partial(meet, driver, devices)
 
-    def bind(self, to: _Binding) -> Call:
-        return partial(meet, to.driver, self.devices)
+    def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
+        return self._call
 
 
 def meet(driver: Driver, devices: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ It stops at the first disagreement, at a verdict, and when a worker is lost. **W
 out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
 gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
 
-A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for some ten
+A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for fifty
 microseconds whether all agree, which they mostly do where the others are as far, and for half a millisecond whether the
 values are there; only what takes longer is left to the driving task, for that a task is woken costs more than a small
 step does.
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _ENGINE_GRACE_SECONDS = 2.0
+_AT_ONCE_SECONDS = 50e-6
 
 
 class When:
@@ -72,6 +73,7 @@ class Carrier:
     Attributes:
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
+        patience: for how long to ask at once whether they have, in seconds.
     """
 
     judged: anyio.Event
@@ -88,10 +90,13 @@ class Carrier:
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
+        self.patience = LONGEST_TURN_SECONDS if span.alongside else _AT_ONCE_SECONDS
 
     def _make_bells(self) -> None:
         self._bell = Bell(self._team.call_soon_threadsafe)
         self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
+        if self._span.alongside:  # values are on their way together with the record that is waited for
+            self._bell.spin_seconds = self._values.spin_seconds
 
     @property
     def lane(self) -> Lane:
@@ -137,6 +142,7 @@ class Carrier:
             await self._complete(step)
             if step.meeting is None:
                 return
+            del step  # the meeting, and with it a result, whose memory the next one may have
 
     def _begin(self, meeting: Rendezvous | None, free: int = ALL_FREE) -> UnderWay:
         return UnderWay(meeting, self._end_well() if meeting is None else self._carry(meeting, free))
@@ -230,25 +236,26 @@ class Carrier:
             return free
         if meeting.others is not None:
             meeting.put_in_native_order()
-        course, hands = self._courses.of(meeting), self._hands
+        course, hands, lane = self._courses.of(meeting), self._hands, self.lane
         cargo: Cargo | None = None
         if course.ferried or meeting.absent is not None:
             cargo = Cargo(meeting, self.group, self._span)
             plan = yield from cargo.landed(meeting.options.accumulate, hands)
         else:
             plan = course.recipe(meeting.values)
-        yield from plan.prepared(hands)
+        if plan.early is None:
+            yield from plan.prepared(hands)
         notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
-        alongside = hands if self.alongside and notice is Notice.NONE else None
-        agreed = yield from self.lane.agree(course.digest, plan, course.flags, free, notice, alongside)
+        alongside = hands if self._span.alongside and notice is Notice.NONE else None
+        agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self.moving = True
         if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
             cargo = cargo or Cargo(meeting, self.group, self._span)
             result = yield from self._carry_out_otherwise(cargo, agreed)
         else:
-            results = yield from self.lane.carry_out(agreed, hands)
-            result = yield from agreed.plan.finished(results, hands)
+            results = yield from lane.carry_out(agreed, hands)
+            result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
         if cargo is not None and not course.merges:
             result = yield from cargo.launch(result, hands)
         if not meeting.complete:

@@ -195,6 +195,8 @@ class Crossing(Carrier):
     def _end_by_loss(self) -> None:
         self._busy = False
         if self._loss is not None and not self.clean:
+            if self._step is not None or self._parts:
+                self._team.settle(self, well=False)
             self._end(self._loss)
 
     def _end(self, error: CollectiveError) -> None:
@@ -333,8 +335,7 @@ class Crossing(Carrier):
                 self._engine_error = step.__cause__
                 await self._leave_nobody_waiting()
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
-                self._engine_error = error
-                self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
+                self.fail(error)
             finally:
                 self._end_by_loss()
                 self._leave_lane()

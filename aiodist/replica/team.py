@@ -395,6 +395,6 @@ class Team:
         """Whether this is the thread in which the engine is called."""
         return get_ident() == self._thread
 
-    def settle(self, crossing: Crossing) -> None:
-        """Hear that nothing of a crossing that was judged waits for other workers any more."""
-        self._control.settle(crossing.key)
+    def settle(self, crossing: Crossing, *, well: bool = True) -> None:
+        """Hear that nothing of a crossing that was judged waits for others any more, or that some always will."""
+        (self._control.settle if well else self._control.strand)(crossing.key)

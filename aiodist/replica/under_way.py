@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.replica.awaiting import LONGEST_TURN_SECONDS
+from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, asked_until
 from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
-
-_AT_ONCE_SECONDS: Final = 20e-6
 
 
 class UnderWay:
@@ -48,7 +46,7 @@ class UnderWay:
         begun = perf_counter()
         try:
             while True:
-                request = self.next()
+                request = self.request = next(self.steps)
                 try:
                     if not request.test() and not _comes_soon(request, carrier, begun):
                         return False
@@ -66,25 +64,22 @@ class UnderWay:
 
 
 class Moving(Protocol):
-    """Knows whether all workers have agreed, and bring values, so that nobody need be waited for any more."""
+    """Knows how a step stands.
+
+    Attributes:
+        moving: all workers have agreed, and bring values, so that nobody need be waited for any more.
+        patience: for how many seconds to ask whether they have.
+    """
 
     moving: bool
+    patience: float
 
 
 def _comes_soon(request: Request, carrier: Moving, begun: float) -> bool:
     """Ask a request until it is complete, or the time is over."""
     if hasattr(request, "add_done_callback") or hasattr(request, "by_itself"):
         return False
-    if carrier.moving:
-        while not request.test():
-            if perf_counter() - begun > LONGEST_TURN_SECONDS:
-                return False
-        return True
-    patience = perf_counter() + _AT_ONCE_SECONDS
-    while not request.test():
-        if perf_counter() > patience:
-            return False
-    return True
+    return asked_until(request, begun + LONGEST_TURN_SECONDS if carrier.moving else perf_counter() + carrier.patience)
 
 
 class _Failed:

@@ -57,9 +57,14 @@ def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
 
 
 def aggregate(
-    aggregation: VariableAggregation, values: Sequence[Array], name: str, accumulate: Accumulate = "native"
+    aggregation: VariableAggregation,
+    values: Sequence[Array],
+    name: str,
+    accumulate: Accumulate = "native",
+    *,
+    first: int = 0,
 ) -> Array:
-    """Return the one value that the replicas' values become; it may be one of them.
+    """Return the one value that the replicas' values become; it may be one of them. ``first`` is the first one's id.
 
     Raises:
         ValueError: the aggregation is NONE and the values differ.
@@ -68,7 +73,7 @@ def aggregate(
     if op is not None:
         return np.asarray(reduce_leaf(op, values, None, accumulate))
     if aggregation is VariableAggregation.NONE:
-        _check_equal(values, name)
+        _check_equal(values, name, first)
     return values[0]
 
 
@@ -103,16 +108,16 @@ def _digest(value: Array) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=16).digest()
 
 
-def _check_equal(values: Sequence[Array], name: str, offset: int = 0) -> None:
-    for position, value in enumerate(values):
+def _check_equal(values: Sequence[Array], name: str, first: int) -> None:
+    for replica_id, value in enumerate(values, first):
         if not equal(value, values[0]):
-            raise _differ(name, offset + position)
+            raise _differ(name, replica_id, first)
 
 
-def _differ(name: str, replica_id: int) -> ValueError:
+def _differ(name: str, replica_id: int, first: int = 0) -> ValueError:
     return ValueError(
         f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
-        f"replica {replica_id}'s is not replica 0's. Give the variable an aggregation ('sum', 'mean' or "
+        f"replica {replica_id}'s is not replica {first}'s. Give the variable an aggregation ('sum', 'mean' or "
         "'only_first_replica'), assign what a collective returned, or make it synchronization='on_read'"
     )
 

@@ -114,7 +114,8 @@ def across(variable: Variable, method: str, value: Any) -> None:
         value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
     each = [_converted(variable, v) for v in (value.values if isinstance(value, DistributedValues) else (value,))]
     if variable._mirrored:
-        _update_all(variable, method, aggregate(variable.aggregation, each, variable.name))
+        first = 0 if variable._strategy is None else variable._strategy._span[0]
+        _update_all(variable, method, aggregate(variable.aggregation, each, variable.name, first=first))
         return
     _check_sum(variable, method, size)
     if not isinstance(value, DistributedValues):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -102,6 +103,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             alongside = layout.workers > 1 and options.verify == "alongside"
             span = Span(layout, options.reduction == "ordered", alongside)
             self._joined = Team(self._communicator, control, span, extended.order_check, options)
+            self._dropped = weakref.finalize(self, control.let_go)
+            self._dropped.atexit = False  # the control plane sees to that
         return self._joined
 
     @property
@@ -296,9 +299,15 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         return call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
 
     def close(self) -> None:
-        """Leave the other workers, as the end of the process does; what others still ask of this one then fails."""
+        """Leave the other workers, as the end of the process does.
+
+        What others still ask of this one then fails, and so does what is asked here. A strategy of several processes
+        that is dropped without this leaves them when it is collected, with a `ResourceWarning`.
+        """
         if self._joined is not None:
+            self._dropped.detach()
             self._joined.close()
+            self._joined.lose(self._joined.span.layout.rank, "has closed this strategy")
 
 
 class MultiWorkerExtended(StrategyExtended):

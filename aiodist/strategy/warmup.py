@@ -45,14 +45,15 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
 
 
 def _load(specs: Sequence[KernelSpec], ordinals: Sequence[int]) -> None:
-    """Load the kernels for one leaf, and for several, on each GPU."""
+    """Load the kernels for one leaf, and for several, on each GPU, and those that copy results."""
     from aiodist.gpu import process
-    from aiodist_kernels.cuda.forms import form_for
+    from aiodist_kernels.cuda.forms import copying, form_for
 
     driver = process.executor().driver
     for spec in specs:
         rule = rule_for(spec.op, spec.dtype, spec.accumulate)
-        for form in {form_for(rule, spec.count, leaves=leaves): None for leaves in (1, 2)}:
+        forms = [*(form_for(rule, spec.count, leaves=leaves) for leaves in (1, 2)), copying(rule.result.itemsize)]
+        for form in dict.fromkeys(forms):
             for ordinal in ordinals:
                 driver.load(ordinal, form)
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import aiodist
 from aiodist.demos.endings import InterruptedRun, MissingExtraError
+from aiodist.demos.interruption import INTERRUPTIONS
 from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import add_demo
 from aiodist.tools.doctor.command import add_doctor
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unexpected arguments: -- {' '.join(own)}")
     if argv is None and "hash_seed" in arguments:
         fix_hashes(arguments.hash_seed(arguments))
+    if argv is None and "patient" in arguments:
+        INTERRUPTIONS.install()
     code = _run(arguments)
     if argv is None and "hash_seed" in arguments:
         _leave_threads(code)

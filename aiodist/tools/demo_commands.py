@@ -44,7 +44,7 @@ def _add_text(demos: _SubParsersAction[ArgumentParser]) -> None:
         help="what connects the processes (default: mpi; gloo needs PyTorch and no MPI)",
     )
     _add_common(text, steps=1300)
-    text.set_defaults(command=_run_text)
+    text.set_defaults(command=_run_text, patient=True)
 
 
 def _add_digits(demos: _SubParsersAction[ArgumentParser]) -> None:
@@ -58,7 +58,7 @@ def _add_digits(demos: _SubParsersAction[ArgumentParser]) -> None:
         "--replicas", type=positives, metavar="N,N,...", default=(1, 2, 4, 8), help="how many (default: 1,2,4,8)"
     )
     _add_common(digits, steps=400)
-    digits.set_defaults(command=_run_digits)
+    digits.set_defaults(command=_run_digits, patient=True)
 
 
 def _add_mismatch(demos: _SubParsersAction[ArgumentParser]) -> None:
@@ -67,7 +67,7 @@ def _add_mismatch(demos: _SubParsersAction[ArgumentParser]) -> None:
         help="the report on a program in which one replica takes another branch",
         description="Run a wrong program and print the report on it. Exit code 0: showing it is the purpose.",
     )
-    mismatch.set_defaults(command=_run_mismatch)
+    mismatch.set_defaults(command=_run_mismatch, patient=True)
 
 
 def _add_common(parser: ArgumentParser, *, steps: int) -> None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+from aiodist.demos.interruption import INTERRUPTIONS
 from aiodist.tools import leftovers, worker_agent
 from aiodist.tools.switchboard import Switchboard
 
@@ -50,6 +51,7 @@ def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: 
         finally:
             job.end()
         if signal.SIGINT in asked.numbers:
+            INTERRUPTIONS.note()
             raise KeyboardInterrupt
         if asked.numbers:
             return 128 + asked.numbers[0]

@@ -11,6 +11,7 @@ One worker on this machine needs no mpiexec: its agent is started directly.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
@@ -67,7 +68,7 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
     run.add_argument("-m", action="store_true", help="PROGRAM is a module's name, as for python -m", dest="is_module")
     run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module")
     run.add_argument("arguments", nargs=REMAINDER, metavar="...", help="its arguments")
-    run.set_defaults(command=_run)
+    run.set_defaults(command=_run, patient=True)
 
 
 def _run(arguments: Namespace) -> int:
@@ -112,6 +113,7 @@ def launch(
     places = gloo_launcher.places_of(workers, hosts, launcher) if gloo else []
     meeting = gloo_launcher.meeting_of(places, hosts) if gloo else None
     mpiexec = [] if gloo else _mpiexec(workers, hosts, launcher)
+    _open_what_is_closed()
     with folder_of_notes() as notes:
         elsewhere = Switchboard(notes) if hosts else None
         where = elsewhere.address if elsewhere else "here"
@@ -131,6 +133,15 @@ def launch(
             preexec_fn=worker_agent.die_with_parent,  # noqa: PLW1509  (this process has no threads)
         ) as process:
             return follow([process], notes, elsewhere)
+
+
+def _open_what_is_closed() -> None:
+    """Give standard streams that the caller has closed to the null device: a launcher would take others for them."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
 
 
 def _mpiexec(workers: int, hosts: Sequence[str], launcher: str | None) -> list[str]:

@@ -146,19 +146,24 @@ def strides_in_c_order(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
     return tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
+def has_gaps(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Return whether elements lie otherwise than without gaps, in C's order; axes of one element lie anyhow."""
+    if 0 in shape:
+        return False
+    plain = strides_in_c_order(shape, itemsize)
+    return any(size > 1 and step != own for size, step, own in zip(shape, strides, plain, strict=True))
+
+
 def closed(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...] | None:
     """Return strides to write by; None for an array without gaps, in C's order.
 
     Raises:
         TypeError: elements lie in one place, or in backward order.
     """
-    if 0 in shape:
-        return None
-    pairs = list(zip(shape, strides, strides_in_c_order(shape, itemsize), strict=True))
-    if all(size == 1 or step == plain for size, step, plain in pairs):
+    if not has_gaps(shape, strides, itemsize):
         return None
     reach = itemsize
-    for step, size in sorted((step, size) for size, step, _ in pairs if size > 1):
+    for step, size in sorted((step, size) for size, step in zip(shape, strides, strict=True) if size > 1):
         if step < reach:
             raise TypeError(
                 f"out must hold arrays whose elements lie apart, in forward order, got strides {strides} in bytes for "

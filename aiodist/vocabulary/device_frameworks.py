@@ -25,6 +25,7 @@ from aiodist.vocabulary.device_arrays import (
     DType,
     Spec,
     closed,
+    has_gaps,
     no_gradient,
     strides_in_c_order,
 )
@@ -119,6 +120,7 @@ class CuPy(DeviceType):
 
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of an array takes part."""
+        _native(leaf.dtype)
         memory = leaf.data
         ordinal: int = memory.device_id
         if not leaf.flags.c_contiguous:
@@ -129,6 +131,7 @@ class CuPy(DeviceType):
 
     def buffer(self, leaf: Any) -> DeviceBuffer:
         """Return an array to write into."""
+        _native(leaf.dtype)
         memory, strides = leaf.data, closed(leaf.shape, leaf.strides, leaf.dtype.itemsize)
         ordinal: int = memory.device_id
         return DeviceBuffer(memory.ptr, leaf.shape, strides, leaf.dtype, ordinal, self.stream(ordinal), leaf)
@@ -158,10 +161,10 @@ class Numba(DeviceType):
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of an array takes part."""
         shape, dtype = leaf.shape, leaf.dtype
-        if 0 not in shape and leaf.strides != strides_in_c_order(shape, dtype.itemsize):
+        if leaf.strides != strides_in_c_order(shape, dtype.itemsize) and has_gaps(shape, leaf.strides, dtype.itemsize):
             raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
         _native(dtype)
-        return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), int(leaf.stream or 0), leaf)
+        return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), _numba_stream(leaf), leaf)
 
     def buffer(self, leaf: Any) -> DeviceBuffer:
         """Return an array to write into."""
@@ -169,7 +172,7 @@ class Numba(DeviceType):
             raise TypeError("out must be writeable, got a read-only array")
         _native(leaf.dtype)
         strides, ordinal = closed(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
-        return DeviceBuffer(_numba_address(leaf), leaf.shape, strides, leaf.dtype, ordinal, int(leaf.stream or 0), leaf)
+        return DeviceBuffer(_numba_address(leaf), leaf.shape, strides, leaf.dtype, ordinal, _numba_stream(leaf), leaf)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
         """Return new arrays."""
@@ -180,7 +183,19 @@ class Numba(DeviceType):
 
     def stream(self, ordinal: int) -> int:  # noqa: ARG002
         """Return the default stream: an array has the stream that it was made with, or is at hand on this one."""
-        return LEGACY_DEFAULT_STREAM
+        return _numba_default_stream()
+
+
+def _numba_stream(leaf: Any) -> int:
+    return int(leaf.stream or 0) or _numba_default_stream()
+
+
+@cache
+def _numba_default_stream() -> int:
+    """Return the default stream, which is each thread's own after NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1."""
+    configs = [sys.modules[name] for name in ("numba.cuda.core.config", "numba.core.config") if name in sys.modules]
+    own = any(getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) for config in configs[:1])
+    return PER_THREAD_DEFAULT_STREAM if own else LEGACY_DEFAULT_STREAM
 
 
 def _numba_address(leaf: Any) -> int:
@@ -218,12 +233,7 @@ class Jax(DeviceType):
             raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {device}")
         capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
         address, strides = dlpack.address_in(capsule)
-        plain = strides_in_c_order(leaf.shape, 1)
-        if (
-            strides is not None
-            and 0 not in leaf.shape
-            and any(size > 1 and step != own for size, step, own in zip(leaf.shape, strides, plain, strict=True))
-        ):
+        if strides is not None and has_gaps(leaf.shape, strides, 1):
             raise TypeError("expected a JAX array in C's order, got one with a layout of its own; copy it first")
         return DeviceArray(address, leaf.shape, np.dtype(leaf.dtype), int(ordinal), LEGACY_DEFAULT_STREAM, capsule)
 

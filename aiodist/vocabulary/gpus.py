@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 INSTALL = "pip install 'aiodist[cuda]'"
 
@@ -18,8 +17,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One physical GPU.
 
     Attributes:
@@ -33,8 +31,7 @@ class Gpu:
     capability: tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """What the driver says.
 
     Attributes:

@@ -99,17 +99,19 @@ def own_numbers() -> list[str]:
 
     Those of IPv4 stand before those of IPv6. Numbers that mean something on one link alone are left out.
     """
-    return [*_numbers_of(socket.AF_INET, "192.0.2.1"), *_numbers_of(socket.AF_INET6, "2001:db8::1")]
+    ipv4 = _numbers_of(socket.AF_INET, "192.0.2.1", _numbers_of_interfaces())
+    return [*ipv4, *_numbers_of(socket.AF_INET6, "2001:db8::1", _ipv6_numbers_of_interfaces())]
 
 
-def _numbers_of(family: socket.AddressFamily, elsewhere: str) -> list[str]:
-    found = []
+def _numbers_of(family: socket.AddressFamily, elsewhere: str, of_interfaces: list[str]) -> list[str]:
+    found: list[object] = []
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((elsewhere, 9))  # reserved for documentation; connecting a datagram socket sends nothing
         found.append(probe.getsockname()[0])
-    found += _numbers_of_interfaces() if family is socket.AF_INET else _ipv6_numbers_of_interfaces()
-    with contextlib.suppress(OSError):
-        found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, family)]
+    found += of_interfaces
+    if family is socket.AF_INET or sys.platform != "linux":  # else all are known, and a name server would be asked
+        with contextlib.suppress(OSError):
+            found += [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), None, family)]
     return [number for number in dict.fromkeys(map(str, found)) if not number.startswith(_OF_NO_USE)]
 
 

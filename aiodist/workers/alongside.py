@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from aiodist.workers.alone import AloneReduction
 from aiodist.workers.record import Flag
 from aiodist.workers.reduction import Reduction
-from aiodist.workers.single import SingleReduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +72,7 @@ class Alongside:
             transfers: what is to be exchanged.
             room: how many bytes of the first the record takes.
         """
-        if not transfers or not isinstance(transfers[0], (Reduction, SingleReduction)) or transfers[0].room <= room:
+        if not transfers or not isinstance(transfers[0], (Reduction, AloneReduction)) or transfers[0].room <= room:
             return Flag.NONE
         if self._own is not None:
             return Flag.BEGUN

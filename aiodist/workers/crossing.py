@@ -26,7 +26,7 @@ from aiodist.collective.signature import (
     leaf_fields,
 )
 from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.workers.communicator import Array
+from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.integers import IntegerReduction
 from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Leaf
@@ -59,11 +59,13 @@ class Plan(NamedTuple):
         transfers: at most one reduction, and behind it at most one of something else.
         finish: makes the result of the transfers' results, in their order.
         nbytes: how many bytes `finish` copies.
+        early: makes ready what can be, while the record that all agree by is on its way.
     """
 
     transfers: Sequence[Transfer]
     finish: Callable[[Sequence[Any]], Any]
     nbytes: int = 0
+    early: Callable[[Communicator], object] | None = None
 
     def prepared(self, hands: Hands) -> Steps[None]:
         """Make what is to be exchanged, where that takes long."""

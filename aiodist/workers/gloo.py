@@ -306,6 +306,8 @@ def _number_toward(host: str, port: int) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(address)  # which sends nothing
         number = str(probe.getsockname()[0])
-    if number.startswith("127."):  # many machines know themselves by such a number, which the others do not reach
+    if number.startswith(
+        ("127.", "::1")
+    ):  # many machines know themselves by such a number, which the others do not reach
         return next(iter(own_numbers()), number)
     return number

@@ -119,6 +119,8 @@ class Lane:
         begun = None
         if alongside is not None and fast is Flag.BEGUN:
             begun = self._alongside.begin(transfers[0], alongside)
+        elif plan.early is not None:
+            plan.early(self.communicator)
         yield record
         if opening.alike():
             return Agreed(plan, opening, True, Notice.NONE, begun, fast is Flag.WANTED)

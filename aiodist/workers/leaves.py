@@ -161,7 +161,9 @@ class Pack:
         if len(self._flat[index]) > 1 or high - low < end - begin or part.dtype != self.dtype:
             return None
         own = part[low:high]
-        return own if own.flags.c_contiguous else None  # not so where it repeats an element
+        if not own.flags.c_contiguous:  # it repeats an element
+            return None
+        return own.view(self.dtype)  # there are equal dtypes of other names, of which an engine may know one
 
     # Results.
 

@@ -1,8 +1,10 @@
 """The MPI engine, through mpi4py: whichever MPI that was built for or finds.
 
-MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process only
-where all went well, or has been recovered from: with a worker dead, or operations in the air that will never match,
-`MPI_Finalize` would wait for ever. A process that leaves it out ends all the same, and the launcher ends the job.
+MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process: a
+launcher takes a process that leaves that out for failed, and ends the job. With a worker dead `MPI_Finalize` would wait
+for ever, so it is left out. Where operations in the air will never match, after a mismatch that the program has caught,
+it may wait, too, though MPICH's and Open MPI's have never done so: then a thread calls it, for which the process waits
+some seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import atexit
 import faulthandler
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +32,7 @@ INSTALL: Final = (
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
 _LANDING_SECONDS: Final = 1.0
+_DOUBTFUL_SECONDS: Final = 8.0
 _in_the_air: Final[list[tuple[Any, object]]] = []
 _TAGS: Final = 32768  # those that every MPI has
 
@@ -59,8 +63,16 @@ def load_mpi() -> Any:
 def _finalize(mpi: Any, worker: int) -> None:
     if os.getpid() != worker:  # a child that the program has forked ends by itself
         return
-    if not unfinished and not mpi.Is_finalized() and getattr(sys, "last_value", None) is None and _all_landed():
+    if mpi.Is_finalized() or getattr(sys, "last_value", None) is not None:
+        return
+    if any(not isinstance(entry, tuple) for entry in unfinished):  # a worker is lost
+        return
+    if not unfinished and _all_landed():
         mpi.Finalize()
+    else:
+        thread = threading.Thread(target=mpi.Finalize, name="aiodist MPI", daemon=True)
+        thread.start()
+        thread.join(_DOUBTFUL_SECONDS)
 
 
 def _all_landed() -> bool:

@@ -1,21 +1,23 @@
 """Recipes: how a call is planned that comes again, all being known of it but the values.
 
 A training loop makes the same calls again and again. What does not depend on the values is found out once for a call
-and a layout; what is kept is never changed, and holds no memory that a result lies in. A single array, the commonest
-value, goes ways of its own, which give what the others give.
+and a layout; what is kept is never changed, and holds no memory that a result lies in. Arrays of one dtype, the
+commonest values, go ways of their own, which give what the others give.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, TypeAlias
 
 from aiodist.collective.signature import DTYPES, KIND, OP, SHAPES, STRUCTURE, TYPES, Signature
+from aiodist.workers.alone import Alone, AloneReduction
 from aiodist.workers.crossing import NOTHING, Plan, Span, all_reduce
+from aiodist.workers.layout import Layout
 from aiodist.workers.record import ALL_RECEIVE_ALL, PAYLOAD
-from aiodist.workers.single import Single, SingleReduction
 from aiodist.workers.small import SmallReduction
-from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels import Accumulate
 from aiodist_kernels.rules import rule_for
 
 Recipe: TypeAlias = Callable[[Sequence[Any]], Plan]
@@ -33,28 +35,42 @@ def recipe_of(signature: Signature, accumulate: Accumulate, span: Span) -> Recip
     across = signature[KIND].across
     if across is None:  # a merge function of the user's makes the result
         return _nothing
-    if across is all_reduce and signature[STRUCTURE] is None and signature[TYPES] is None and not span.ordered:
-        found = _of_an_array(signature, accumulate, span)
+    if across is all_reduce and signature[TYPES] is None and not span.ordered:
+        found = _of_arrays(signature, accumulate, span.layout)
         if found is not None:
             return found
     return lambda values: across(signature, values, accumulate, span)
 
 
-def _of_an_array(signature: Signature, accumulate: Accumulate, span: Span) -> Recipe | None:
-    op, dtype, shape, layout = signature[OP], signature[DTYPES], signature[SHAPES], span.layout
-    rule = rule_for(op, dtype, accumulate)
-    if dtype != rule.dtype or dtype.isbuiltin != 1:
+def _of_arrays(signature: Signature, accumulate: Accumulate, layout: Layout) -> Recipe | None:
+    """Return how arrays of one dtype are reduced, where there is a way of their own for them."""
+    single = signature[STRUCTURE] is None
+    dtypes, shapes = signature[DTYPES], signature[SHAPES]
+    if single:
+        dtypes, shapes = (dtypes,), (shapes,)
+    if not dtypes or any(dtype != dtypes[0] for dtype in dtypes):
         return None
-    size = 1
-    for length in shape:
-        size *= length
-    nbytes = size * rule.accumulator.itemsize
-    if 0 < nbytes <= PAYLOAD and layout.workers <= ALL_RECEIVE_ALL:
-        return lambda values: Plan([SmallReduction(op, rule, values, layout.replicas)], _only)
-    if nbytes <= PAYLOAD or layout.local > 1 or not rule.dtype == rule.accumulator == rule.result:
+    rule = rule_for(signature[OP], dtypes[0], accumulate)
+    nbytes = sum(map(prod, shapes)) * rule.accumulator.itemsize
+    if dtypes[0] != rule.dtype or rule.dtype.isbuiltin != 1 or not nbytes:
         return None
-    single = Single(ReduceOp.SUM if op is ReduceOp.MEAN else op, rule, shape, layout)
-    return lambda values: Plan([SingleReduction(single, values[0])], _only)
+    if nbytes > PAYLOAD:
+        return _alone(Alone(rule, shapes, layout), single=single)
+    if single and layout.workers <= ALL_RECEIVE_ALL:
+        return lambda values: Plan([SmallReduction(signature[OP], rule, values, layout.replicas)], _only)
+    return None
+
+
+def _alone(known: Alone, *, single: bool) -> Recipe | None:
+    if known.layout.local > 1 or not known.serves:
+        return None
+    if single:
+        return lambda values: _early(AloneReduction(known, values), _only)
+    return lambda values: _early(AloneReduction(known, values[0]), _all)
+
+
+def _early(reduction: AloneReduction, finish: Callable[[Sequence[Any]], Any]) -> Plan:
+    return Plan([reduction], finish, early=reduction.get_ready)
 
 
 def _nothing(values: Sequence[Any]) -> Plan:  # noqa: ARG001  (a recipe's)
@@ -63,3 +79,7 @@ def _nothing(values: Sequence[Any]) -> Plan:  # noqa: ARG001  (a recipe's)
 
 def _only(results: Sequence[Any]) -> Any:
     return results[0][0]
+
+
+def _all(results: Sequence[Any]) -> Any:
+    return results[0]

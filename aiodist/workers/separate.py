@@ -16,7 +16,7 @@ from aiodist.workers.tcp_control import TcpControl
 FIRST_MEETING_SECONDS: Final = 300.0
 
 unfinished: Final[list[object]] = []
-"""Has an entry when something went wrong, so that an engine must not be brought to an orderly end."""
+"""What stands against an orderly end of the engine; see `TcpControl`."""
 
 
 class SeparateProcess:

@@ -88,9 +88,14 @@ class SimulatedControl:
         """Ask the coordinator for something, or tell it, of groups."""
         self._switchboard.book(self._rank, request)
 
-    def settle(self, key: LaneKey) -> None:
+    def strand(self, key: LaneKey) -> None:
         """Do nothing: there is no engine that must be brought to an end."""
+
+    settle = strand
 
     def close(self) -> None:
         """Leave."""
         self._switchboard.lose(self._rank, "has ended")
+
+    def let_go(self) -> None:
+        """Do nothing: there is nothing that stays open."""

@@ -21,6 +21,8 @@ import socket
 import sys
 import threading
 import time
+import warnings
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Sequence
@@ -46,6 +48,7 @@ CUT_GRACE_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
+ENDED: Final = "has ended"
 _BEAT: Final = message("beat")
 
 
@@ -57,7 +60,8 @@ class TcpControl(Requests):
         order_check: what call sites are compared by.
         hellos: what the workers have told of themselves.
         listening: this worker's socket; one that has none keeps no links to others but the first.
-        unfinished: gets an entry when the engine must not be brought to an orderly end.
+        unfinished: gets an entry, a tuple, for each lane in which something may never be complete, and one of another
+            type for who is lost: the engine cannot be brought to an orderly end without all workers.
     """
 
     def __init__(
@@ -70,8 +74,9 @@ class TcpControl(Requests):
     ) -> None:
         super().__init__()
         self._rank = layout.rank
+        self._size = layout.workers
         self._unfinished = unfinished
-        self._listener: Listener | None = None
+        self._listening_ref: weakref.ref[Listener] | None = None
         self._pulse = Pulse()
         self._unsent: set[Peer] = set()
         self._to_forget: list[Peer] = []
@@ -81,6 +86,7 @@ class TcpControl(Requests):
         self._requests: deque[tuple[Any, ...]] = deque()
         self._timers: list[tuple[float, tuple[Any, ...]]] = []
         self._leaving = False
+        self._waking = threading.RLock()  # a garbage collection in here may let go
         self._left = threading.Event()
         self._process = os.getpid()
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell) if self._rank == 0 else None
@@ -104,6 +110,11 @@ class TcpControl(Requests):
         self._thread.start()
         atexit.register(self.close)
 
+    @property
+    def _listener(self) -> Listener | None:
+        """The worker, which this thread does not keep: where its strategy is dropped, so is it."""
+        return None if self._listening_ref is None else self._listening_ref()
+
     # What the worker calls, in any thread.
 
     def listen(self, listener: Listener) -> None:
@@ -114,6 +125,10 @@ class TcpControl(Requests):
         """Tell the coordinator of a lane."""
         self._request("report", key, pickle.dumps(state))
 
+    def strand(self, key: LaneKey) -> None:
+        """Hear that what is in flight of a lane will never be complete."""
+        self._unfinished.append(key)
+
     def settle(self, key: LaneKey) -> None:
         """Hear that nothing waits for other workers any more of what was judged."""
         with contextlib.suppress(ValueError):
@@ -121,15 +136,32 @@ class TcpControl(Requests):
 
     def close(self) -> None:
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
+        if os.getpid() != self._process:  # what the program has forked has no part in it
+            return
+        error = getattr(sys, "last_value", None)
+        self._leave(ENDED if error is None else f"{ENDED}: {_brief(error)}", error is not None)
+        self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
+
+    def let_go(self) -> None:
+        """Leave without waiting: the strategy is gone, and nobody has closed it."""
+        if os.getpid() != self._process:
+            return
+        self._leave(ENDED, False)
+        warnings.warn(
+            f"the strategy of worker {self._rank} of {self._size} was dropped with its connections open; call "
+            "strategy.close() when it is needed no more",
+            ResourceWarning,
+            stacklevel=2,
+        )
+
+    def _leave(self, why: str, wait: bool) -> None:
         atexit.unregister(self.close)
-        if not self._leaving and os.getpid() == self._process:  # what the program has forked has no part in it
-            error = getattr(sys, "last_value", None)
-            self._request("leave", "has ended" if error is None else f"has ended: {_brief(error)}", error is not None)
-            self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
+        if not self._leaving:
+            self._request("leave", why, wait)
 
     def _request(self, *request: Any) -> None:
         self._requests.append(request)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self._waking:
             self._wake_writer.send(b"\0")
 
     # The thread.
@@ -159,16 +191,21 @@ class TcpControl(Requests):
                     self._unsent.discard(peer)
             self._forget_the_gone()
         self._links.close()
+        for peer in self._peers.values():
+            peer.connection.close()
         selector.close()
+        with self._waking:
+            self._wake_reader.close()
+            self._wake_writer.close()
         self._left.set()
 
     def _forget_the_gone(self) -> None:
         while self._to_forget:
             peer = self._to_forget.pop()
-            self._selector.unregister(peer.connection)
-            peer.connection.close()
-            del self._peers[peer.rank]
-            self._unsent.discard(peer)
+            if self._peers.pop(peer.rank, None) is not None:
+                self._selector.unregister(peer.connection)
+                peer.connection.close()
+                self._unsent.discard(peer)
 
     def _awake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -202,7 +239,7 @@ class TcpControl(Requests):
         getattr(self, f"_on_{name}")(*arguments)
 
     def _on_listen(self, listener: Listener) -> None:
-        self._listener = listener
+        self._listening_ref = weakref.ref(listener)
         for rank, why in self._gone.items():
             listener.lose(rank, why)
         for one, other in self._cut:
@@ -274,11 +311,13 @@ class TcpControl(Requests):
         if rank in self._gone:
             return
         self._gone[rank] = why
-        self._unfinished.append(rank)
+        if why != ENDED:
+            self._unfinished.append(rank)
         if rank in self._peers:
             self._to_forget.append(self._peers[rank])
-        if self._listener is not None:
-            self._listener.lose(rank, why)
+        listener = self._listener
+        if listener is not None:
+            listener.lose(rank, why)
         if self._rank == 0:
             lost = message("lost", rank, why)
             for peer in self._peers.values():
@@ -299,9 +338,10 @@ class TcpControl(Requests):
         if (one, other) in self._cut or one in self._gone or other in self._gone:
             return
         self._cut.append((one, other))
-        self._unfinished.append((one, other))
-        if self._listener is not None:
-            self._listener.cut(one, other)
+        self._unfinished.append(frozenset((one, other)))
+        listener = self._listener
+        if listener is not None:
+            listener.cut(one, other)
         if self._rank == 0:
             for peer in self._peers.values():
                 self._put(peer, message("cut", one, other))
@@ -316,7 +356,7 @@ class TcpControl(Requests):
         try:
             return peer.flush()
         except OSError as error:
-            self._lose(peer.rank, peer.why_lost(error))
+            self._hang_up(peer, error)
             return True
 
     def _receive(self, peer: Peer) -> None:
@@ -324,7 +364,14 @@ class TcpControl(Requests):
             for name, *arguments in peer.messages():
                 self._take(peer, name, *arguments)
         except (OSError, EOFError) as error:
+            self._hang_up(peer, error)
+
+    def _hang_up(self, peer: Peer, error: Exception) -> None:
+        """Forget a connection; who has said farewell is lost a little later, when all that was in flight has landed."""
+        if peer.farewell is None:
             self._lose(peer.rank, peer.why_lost(error))
+        else:
+            self._to_forget.append(peer)
 
     def _take(self, peer: Peer, name: str, *arguments: Any) -> None:
         if name == "state":

@@ -14,12 +14,15 @@ class Requests:
     """What a control plane does of them; the rest of it is `TcpControl`."""
 
     _coordinator: Coordinator | None
-    _listener: Listener | None
     _peers: dict[int, Peer]
     _unfinished: list[object]
 
     def __init__(self) -> None:
         self._early: list[tuple[str, tuple[Any, ...]]] = []
+
+    @property
+    def _listener(self) -> Listener | None:
+        raise NotImplementedError
 
     def _request(self, *request: Any) -> None:
         raise NotImplementedError
@@ -60,10 +63,11 @@ class Requests:
 
     def _call_listener(self, name: str, *arguments: Any) -> None:
         """Call the worker; others may be ahead of it, who has not begun to listen: then as soon as it does."""
-        if self._listener is None:
+        listener = self._listener
+        if listener is None:
             self._early.append((name, arguments))
         else:
-            getattr(self._listener, name)(*arguments)
+            getattr(listener, name)(*arguments)
 
     def _call_early(self) -> None:
         while self._early:

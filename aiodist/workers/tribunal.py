@@ -101,11 +101,17 @@ class Control(Protocol):
     def book(self, request: Request) -> None:
         """Ask the coordinator for something, or tell it, of groups."""
 
+    def strand(self, key: LaneKey) -> None:
+        """Hear that what is in flight of a lane will never be complete."""
+
     def settle(self, key: LaneKey) -> None:
         """Hear that nothing waits for other workers any more of what was judged."""
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave."""
+
+    def let_go(self) -> None:
+        """Leave without waiting: the strategy is gone, and nobody has closed it."""
 
 
 @dataclass(slots=True)
@@ -220,9 +226,15 @@ def _error(
     circle = standing_of(groups, standing) if found is None else set()
     if circle:
         return cycles.error_of(root, cycles.waits_in(groups), circle)
+    if any(member.end is not None for member in root.members):
+        groups = [group for group in groups if _lacks_somebody(group)]  # the others wait for the verdict alone
     found = found or next((group for group in groups if any(number >= 0 for number in group.open)), None)
     found = found or next((group for group in groups if group.open), None)
     return _nobody_waits(root) if found is None else verdict.judge(found)
+
+
+def _lacks_somebody(group: SyncGroup) -> bool:
+    return any(not member.arrived_at(number) for number in group.open for member in group.members)
 
 
 def _lanes(states: Mapping[int, WorkerState]) -> dict[int, tuple[int, int]]:

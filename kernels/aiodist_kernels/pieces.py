@@ -5,10 +5,9 @@ Each piece reduces a range of elements of all buffers, so the bits do not depend
 there are. Pieces release the interpreter's lock while they work.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from aiodist_kernels import compiled_tier, numpy_tier
 from aiodist_kernels.arguments import Array
@@ -21,8 +20,7 @@ GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(NamedTuple):
     """One reduction, ready to be run.
 
     Attributes:

@@ -100,7 +100,7 @@ def recipe_for(rule: Rule, count: int) -> Recipe | None:
         return None
     step = _step(rule)
     ordered = step in (Step.MINIMUM, Step.MAXIMUM)
-    if not ordered and rule.finish is Finish.NOTHING and storage.value.startswith("uint"):
+    if not ordered and storage is accumulator is result and storage.value.startswith("uint"):
         storage = accumulator = result = Lane(storage.value[1:])
     return Recipe(
         storage=storage,

@@ -20,9 +20,8 @@ buffers is exact either way. `accumulate="float64"` widens the accumulator of ev
 SUM, MEAN and PRODUCT to float64 (complex128).
 """
 
-import dataclasses
 import enum
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -52,8 +51,7 @@ class Finish(enum.Enum):
     DIVIDE = "divide by n"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """How buffers of one dtype are reduced by one op.
 
     Attributes:

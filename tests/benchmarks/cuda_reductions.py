@@ -3,6 +3,10 @@
 
     python -m tests.benchmarks.cuda_reductions FOLDER         # one call, under eight minutes, 5 GiB of GPU memory
 
+It needs numba, ml_dtypes, cuda-core and a compiler for CUDA: the package numba-cuda with its libraries, or a toolkit
+in /usr/local/cuda or CUDA_HOME. What there is of torch, CuPy and jax is timed beside. The table is written after each
+case, the quick ones first.
+
 Every result is poisoned first and then compared with the CPU tier bit by bit, on random inputs. Timed rounds take
 several sets of inputs in turn, larger together than any GPU's cache. The copy that bandwidth is compared with is
 measured in the same call. Without a GPU it says so, and does nothing.
@@ -13,17 +17,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime as dt
-import functools
 import importlib
 import importlib.metadata
-import importlib.util
-import operator
 import os
 import platform
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,8 +32,11 @@ from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
 from aiodist.gpu.scheme import Batch, symbol
 from aiodist.vocabulary import gpus
-from aiodist_kernels import ReduceOp, reduce
-from tests.benchmarks.cuda_cases import BFLOAT16, GIB, MIB, Case, Row, cases, in_units, write
+from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM
+from aiodist_kernels import reduce
+from tests.benchmarks import cuda_whole_way
+from tests.benchmarks.cuda_cases import GIB, MIB, Case, Row, cases, in_units, write
+from tests.benchmarks.cuda_peers import times_of_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +48,9 @@ BLOCK = 16 * MIB + 48
 """Bytes of random input that a larger buffer repeats: no power of two, so that no two accesses of a thread agree."""
 
 POISON = 0xA5
+
+TOOLKIT = Path("/usr/local/cuda")
+"""Where CUDA's own installer puts it."""
 
 
 class Lab(Protocol):
@@ -123,41 +130,59 @@ def measure(lab: Lab, executor: Executor, case: Case, copy: float, rounds: int) 
         copy: bytes a microsecond of a plain copy.
         rounds: how many are timed.
     """
-    bits, enqueue, device = _reduced(lab, executor, case, rounds)
+    found = _reduced(lab, executor, case, rounds)
     of_one = None
     if len(case.sizes) > 1:
         total = sum(case.sizes) // 16 * 16
         one = Case(case.op, case.dtype, case.count, (total,), case.accumulate)
-        of_one = device / _reduced(lab, executor, one, rounds)[2]
-    return Row(case, enqueue, device, case.moved / device / copy, bits, of_one, {})
+        of_one = found.device / _reduced(lab, executor, one, rounds).device
+    share = case.moved / found.device / copy
+    return Row(case, found.enqueue, found.device, share, found.bits, of_one, {}, found.anew)
 
 
-def _reduced(lab: Lab, executor: Executor, case: Case, rounds: int) -> tuple[bool, float, float]:
+class Reduced(NamedTuple):
+    """What came of a case: whether the bits are right, and microseconds."""
+
+    bits: bool
+    enqueue: float
+    anew: float
+    device: float
+
+
+def _reduced(lab: Lab, executor: Executor, case: Case, rounds: int) -> Reduced:
     total = sum(case.sizes) * (case.count + 1)
     sets = [Set(lab, case, seed) for seed in range(max(1, min(16, BEYOND_CACHE // total + 1)))]
     scheme = executor.scheme([batch(case)], arrays=len(sets[0].begins))
     executor.load(scheme)
-    stream = lab.driver.stream(0)
+    with lab.driver.using():
+        stream = lab.driver.foreign_stream(0, LEGACY_DEFAULT_STREAM)  # what replicas with PyTorch's default have
 
     def enqueue(turn: int) -> None:
-        executor.run(scheme, [stream], [], sets[turn % len(sets)].begins)
+        completion = executor.run(scheme, [stream], [], sets[turn % len(sets)].begins)
+        for event in completion._events:  # as who waits for it does, or new ones would be made for every round
+            lab.driver.release(event)
+
+    def enqueue_anew(turn: int) -> None:
+        executor._bound.clear()
+        enqueue(turn)
 
     for turn in range(len(sets)):
         enqueue(turn)
     bits = all(each.agrees(lab) for each in sets)
-    host = min(lab.measure(enqueue, rounds)[0] for _ in range(3))
+    host, anew = (min(lab.measure(call, rounds)[0] for _ in range(3)) for call in (enqueue, enqueue_anew))
     with lab.driver.using():
         bound = [executor.bind(scheme, each.begins) for each in sets]
 
     def repeat(turn: int) -> None:
-        executor.enqueue(bound[turn % len(sets)], [], [])
+        for event in executor.enqueue(bound[turn % len(sets)], [], [])._events:
+            lab.driver.release(event)
 
-    return bits, host, min(lab.measure(repeat, rounds)[1] for _ in range(3))
+    return Reduced(bits, host, anew, min(lab.measure(repeat, rounds)[1] for _ in range(3)))
 
 
 def copy_speed(lab: Lab, nbytes: int, rounds: int) -> float:
     """Return the bytes a microsecond that a plain copy on the device reads and writes."""
-    source = lab.put(np.resize(np.arange(256, dtype=np.uint8), nbytes))
+    source = lab.put(np.resize(np.random.default_rng(0).integers(0, 256, BLOCK, np.uint8), nbytes))
     target = lab.put(np.zeros(nbytes, np.uint8))
 
     def copy(_: int) -> None:
@@ -203,6 +228,7 @@ def run(
     deadline = time.monotonic() + seconds
     executor = Executor(lab.driver)
     outcome = Outcome(copy_speed(lab, max(size for case in chosen for size in case.sizes), 20))
+    save(outcome)
     for place, case in enumerate(chosen):
         if time.monotonic() > deadline:
             outcome.left_out = chosen[place:]
@@ -213,7 +239,9 @@ def run(
             outcome.failures[case.name] = f"{type(error).__name__}: {error}"
             print(f"{case.name}: failed\n{traceback.format_exc()}", flush=True)
         else:
-            outcome.rows.append(dataclasses.replace(row, others=others(case)))
+            beside = others(case) if time.monotonic() < deadline else {}
+            row = dataclasses.replace(row, others=beside)
+            outcome.rows.append(row)
             print(f"{case.name}: {row.device:.1f} µs, {row.share:.0%} of the copy; {row.failed() or 'met'}", flush=True)
         save(outcome)
     save(outcome)
@@ -243,95 +271,18 @@ class Gpu:
         return found
 
     def measure(self, enqueue: Callable[[int], object], rounds: int) -> tuple[float, float]:
-        with self.driver.using():
-            self.driver._current(0)  # events are made in the current context
-            stream = self.driver.stream(0).stream
-            timed = self.core.EventOptions(timing_enabled=True)
-            stream.sync()
-            first = stream.record(options=timed)
-            start = time.perf_counter()
-            for turn in range(rounds):
-                enqueue(turn)
-            host = time.perf_counter() - start
-            last = stream.record(options=timed)
-            last.sync()
-        return 1e6 * host / rounds, 1e3 * (last - first) / rounds
-
-
-def times_of_others(case: Case) -> dict[str, float]:
-    """Return microseconds of device time that torch, CuPy and jax take for the same, where they are installed."""
-    if case.op is not ReduceOp.SUM or case.accumulate != "native" or len(case.sizes) > 1 or case.dtype.kind in "iu":
-        return {}
-    found: dict[str, float] = {}
-    for name, times in (("torch", _torch), ("cupy", _cupy), ("jax", _jax)):
-        if importlib.util.find_spec(name) is not None:
-            try:
-                found |= times(case)
-            except Exception as error:  # noqa: BLE001  (whatever ails it, the table goes on without it)
-                print(f"  {name} left out: {type(error).__name__}: {error}"[:200])
-    return found
-
-
-def _torch(case: Case) -> dict[str, float]:
-    torch: Any = importlib.import_module("torch")
-    elements = case.sizes[0] // case.dtype.itemsize
-    given = [torch.randn(elements, device="cuda").to(getattr(torch, case.dtype.name)) for _ in range(case.count)]
-    total = torch.empty_like(given[0])
-
-    def chain() -> None:
-        torch.add(given[0], given[1], out=total)
-        for value in given[2:]:
-            total.add_(value)
-
-    def foreach() -> None:
-        total.copy_(given[0])
-        for value in given[1:]:
-            torch._foreach_add_([total], [value])
-
-    calls = {"torch stack.sum": lambda: torch.stack(given).sum(0), "torch add_": chain, "torch foreach": foreach}
-    return {name: _timed(call, torch.cuda.synchronize) for name, call in calls.items()}
-
-
-def _cupy(case: Case) -> dict[str, float]:
-    cupy: Any = importlib.import_module("cupy")
-    if case.dtype == BFLOAT16:
-        return {}
-    elements = case.sizes[0] // case.dtype.itemsize
-    given = [cupy.random.standard_normal(elements, cupy.float32).astype(case.dtype) for _ in range(case.count)]
-    calls = {"cupy add": lambda: functools.reduce(operator.add, given)}
-    if case.count <= 16:
-        names = [f"a{k}" for k in range(case.count)]
-        kernel = cupy.ElementwiseKernel(
-            ", ".join(f"T {name}" for name in names), "T out", f"out = {' + '.join(names)}", f"sum_of_{case.count}"
-        )
-        out = cupy.empty_like(given[0])
-        calls["cupy elementwise"] = lambda: kernel(*given, out)
-    return {name: _timed(call, cupy.cuda.Device().synchronize) for name, call in calls.items()}
-
-
-def _jax(case: Case) -> dict[str, float]:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # or it takes most of the GPU's memory for itself
-    jax: Any = importlib.import_module("jax")
-    if jax.default_backend() != "gpu" or case.dtype.itemsize == 8 or case.count > 64:
-        return {}
-    keys = jax.random.split(jax.random.key(0), case.count)
-    given = [jax.random.normal(key, (case.sizes[0] // case.dtype.itemsize,), case.dtype) for key in keys]
-    add = jax.jit(lambda *values: functools.reduce(operator.add, values))
-    return {"jax": _timed(lambda: add(*given), lambda: add(*given).block_until_ready())}
-
-
-def _timed(call: Callable[[], object], settle: Callable[[], object], rounds: int = 10) -> float:
-    """Return microseconds of a call, on the clock: the least of three times so many, with the device waited for."""
-    call()
-    settle()
-    best = float("inf")
-    for _ in range(3):
+        self.driver._current(0)  # it stays so, as a framework leaves it; events are made in the current context
+        stream = self.driver.stream(0).stream
+        timed = self.core.EventOptions(timing_enabled=True)
+        stream.sync()
+        first = stream.record(options=timed)
         start = time.perf_counter()
-        for _ in range(rounds):
-            call()
-        settle()
-        best = min(best, (time.perf_counter() - start) / rounds)
-    return 1e6 * best
+        for turn in range(rounds):
+            enqueue(turn)
+        host = time.perf_counter() - start
+        last = stream.record(options=timed)
+        last.sync()
+        return 1e6 * host / rounds, 1e3 * (last - first) / rounds
 
 
 def about(copy: float) -> dict[str, str]:
@@ -373,11 +324,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not gpus.find().gpus:
         print(f"There is no GPU to measure: {gpus.why_absent()}.")
         return 0
+    if TOOLKIT.is_dir():
+        os.environ.setdefault("CUDA_HOME", str(TOOLKIT))  # where no package has the compiler's libraries
+    try:
+        lab = Gpu()
+    except ImportError as error:
+        print(error)
+        return 1
+    whole_way = cuda_whole_way.measure()
 
     def save(outcome: Outcome) -> None:
-        write(given.folder, about(outcome.copy), outcome.rows, outcome.left_out, outcome.failures)
+        head = about(outcome.copy) | whole_way
+        write(given.folder, head, outcome.rows, outcome.left_out, outcome.failures)
 
-    outcome = run(Gpu(), cases(), given.seconds, times_of_others, save)
+    outcome = run(lab, cases(), given.seconds, times_of_others, save)
     print(f"\nwritten to {given.folder}")
     return 0 if not outcome.failures and all(row.bits for row in outcome.rows) else 1
 

@@ -1,10 +1,12 @@
 """What collectives between workers cost: `aiodist run -n 2 tests/benchmarks/workers.py`, on an idle machine.
 
-Each size is reduced in five ways, one after the other and again: by the engine, blocking; by the engine through
-the event loop, without a record (unverified); by `ctx.all_reduce` (ahead); so with ``verify="alongside"``; and with
-``reduction="ordered"``. Minimum and median of the rounds are shown, in microseconds. Then, for values of 64 MiB: how
-long the event loop stood still, at most, between two of its turns, by the clock and by the processor time that its
-thread took meanwhile (the rest was other processes'); and the share of a core that waiting takes.
+Each size is reduced in six ways, one after the other and again: by the engine, blocking; by the same data collective
+as aiodist makes, awaited, without a replica context (unverified); by `ctx.all_reduce` without the exchange of records
+(no record), which `without_records` leaves out and which nobody can ask for; by `ctx.all_reduce` as it is (ahead); so
+with ``verify="alongside"``; and with ``reduction="ordered"``. Minimum and median of the rounds are shown, in
+microseconds. Then, for values of 64 MiB: how long the event loop stood still, at most, between two of its turns, by the
+clock and by the processor time that its thread took meanwhile (the rest was other processes'); and the share of a core
+that waiting takes.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from typing import Any, TypeAlias
 
@@ -21,16 +24,19 @@ import numpy as np
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReduceOp, get_replica_context
 from aiodist.replica.awaiting import Bell, complete
 from aiodist.replica.hands import Hands
+from aiodist.workers.alone import Alone, AloneReduction
 from aiodist.workers.communicator import Communicator
+from aiodist.workers.crossing import Plan
 from aiodist.workers.gloo import GlooCommunicator
-from aiodist.workers.leaves import Leaf
+from aiodist.workers.lane import Agreed, Lane
 from aiodist.workers.mpi import load_mpi
-from aiodist.workers.reduction import Folding, Reduction
+from aiodist.workers.record import PAYLOAD
+from aiodist.workers.transfers import Steps
 from aiodist_kernels.rules import rule_for
 
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
 ROUNDS = 9
-WAYS = ["blocking", "unverified", "ahead", "alongside", "ordered"]
+WAYS = ["blocking", "unverified", "no record", "ahead", "alongside", "ordered"]
 
 
 def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
@@ -44,6 +50,22 @@ def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
         return wait
     reduce_blocking: Callable[[Any, Any], object] = load_mpi().COMM_WORLD.Allreduce
     return reduce_blocking
+
+
+@contextmanager
+def without_records() -> Iterator[None]:
+    """Let all workers take it that the others mean the same; nothing else of a step changes."""
+
+    def take_it(lane: Lane, digest: bytes, plan: Plan, *_: object) -> Steps[Agreed]:
+        return Agreed(plan, lane._opening, plain=True)
+        yield
+
+    agree = Lane.agree
+    Lane.agree = take_it  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        Lane.agree = agree  # type: ignore[method-assign]
 
 
 async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
@@ -62,30 +84,33 @@ async def replica(rows: Rows, way: str) -> None:
     ctx = get_replica_context()
     bell = Bell(asyncio.get_running_loop().call_soon_threadsafe, for_values=True)
     hands = Hands()
-    engine = ctx.strategy._team._lanes[0].communicator
+    team = ctx.strategy._team
+    engine = team._lanes[0].communicator
     reduce_blocking = allreduce_of(engine)
     for name, size in SIZES.items():
         value, out = np.ones(size, np.float32), np.empty(size, np.float32)
+        known = Alone(rule_for(ReduceOp.SUM, value.dtype), [value.shape], team.span.layout)
         repeats = max(4, min(200, (1 << 23) // (4 * size)))
 
         async def blocking(value: Any = value, out: Any = out) -> None:
             reduce_blocking(value, out)
 
-        async def unverified(value: Any = value) -> None:
-            leaf = Leaf(rule_for(ReduceOp.SUM, value.dtype), [value], scalar=False)
-            folding = Folding(engine.rank, [1] * engine.size)
-            await complete(Reduction(ReduceOp.SUM, [leaf], engine.size, folding).carry_out(engine, None, hands), bell)
+        async def unverified(value: Any = value, known: Alone = known) -> None:
+            await complete(AloneReduction(known, [value]).carry_out(engine, None, hands), bell)
 
         async def verified(value: Any = value) -> None:
             await ctx.all_reduce(ReduceOp.SUM, value)
 
-        ways = {way: verified}
-        if way == "ahead":
-            ways |= {"blocking": blocking, "unverified": unverified}
+        found = rows.setdefault(name, {})
+        ways = {way: verified} if way != "ahead" else {"blocking": blocking, "unverified": unverified, way: verified}
         for shown, fn in ways.items():
             for _ in range(2):
-                await ctx.all_reduce(ReduceOp.SUM, value)
-            rows.setdefault(name, {}).setdefault(shown, []).append(await mean(fn, repeats))
+                await verified()
+            found.setdefault(shown, []).append(await mean(fn, repeats))
+        if way == "ahead" and value.nbytes > PAYLOAD:  # else the record has the values
+            await verified()
+            with without_records():
+                found.setdefault("no record", []).append(await mean(verified, repeats))
     bell.close()
 
 
@@ -118,9 +143,10 @@ async def stall(call: Callable[[], Awaitable[Any]]) -> tuple[float, float, float
         await get_replica_context().barrier()
         turns.clear()
         ticking = asyncio.create_task(tick())
-        begun = time.perf_counter()
+        turns.append((time.perf_counter(), time.thread_time()))
         await call()
-        took = time.perf_counter() - begun
+        turns.append((time.perf_counter(), time.thread_time()))
+        took = turns[-1][0] - turns[0][0]
         ticking.cancel()
         found.append((took, *np.diff(turns, axis=0).max(axis=0)))
     return min(found)
@@ -135,6 +161,11 @@ async def wait_for_the_other() -> float:
     cpu, wall = time.process_time(), time.perf_counter()
     await ctx.barrier()
     return (time.process_time() - cpu) / (time.perf_counter() - wall)
+
+
+def text(seconds: list[float] | None) -> str:
+    """Return minimum and median in microseconds."""
+    return f"{min(seconds) * 1e6:.0f}, {median(seconds) * 1e6:.0f}" if seconds else "-"
 
 
 def main() -> None:
@@ -159,8 +190,7 @@ def main() -> None:
     if strategy.cluster_resolver.task_id == 0:
         print(" " * 8 + "".join(f"{way:>16}" for way in WAYS))
         for name, found in rows.items():
-            shown = [f"{min(found[way]) * 1e6:.0f}, {median(found[way]) * 1e6:.0f}" for way in WAYS]
-            print(f"{name:8}" + "".join(f"{text:>16}" for text in shown))
+            print(f"{name:8}" + "".join(f"{text(found.get(way)):>16}" for way in WAYS))
         print(f"{'64 MiB':14}{'ms':>8}{'stall':>8}{'of it own':>11}")
         for name, seconds in longest.items():
             print(f"{name:14}" + "".join(f"{1e3 * s:{width}.1f}" for s, width in zip(seconds, (8, 8, 11), strict=True)))

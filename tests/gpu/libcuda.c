@@ -28,12 +28,14 @@ enum { OK = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, N
 
 static context contexts[2] = {{0}, {1}};
 static __thread context *current;
-static int libraries, peers[2][2];
+static int libraries, peers[2][2], opened[2][2];
 static void (*on_launch)(int, const char *, void **, unsigned, unsigned);
 static long live_memory, live_streams, live_events, launches;
 
 void stub_on_launch(void *fn) { on_launch = fn; }
 long stub_live(int what) { return what == 0 ? live_memory : what == 1 ? live_streams : what == 2 ? live_events : launches; }
+
+int stub_opened(int of, int to) { return opened[of][to]; }
 
 static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + 1e-9 * t.tv_nsec; }
 static context *of(stream *s) { return (uintptr_t)s <= 2 ? current : s->of; }
@@ -83,7 +85,7 @@ int cuStreamCreateWithPriority(stream **s, unsigned flags, int priority) {
     if (!current || flags != 1 || priority) return INVALID_VALUE;
     *s = malloc(sizeof **s); (*s)->of = current; (*s)->alive = 1; live_streams++; return OK;
 }
-int cuStreamCreate(stream **s, unsigned flags) { return cuStreamCreateWithPriority(s, flags, 0); }
+int cuStreamCreate(stream **s, unsigned flags) { return cuStreamCreateWithPriority(s, flags | 1, 0); }
 int cuStreamDestroy(stream *s) { if (bad(s)) return INVALID_HANDLE; s->alive = 0; live_streams--; return OK; }
 int cuStreamGetCtx(stream *s, context **c) { if (bad(s)) return INVALID_HANDLE; *c = of(s); return OK; }
 int cuStreamGetFlags(stream *s, unsigned *f) { *f = 1; return bad(s) ? INVALID_HANDLE : OK; }
@@ -112,6 +114,10 @@ int cuDeviceGetDefaultMemPool(void **pool, int d) { *pool = &contexts[d]; return
 int cuDeviceGetMemPool(void **pool, int d) { *pool = &contexts[d]; return OK; }
 int cuMemGetDefaultMemPool(void **pool, int *where, int type) { (void)type; *pool = &contexts[where[1]]; return OK; }
 int cuMemGetMemPool(void **pool, int *where, int type) { return cuMemGetDefaultMemPool(pool, where, type); }
+int cuMemPoolSetAccess(void *pool, const int *who, size_t n) {  /* each: kind of place, its number, flags */
+    if (n != 1 || who[0] != 1 || who[2] != 3) return INVALID_VALUE;
+    opened[((context *)pool)->device][who[1]] = 1; return OK;
+}
 int cuMemPoolGetAttribute(void *p, int a, void *v) { (void)p; (void)a; memset(v, 0, 8); return OK; }
 int cuMemPoolSetAttribute(void *p, int a, void *v) { (void)p; (void)a; (void)v; return OK; }
 int cuMemAllocFromPoolAsync(ptr *p, size_t n, void *pool, stream *s) {
@@ -163,4 +169,18 @@ int cuLaunchKernelEx(const launch *how, kernel *k, void **arguments, void **extr
     launches++;
     if (on_launch) on_launch(k->of->number, k->name, arguments, how->grid[0], how->block[0]);
     return OK;
+}
+
+/* What Numba's own arrays ask for. */
+int cuMemGetInfo(size_t *left, size_t *all) { *left = *all = 1ull << 33; return current ? OK : INVALID_CONTEXT; }
+int cuMemAlloc(ptr *p, size_t n) {
+    if (!current || !n) return INVALID_VALUE;
+    *p = (ptr)aligned_alloc(256, (n + 255) / 256 * 256); live_memory++; return OK;
+}
+int cuMemFree(ptr p) { free((void *)p); live_memory--; return OK; }
+int cuMemcpyHtoD(ptr to, const void *by, size_t n) { if (!current) return INVALID_CONTEXT; memcpy((void *)to, by, n); return OK; }
+int cuCtxSynchronize(void) { return current ? OK : INVALID_CONTEXT; }
+int cuPointerGetAttribute(void *v, int what, ptr p) {
+    if (what != 1 || !p) return INVALID_VALUE;
+    *(context **)v = current; return OK;
 }

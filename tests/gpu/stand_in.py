@@ -8,9 +8,11 @@ hardware, its timing, and what the CUDA driver refuses that the stand-in does no
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import shutil
 import subprocess
@@ -23,8 +25,10 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
+import pytest
 
-from aiodist.gpu import cuda_core
+from aiodist import MirroredStrategy, PerReplica, get_replica_context
+from aiodist.gpu import cuda_core, process
 from aiodist.gpu.cuda_core import CudaCore
 from aiodist.gpu.execute import Executor
 from aiodist.gpu.moves import Move, whole
@@ -168,6 +172,13 @@ def through_the_host(driver: Loading) -> None:
     assert_same_bits(read(target, values), values)
 
 
+def peers_reach_our_memory(driver: Loading) -> None:
+    """A device that reads another's memory may read what that one's pool has given out, too."""
+    with driver.using():
+        assert driver.reaches(1, 0)
+    assert driver.library.stub_opened(0, 1)
+
+
 def nothing_is_left(driver: Loading) -> None:
     """Memory goes back when nobody holds it; events are made once."""
     problem = ReduceOp.SUM, SINGLE, [0, 1, 1], [64, 5]
@@ -210,6 +221,54 @@ def benchmark(driver: Loading) -> None:
         assert all(row["bits"] for row in table["rows"])
 
 
+def arrays_of_numba(driver: Loading) -> None:
+    """Numba's own device arrays, on two GPUs, through every kind of call that takes arrays."""
+    cuda: Any = importlib.import_module("numba.cuda")
+    values = [np.arange(24, dtype=np.float32).reshape(4, 6) * (k + 1) for k in range(2)]
+    total, strategy = values[0] + values[1], MirroredStrategy(["GPU:0", "GPU:1"])
+
+    def put(value: np.ndarray, ordinal: int, *, streamed: bool = False) -> Any:
+        with cuda.gpus[ordinal]:
+            return cuda.to_device(value, stream=cuda.stream() if streamed else 0)
+
+    async def step() -> Any:
+        ctx = get_replica_context()
+        me = ctx.replica_id_in_sync_group
+        value = put(values[me], me, streamed=True)
+        nest = [value, put(np.zeros((0, 3)), me), put(np.array(True), me)]
+        wide = put(np.zeros((4, 12), np.float32), me)
+        with cuda.gpus[me]:
+            out = wide[:, ::2]
+        assert await ctx.all_reduce("SUM", value, out=out) is out
+        assert_same_bits(wide.copy_to_host()[:, ::2], total)
+        assert await ctx.all_reduce("SUM", value, out=value) is value
+        found = [value, *await ctx.all_reduce("MAX", nest), await ctx.all_gather(put(values[me], me), 1)]
+        found += [await ctx.reduce_scatter("SUM", put(values[me], me)), await ctx.broadcast(put(values[me], me), 1)]
+        assert [one.gpu_data.context.device.id for one in found] == [me] * len(found)
+        with pytest.raises(TypeError, match="without gaps"):
+            ctx.all_reduce("SUM", out)
+        with cuda.gpus[me]:
+            return [one.copy_to_host() for one in found]
+
+    def check(got: Any, *wanted: Any) -> None:
+        for one, other in zip(got, wanted, strict=True):
+            assert_same_bits(one, other)
+
+    async def program() -> None:
+        with mock.patch.object(process, "executor", return_value=Executor(driver)):
+            whole = np.concatenate(values, 1)
+            for me, found in enumerate(strategy.experimental_local_results(await strategy.run(step))):
+                check(found, total, total, np.zeros((0, 3)), np.array(True), whole, np.split(total, 2)[me], values[1])
+            there = PerReplica([put(value, k) for k, value in enumerate(values)])
+            for axis in (None, 0, (0, 1)):
+                wanted = await strategy.reduce("MEAN", PerReplica(values), axis)
+                assert_same_bits((await strategy.reduce("MEAN", there, axis)).copy_to_host(), wanted)
+            assert_same_bits((await strategy.gather(there, 0)).copy_to_host(), np.concatenate(values))
+
+    asyncio.run(program())
+    assert not driver.errors, driver.errors[0]
+
+
 def jobs() -> dict[str, Callable[[Loading], None]]:
     """Return all there is to try, by name."""
     found: dict[str, Callable[[Loading], None]] = {}
@@ -222,7 +281,9 @@ def jobs() -> dict[str, Callable[[Loading], None]]:
             name = f"{op.name} {dtype} {sizes} on {devices}"
             found[name] = partial(reduced, op=op, dtype=dtype, devices=devices, sizes=sizes)
     found["SUM of 21"] = partial(reduced, op=ReduceOp.SUM, dtype=SINGLE, devices=[0] * 21, sizes=[50])
-    for job in (copies_of_rows, through_the_host, benchmark, nothing_is_left, current_device_stays):
+    for job in (copies_of_rows, through_the_host, arrays_of_numba, peers_reach_our_memory, benchmark):
+        found[job.__name__] = job
+    for job in (nothing_is_left, current_device_stays):
         found[job.__name__] = job
     return found
 

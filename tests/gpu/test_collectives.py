@@ -161,6 +161,23 @@ async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant)
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
 
 
+async def test_what_fails_on_the_device_comes_out_of_the_run(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = plant(2)
+
+    def fail(event: Any) -> bool:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    async def step() -> None:
+        ctx = replica()
+        me = ctx.replica_id_in_sync_group
+        await ctx.all_reduce(ReduceOp.SUM, machine.put(np.ones(4, SINGLE), me))
+
+    with monkeypatch.context() as patch, anyio.fail_after(10):
+        patch.setattr(machine.driver, "is_done", fail)
+        with pytest.raises(RuntimeError, match="an illegal memory access"):
+            await MirroredStrategy().run(step)
+
+
 async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
     machine = plant(2)
     strategy = MirroredStrategy()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiodist import MirroredStrategy, ReduceOp, get_replica_context
+from aiodist import MirroredStrategy, PerReplica, ReduceOp, get_replica_context
 from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
 from aiodist.gpu.scheme import Batch
@@ -41,23 +41,25 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return iter([["GPU:0", "GPU:1"]])
 
 
-def reduced(lab: Gpu, case: Case, buffers: list[list[np.ndarray]]) -> list[np.ndarray]:
-    """Reduce leaves on the first GPU, into poisoned memory."""
+def reduced(lab: Gpu, case: Case, buffers: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
+    """Reduce leaves on the first GPU, into poisoned memory for each replica; return each leaf's results."""
     keeps: list[Any] = []
     jobs = []
     result = case.rule.result
-    for leaf in buffers:
+    outs = [[lab.put(np.full(leaf[0].size * result.itemsize, 0xA5, np.uint8)) for _ in leaf] for leaf in buffers]
+    for leaf, own in zip(buffers, outs, strict=True):
         memory = [lab.put(values.reshape(-1)) for values in leaf]
-        out = lab.put(np.full(leaf[0].size * result.itemsize, 0xA5, np.uint8))
-        keeps += [*memory, out]
-        places = tuple(Place(0, m.address) for m in memory)
-        jobs.append(Job(places, (Place(0, out.address),) * len(leaf), leaf[0].size, leaf[0].itemsize, result.itemsize))
+        keeps += memory
+        places = [tuple(Place(0, m.address) for m in some) for some in (memory, own)]
+        jobs.append(Job(places[0], places[1], leaf[0].size, leaf[0].itemsize, result.itemsize))
     executor = Executor(lab.driver)
     scheme = executor.scheme([Batch(case.rule, jobs)])
     executor.load(scheme)
     executor.run(scheme, [lab.driver.stream(0)], keeps).wait()
-    outs = [keeps[i] for i in range(len(buffers[0]), len(keeps), len(buffers[0]) + 1)]
-    return [lab.get(o, b[0].size * result.itemsize).view(result) for o, b in zip(outs, buffers, strict=True)]
+    return [
+        [lab.get(out, leaf[0].size * result.itemsize).view(result) for out in own]
+        for own, leaf in zip(outs, buffers, strict=True)
+    ]
 
 
 @pytest.mark.timeout(300)
@@ -65,8 +67,24 @@ def reduced(lab: Gpu, case: Case, buffers: list[list[np.ndarray]]) -> list[np.nd
 def test_bits_of_the_cpu(lab: Gpu, case: Case) -> None:
     for count, sizes in ((2, [100_003]), (3, [5]), (4, [4097, 1, 70_000]), (8, [33]), (16, [1000]), (21, [5000, 3])):
         buffers = [arrays.buffers(leaf, count, (size,), case.dtype) for leaf, size in enumerate(sizes)]
-        for got, leaf in zip(reduced(lab, case, buffers), buffers, strict=True):
-            assert_same_bits(got, reduce(case.op, leaf, accumulate=case.accumulate))
+        for results, leaf in zip(reduced(lab, case, buffers), buffers, strict=True):
+            wanted = reduce(case.op, leaf, accumulate=case.accumulate)
+            for got in results:
+                assert_same_bits(got, wanted)
+
+
+@pytest.mark.anyio
+async def test_cross_replica_values_with_pytorch(two_devices: Iterator[list[str]]) -> None:
+    torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    values = arrays.buffers(1, 2, (50, 70), np.dtype(np.float32))
+    value = PerReplica([torch.from_numpy(part).cuda() for part in values])
+    strategy = MirroredStrategy(next(two_devices))
+    for axis in (None, 0, (0, 1)):
+        got = await strategy.reduce("MEAN", value, axis)
+        assert_same_bits(got.cpu().numpy(), await strategy.reduce("MEAN", PerReplica(values), axis))
+    assert_same_bits((await strategy.gather(value, 1)).cpu().numpy(), np.concatenate(values, 1))
 
 
 @pytest.mark.anyio

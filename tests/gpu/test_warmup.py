@@ -51,6 +51,7 @@ async def test_no_collective_has_to_compile_afterwards(
             for op in ("SUM", "MEAN"):
                 await get_replica_context().all_reduce(op, value)
                 await get_replica_context().all_reduce(op, [value, value])
+                await get_replica_context().all_reduce(op, [value] * 8)
 
     await strategy.run(step)
 

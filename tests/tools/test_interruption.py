@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from aiodist.demos.interruption import Interruptions
 from tests.tools.command import Ended, behind_pipe, environment, in_terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
@@ -33,6 +34,40 @@ def test_interruption_ends_in_one_line(run: Callable[..., Ended], replicas: str)
     assert "Traceback" not in ended.output
     assert "Error" not in ended.output
     assert ended.output.count("interrupted") == 1
+
+
+def interrupt_twice(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("run", [behind_pipe, in_terminal])
+def test_second_interruption_changes_nothing(run: Callable[..., Ended]) -> None:
+    ended = run([*LONG_RUN, "4"], when="bits/char", act=interrupt_twice)
+    assert ended.code == 130
+    assert LINE.fullmatch(ended.last_line)
+    assert "Traceback" not in ended.output
+
+
+def test_third_interruption_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr("os._exit", told.append)
+    interruptions = Interruptions()
+    with pytest.raises(KeyboardInterrupt):
+        interruptions.take()
+    interruptions.take()
+    assert told == []
+    interruptions.take()
+    assert told == [130]
+
+
+def test_first_interruption_of_an_event_loop_is_a_cancellation() -> None:
+    told: list[object] = []
+    interruptions = Interruptions()
+    interruptions.cancel = lambda: told.append("cancelled")
+    interruptions.take()
+    interruptions.take()
+    assert told == ["cancelled"]
 
 
 def test_terminal_gets_its_cursor_back() -> None:

@@ -128,6 +128,10 @@ def test_children_of_workers_are_no_workers(jobs: Jobs) -> None:
     assert len(re.findall(r"child: .*was started by a worker of the job .*, and is none itself", job.output)) == 2
 
 
+def test_closed_output_hinders_nobody(jobs: Jobs) -> None:
+    check_that_it_ends(jobs.start(["-n", "2", PROGRAM, "exit", "0"], before=["sh", "-c", 'exec "$@" <&- >&-', "sh"]), 0)
+
+
 def test_flood_of_output_hinders_nobody(jobs: Jobs) -> None:
     job = jobs.start(["-n", "2", PROGRAM, "flood"])
     job.workers(2)

@@ -137,12 +137,29 @@ def test_numba_arrays() -> None:
     value = OfNumba((2, 3), (12, 4))
     assert isinstance(type_of(value), Numba)
     seen = Numba().view(value)
-    assert (seen.address, seen.shape, seen.dtype, seen.ordinal, seen.stream) == (4096, (2, 3), SINGLE, 2, 0)
+    assert (seen.address, seen.shape, seen.dtype, seen.ordinal, seen.stream) == (4096, (2, 3), SINGLE, 2, 1)
+    assert Numba().view(OfNumba((1, 3), (400, 4))).shape == (1, 3)
     with pytest.raises(TypeError, match="without gaps"):
         Numba().view(OfNumba((2, 3), (4, 8)))
     with pytest.raises(TypeError, match="byte order"):
         Numba().view(OfNumba((2,), (4,), ">f4"))
     assert Numba().buffer(OfNumba((2, 3), (4, 8))).strides == (4, 8)
+
+
+@pytest.mark.parametrize(("setting", "stream"), [(0, 1), (1, 2)])
+def test_numba_has_a_default_stream_for_each_thread_if_told_so(
+    monkeypatch: pytest.MonkeyPatch, setting: int, stream: int
+) -> None:
+    config = SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=setting)
+    monkeypatch.setitem(sys.modules, "numba.cuda.core.config", config)
+    device_frameworks._numba_default_stream.cache_clear()
+    try:
+        assert Numba().view(OfNumba((2,), (4,))).stream == Numba().stream(0) == stream
+        streamed = OfNumba((2,), (4,))
+        streamed.stream = 77
+        assert Numba().view(streamed).stream == 77
+    finally:
+        device_frameworks._numba_default_stream.cache_clear()
 
 
 class OfCuPy:
@@ -170,6 +187,9 @@ def test_cupy_arrays(cupy: Iterator[None]) -> None:
     seen = CuPy().view(value)
     assert (seen.address, seen.shape, seen.ordinal, seen.stream) == (8192, (2, 3), 1, 71)
     assert CuPy().buffer(OfCuPy((2, 3), (24, 8))).strides == (24, 8)
+    value.dtype = np.dtype(">f4")
+    with pytest.raises(TypeError, match="byte order"):
+        CuPy().view(value)
 
 
 def test_arrays_of_others_are_refused_with_what_to_do() -> None:

@@ -3,6 +3,8 @@
 python job.py values               prints one digest a worker, the same on all
 python job.py fault KIND...        the last worker does something wrong, in one run after the other; the others print
                                    what they are told
+python job.py caught               workers disagree where values move together with their records, and in a group, catch
+                                   the errors, and end one later than the other
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from typing import Any
 import numpy as np
 
 import aiodist
-from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Variable
+from aiodist import (
+    CollectiveMismatchError,
+    CommunicationOptions,
+    MultiWorkerMirroredStrategy,
+    PerReplica,
+    ReduceOp,
+    ReplicaContext,
+    Variable,
+)
 from aiodist.workers.communicator import Communicator
 
 
@@ -138,9 +148,39 @@ def go_wrong(kind: str) -> None:
             sum(range(100_000_000))  # one call in C, in which no other thread of the interpreter runs
 
 
+async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
+    """Let the last replica bring more than the others, and catch the error."""
+
+    async def replica() -> None:
+        ctx = aiodist.get_replica_context()
+        odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
+        where = ctx.new_group(range(ctx.num_replicas_in_sync), "everyone") if in_group else ctx
+        for _ in range(3):
+            await where.all_reduce("SUM", np.ones(1 << 17))
+        await where.all_reduce("SUM", np.ones((1 << 17) + 8 * odd))
+
+    try:
+        await strategy.run(replica)
+    except CollectiveMismatchError:
+        say(f"worker {strategy._span[0]} caught it")
+
+
+def caught() -> None:
+    """End in good order after errors that the program has caught."""
+    options = CommunicationOptions(verify="alongside")
+    strategy = MultiWorkerMirroredStrategy(communication_options=options)
+    asyncio.run(disagree(strategy, in_group=False))
+    asyncio.run(disagree(strategy, in_group=True))
+    if strategy._span[0] > 0:
+        time.sleep(1.5)  # longer than a worker that has said farewell is waited for
+
+
 def main() -> None:
     """Do what the arguments say."""
     what, *kinds = sys.argv[1:]
+    if what == "caught":
+        caught()
+        return
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"] if what == "values" else None)
     if what == "values":
         second = MultiWorkerMirroredStrategy()  # meets the others' second one

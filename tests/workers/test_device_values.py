@@ -99,7 +99,7 @@ async def check(
 @pytest.mark.parametrize(
     ("op", "dtype"),
     [
-        (ReduceOp.SUM, SINGLE), (ReduceOp.MEAN, BFLOAT16), (ReduceOp.MAX, SINGLE), (ReduceOp.MEAN, np.dtype(np.int32)),
+        (ReduceOp.SUM, SINGLE), (ReduceOp.MEAN, BFLOAT16), (ReduceOp.MAX, SINGLE), (ReduceOp.MEAN, np.dtype(np.uint32)),
         (ReduceOp.PRODUCT, np.dtype(np.complex64)),
     ],
     ids=str,

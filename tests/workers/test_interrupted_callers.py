@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, MultiWorkerMirroredStrategy, Variable, get_replica_context
+from aiodist.workers.simulated import SimulatedCommunicator
 from tests.workers.interrupting import Caller
 from tests.workers.simulated import Job
 
@@ -34,6 +35,16 @@ async def run_with_a_group(strategy: MultiWorkerMirroredStrategy) -> Any:
         ctx = get_replica_context()
         group = ctx.new_group(range(ctx.num_replicas_in_sync))
         return await group.all_reduce("SUM", 1)
+
+    return await strategy.run(program)
+
+
+async def run_with_a_group_of_two(strategy: MultiWorkerMirroredStrategy) -> Any:
+    async def program() -> Any:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group < 2:
+            await ctx.new_group([0, 1]).all_reduce("SUM", 1)
+        return await ctx.all_reduce("SUM", 1)
 
     return await strategy.run(program)
 
@@ -77,7 +88,17 @@ async def _make_variable(strategy: MultiWorkerMirroredStrategy) -> None:
     await strategy.reduce("SUM", 1, None)  # which brings its initial value
 
 
-OPERATIONS = [run, run_with_a_group, run_with_a_join, reduce, reduce_much, gather, update, assign]
+OPERATIONS = [
+    run,
+    run_with_a_group,
+    run_with_a_group_of_two,
+    run_with_a_join,
+    reduce,
+    reduce_much,
+    gather,
+    update,
+    assign,
+]
 
 
 async def _outcomes(job: Job, operation: Operation, victim: int, shift: int, caller: Caller) -> list[Any]:
@@ -123,4 +144,108 @@ async def test_a_caller_that_is_cancelled_anywhere(operation: Operation, how: st
         pytest.skip("what trio cancels is a scope")
     for shift in (-2, 3):
         await _sweep(operation, 2, 0, shift, how)
-    await _sweep(operation, 3, 2, 1, how)
+    for shift in (-1, 1):
+        await _sweep(operation, 3, 2, shift, how)
+
+
+async def _elsewhere(strategy: MultiWorkerMirroredStrategy, step: int) -> Any:
+    return await strategy.reduce("SUM", step, None)
+
+
+async def _here(strategy: MultiWorkerMirroredStrategy, step: int) -> Any:
+    return await strategy.reduce("SUM", step, None)
+
+
+@pytest.mark.parametrize("order_check", ["call_site", "signature"])
+async def test_steps_that_are_left_never_shift_those_of_others(order_check: str) -> None:
+    at, interrupted = 0, True
+    while interrupted:
+        job = Job(1, 1, 1, order_check=order_check)
+        caller = Caller(at, "scope")
+        left = anyio.Event()
+
+        async def worker(strategy: MultiWorkerMirroredStrategy) -> list[Any]:
+            rank = job.strategies.index(strategy)  # noqa: B023  (it is over within this round)
+            operation = _elsewhere if rank == 1 and order_check == "signature" else _here
+            found: list[Any] = []
+            for step in range(5):
+                if rank == 1 and step == 1 and at % 2:  # noqa: B023
+                    with anyio.move_on_after(0.02):
+                        await left.wait()  # noqa: B023
+                try:
+                    if rank == 0 and step == 1:
+                        found.append(await caller.call(operation(strategy, step)))  # noqa: B023
+                    else:
+                        found.append(await operation(strategy, step))
+                except CollectiveError:
+                    found.append(None)
+                if rank == 2 and step == 1:
+                    left.set()  # noqa: B023
+            return found
+
+        for found in await job.everywhere(worker):
+            assert [value for value in found if value is not None] == [
+                3 * step for step, value in enumerate(found) if value is not None
+            ]
+            assert found[-1] == 12
+        interrupted = caller.interrupted
+        at += 1
+
+
+async def test_a_late_call_from_another_line_is_the_one_that_the_others_have_left() -> None:
+    job = Job(1, 1, 1, order_check="signature")
+    given_up = anyio.Event()
+
+    async def worker(strategy: MultiWorkerMirroredStrategy) -> list[Any]:
+        rank = job.strategies.index(strategy)
+        found: list[Any] = []
+        for step in range(4):
+            if rank == 1 and step == 1:
+                await given_up.wait()
+            try:
+                with anyio.move_on_after(0.02 if rank == 0 and step == 1 else 20):
+                    found.append(await (_elsewhere if rank == 1 else _here)(strategy, step))
+            except CollectiveError:
+                found.append("failed")
+            if rank == 2 and step == 1:
+                given_up.set()
+        return found
+
+    assert await job.everywhere(worker) == [[0, 6, 9], [0, "failed", 6, 9], [0, "failed", 6, 9]]
+
+
+async def test_who_waits_in_a_group_that_has_no_lane_yet_reads_who_has_left_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Never:
+        def test(self) -> bool:
+            return False
+
+        def add_done_callback(self, fn: Callable[[], object], /) -> None:
+            pass
+
+    monkeypatch.setattr(SimulatedCommunicator, "isplit", lambda *_: Never())
+    job = Job(1, 1, 1)
+    waiting = anyio.Event()
+
+    async def program() -> None:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group == 2:
+            await anyio.sleep_forever()
+        handle = ctx.new_group([0, 1]).all_reduce("SUM", 1)
+        waiting.set()
+        await handle
+
+    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(strategy.run, program)
+            if strategy is job.strategies[2]:
+                await waiting.wait()
+                tasks.cancel_scope.cancel()
+
+    *others, last = await job.everywhere(one)
+    assert last is None
+    for other in others:
+        error = other.exceptions[0]
+        assert error.report.suspects == (2,)
+        assert str(error).startswith("the run ended before its end: replica 2 on worker 2 CPU:0 cancelled")

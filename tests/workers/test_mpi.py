@@ -57,6 +57,12 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
             assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[2])
 
 
+def test_job_that_has_caught_its_errors_ends_well_also_where_something_stays_in_the_air() -> None:
+    code, output, _ = job(2, "caught")
+    assert code == 0, output
+    assert len(re.findall(r"worker \d caught it", output)) == 4
+
+
 def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
     program = JOB.with_name("group_job.py")
     code, output, _ = job(3, program=program)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist import MultiWorkerMirroredStrategy, PerReplica
+from aiodist import MultiWorkerMirroredStrategy, PerReplica, Variable
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
@@ -50,6 +50,20 @@ async def told_by_the_second(operation: Operation) -> str:
 )
 async def test_components_of_other_shapes(operation: Operation, told: str) -> None:
     assert told in await told_by_the_second(operation)
+
+
+async def test_other_values_for_one_variable() -> None:
+    job = Job(2, 2)
+
+    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
+        with strategy.scope():
+            variable = Variable(np.zeros(2))
+            await strategy.reduce("SUM", PerReplica([1, 2]), None)
+            variable.assign(PerReplica([ONES, 2 * ONES]))
+
+    outcomes = await job.everywhere(one)
+    assert "replica 1's is not replica 0's" in str(outcomes[0])
+    assert "replica 3's is not replica 2's" in str(outcomes[1])
 
 
 async def test_results_of_other_structures() -> None:

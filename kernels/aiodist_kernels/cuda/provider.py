@@ -94,11 +94,11 @@ def _row_stack() -> Iterator[None]:
     if hasattr(np, "row_stack"):
         yield
         return
-    vars(np)["row_stack"] = np.vstack
+    np.__dict__["row_stack"] = np.vstack
     try:
         yield
     finally:
-        del vars(np)["row_stack"]
+        del np.__dict__["row_stack"]
 
 
 def _NvvmError() -> type[Exception]:  # noqa: N802

@@ -11,6 +11,8 @@ The heads do not depend on addresses: they are uploaded once for leaves of the s
 """
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -50,10 +52,7 @@ class Table:
 
 def allow_vectors(addresses: Iterable[int]) -> bool:
     """Return whether these addresses allow accesses to whole vectors."""
-    together = 0
-    for address in addresses:
-        together |= address
-    return not together % VECTOR_BYTES
+    return not functools.reduce(operator.or_, addresses) % VECTOR_BYTES
 
 
 def vectors(form: Form, leaf: Leaf, lanes: int) -> int:

@@ -106,6 +106,19 @@ def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -
     run(form, program, leaves, kind.itemsize // form.recipe.storage.size)
 
 
+@pytest.mark.parametrize("count", [4, 5])
+def test_lanes_are_counted_in_64_bits(count: int) -> None:
+    form = form_for(SUM.rule, count, leaves=2)
+    leaf, far = reduction(SUM.op, SUM.dtype, count, 30), 1 << 33
+    table = pack(form, [leaf.leaf], 1)
+    table.heads[:, 1:] += far
+    table.rows[:, 1:] -= far * SUM.dtype.itemsize
+    kernel = ptx_machine.parse(compiled(form, (9, 0)).ptx)
+    arguments = [address(table.heads), address(table.rows), len(table.heads), count]
+    ptx_machine.run(kernel, arguments, BLOCKS, THREADS, [*leaf.buffers, leaf.out, table.heads, table.rows])
+    leaf.check()
+
+
 def test_text_asks_for_no_newer_ptx_than_it_needs() -> None:
     text = compiled(form_for(SUM.rule, 2), (9, 0)).ptx
     assert re.findall(r"^\.version.*", text, re.MULTILINE) == [f".version {PTX_VERSION}"]

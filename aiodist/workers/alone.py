@@ -1,0 +1,154 @@
+"""Reductions of what one local replica brings, in one accumulator: the shortest way, and that of most training loops.
+
+There is nothing to fold here before the engine reduces. One array that needs no conversion goes, segment by segment,
+from its own memory into the result's; what is converted, or a nest, is put together first where it is one segment. Of a
+call that comes again all is known but the arrays: `Alone` holds that, for all of the call's steps, and never changes.
+What is given is what `Reduction` gives, which serves where the engine does not reduce the dtype, or an array cannot be
+sent as it lies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from aiodist.workers.communicator import Array, Communicator, Request
+from aiodist.workers.layout import Layout
+from aiodist.workers.leaves import Leaf, finished
+from aiodist.workers.reduction import Reduction, in_order_of
+from aiodist.workers.transfers import SEGMENT, Hands, Steps
+from aiodist_kernels import ReduceOp
+from aiodist_kernels.pool import results as pool
+from aiodist_kernels.rounding import rounded
+from aiodist_kernels.rules import Rule
+
+
+class Alone:
+    """What is known of such reductions before there are arrays.
+
+    Args:
+        rule: how the leaves are reduced, all of them.
+        shapes: the leaves'.
+        layout: the workers.
+
+    Attributes:
+        fold: the op by which the engine reduces: SUM, PRODUCT, MIN or MAX.
+        as_it_lies: there is one leaf, which needs no conversion.
+        ranges: by leaf, where it lies in the whole.
+        segments: what of the whole is reduced at a time.
+    """
+
+    __slots__ = ("as_it_lies", "flat", "fold", "layout", "ranges", "room", "rule", "segments", "shapes")
+
+    def __init__(self, rule: Rule, shapes: Sequence[tuple[int, ...]], layout: Layout) -> None:
+        self.fold = ReduceOp.SUM if rule.op is ReduceOp.MEAN else rule.op
+        self.rule = rule
+        self.shapes = shapes
+        self.layout = layout
+        self.as_it_lies = len(shapes) == 1 and rule.dtype == rule.accumulator == rule.result
+        self.ranges = list(pairwise(accumulate(map(prod, shapes), initial=0)))
+        size = self.ranges[-1][1]
+        step = max(1, SEGMENT // rule.accumulator.itemsize)
+        self.flat = (size,)
+        self.room = size * rule.accumulator.itemsize
+        self.segments = [(begin, min(begin + step, size)) for begin in range(0, size, step)]
+
+    @property
+    def serves(self) -> bool:
+        """Whether this is a way for them."""
+        return self.as_it_lies or len(self.segments) == 1
+
+
+class AloneReduction:
+    """The reduction of a step's arrays.
+
+    Args:
+        known: what is known of them.
+        arrays: the leaves, all of one dtype, in native byte order.
+    """
+
+    __slots__ = ("_arrays", "_known", "_send", "_total", "room")
+    is_light = True
+
+    def __init__(self, known: Alone, arrays: Sequence[Array]) -> None:
+        self._known = known
+        self._arrays = arrays
+        self._send: Array | None = None
+        self._total: Array | None = None
+        self.room = known.room
+
+    def fits(self, room: int, lengths: Sequence[int]) -> bool:  # noqa: ARG002
+        """Return whether it fits, which is the same on every worker."""
+        return self.room <= room
+
+    @property
+    def data(self) -> Array:
+        """Never called: what fits into a record goes other ways."""
+        raise NotImplementedError
+
+    def from_records(self, parts: Sequence[memoryview]) -> list[Any]:
+        """Never called, likewise."""
+        raise NotImplementedError
+
+    def get_ready(self, communicator: Communicator) -> None:
+        """Make the memory ready, where this is a way for these arrays; best while a record is on its way."""
+        known = self._known
+        if not communicator.reduces(known.fold, known.rule.accumulator):
+            return
+        if not known.as_it_lies:
+            flat = [array.reshape(-1) for array in self._arrays]
+            self._send = np.concatenate(flat, dtype=known.rule.accumulator, casting="same_kind")
+        elif self._arrays[0].flags.c_contiguous:
+            send = self._arrays[0].reshape(-1)
+            own = known.rule.dtype  # there are equal dtypes of other names, of which an engine may know one
+            self._send = send if send.dtype is own else send.view(own)
+        else:
+            return
+        self._total = pool.empty(known.flat, known.rule.accumulator)
+
+    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None, hands: Hands) -> Steps[list[Any]]:
+        """Reduce them, segment by segment."""
+        if self._total is None:
+            self.get_ready(communicator)
+        known, send, total = self._known, self._send, self._total
+        if send is None or total is None:
+            return (yield from self._as_others().carry_out(communicator, lengths, hands))
+        if len(known.segments) == 1:
+            yield communicator.iallreduce(known.fold, send, total)
+            finished(known.rule, total, known.layout.replicas)
+        else:
+            yield from self._in_segments(communicator, send, total)
+        if known.rule.result != known.rule.accumulator:
+            with np.errstate(all="ignore"):
+                total = rounded(total, known.rule.result)
+        results = []
+        for (begin, end), shape in zip(known.ranges, known.shapes, strict=True):
+            result = total[begin:end].reshape(shape)
+            result.setflags(write=False)
+            results.append(result)
+        return results
+
+    def _in_segments(self, communicator: Communicator, send: Array, total: Array) -> Steps[None]:
+        depth, pending = communicator.segment_depth, deque[tuple[Request, Array]]()
+        for begin, end in self._known.segments:
+            if len(pending) == depth:
+                yield from self._finish(pending)
+            part = total[begin:end]
+            pending.append((communicator.iallreduce(self._known.fold, send[begin:end], part), part))
+        while pending:
+            yield from self._finish(pending)
+
+    def _finish(self, pending: deque[tuple[Request, Array]]) -> Steps[None]:
+        request, part = pending.popleft()
+        yield request
+        finished(self._known.rule, part, self._known.layout.replicas)
+
+    def _as_others(self) -> Reduction:
+        known = self._known
+        leaves = [Leaf(known.rule, [array], scalar=False) for array in self._arrays]
+        return Reduction(known.fold, leaves, known.layout.replicas, in_order_of(known.layout))
