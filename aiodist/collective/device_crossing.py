@@ -34,19 +34,18 @@ from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers.crossing import Partial, Span
 from aiodist_kernels import Accumulate, ReduceOp
-from aiodist_kernels.rules import Finish, Rule, rule_for
+from aiodist_kernels.rules import Rule, part_of, rule_for
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
+    from aiodist.collective.portion import Portion
     from aiodist.collective.rendezvous import Rendezvous
 
 
 @cache
 def _fold(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> Rule:
     """Return the rule for a part of a reduction: its fold, and nothing of what comes last."""
-    rule = rule_for(op, dtype, accumulate)
-    fold = ReduceOp.SUM if op is ReduceOp.MEAN else op
-    return rule._replace(op=fold, result=rule.accumulator, finish=Finish.NOTHING)
+    return part_of(rule_for(op, dtype, accumulate))
 
 
 def _on_host(shape: tuple[int, ...], dtype: DType) -> DeviceArray:
@@ -182,12 +181,13 @@ class Ferry:
     """The way of one meeting's values down to the host, and of its results up again.
 
     Args:
-        meeting: with device arrays among the values of the local replicas, which all have arrived or joined.
+        meeting: with device arrays among the values of the local replicas, which all have arrived or joined; or some of
+            its leaves.
         group: the local replicas.
         span: the workers.
     """
 
-    def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
+    def __init__(self, meeting: Rendezvous | Portion, group: SyncGroup, span: Span) -> None:
         self._meeting = meeting
         self._span = span
         there = [member for member in group.members if member.position not in (meeting.absent or ())]

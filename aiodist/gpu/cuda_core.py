@@ -197,6 +197,10 @@ class CudaCore:
         how.WidthInBytes, how.Height = width, count
         self._call("cuMemcpy2DAsync", how, self._handle(device))
 
+    def handle(self, device: int) -> int:
+        """Make a device current; return the handle of its own stream."""
+        return int(self._handle(device))
+
     def is_loaded(self, device: int, form: Form) -> bool:
         """Return whether a kernel can be launched at once."""
         return (device, form) in self._kernels

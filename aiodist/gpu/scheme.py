@@ -42,10 +42,18 @@ def number_of(address: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Leaves that one rule reduces."""
+    """Leaves that one rule reduces.
+
+    Attributes:
+        rule: the rule.
+        jobs: the leaves.
+        replicas: by how many a mean divides, where each leaf is one buffer that stands for them all; None: by the
+            number of buffers.
+    """
 
     rule: Rule
     jobs: Sequence[Job]
+    replicas: int | None = None
 
 
 Call: TypeAlias = Callable[[], object]
@@ -110,7 +118,7 @@ class Scheme:
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
         self._devices = tuple(sorted(devices | moves.devices(then)))
         self._steps: list[_Step] = [
-            self._launch(step, batch.rule) if isinstance(step, Launch) else self._copying(step)
+            self._launch(step, batch) if isinstance(step, Launch) else self._copying(step)
             for batch in batches
             for step in plan.make(batch.jobs, driver.reaches, self._allocate)
         ]
@@ -137,13 +145,13 @@ class Scheme:
         self._scratch.append((device, nbytes))
         return symbol(self._arrays + len(self._scratch) - 1)
 
-    def _launch(self, launch: Launch, rule: Rule) -> _Step:
-        count = len(launch.leaves[0].buffers)
+    def _launch(self, launch: Launch, batch: Batch) -> _Step:
+        rule, count = batch.rule, len(launch.leaves[0].buffers)
         form = forms.form_for(rule, count, leaves=len(launch.leaves))
         self.kernels[launch.device, form] = None
         lanes = components(rule.dtype)
         if form.tabled:
-            return _Tabled(self._driver, launch.device, form, launch.leaves, lanes)
+            return _Tabled(self._driver, launch.device, form, launch.leaves, lanes, batch.replicas)
         leaf = launch.leaves[0]
         return _Direct(self._driver, launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
 
@@ -187,9 +195,18 @@ class _Direct:
 class _Tabled:
     """A launch with tables in the device's memory."""
 
-    def __init__(self, driver: Driver, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        device: int,
+        form: Form,
+        leaves: Sequence[Leaf],
+        lanes: int,
+        replicas: int | None = None,
+    ) -> None:
         places = [_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)]
         self._count = len(leaves[0].buffers)
+        self._counts = forms.counts(form, self._count, replicas)
         shape = len(leaves), 1 + self._count
         self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
         self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
@@ -205,7 +222,7 @@ class _Tabled:
             self._launcher = driver.launcher(self._device, self._form, chunks * forms.THREADS)
         rows = driver.upload(self._device, self._layout.rows(numbers[self._numbers] + self._offsets))
         keeps += [self._heads, rows]
-        return partial(self._launcher, self._heads.address, rows.address, chunks, self._count)
+        return partial(self._launcher, self._heads.address, rows.address, chunks, *self._counts)
 
 
 class _Copy:

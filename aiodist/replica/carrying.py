@@ -42,6 +42,7 @@ from aiodist_kernels import Accumulate, policy
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.replica.team import Team
+    from aiodist.workers.nccl_plane import Use
 
 _ENGINE_GRACE_SECONDS = 2.0
 _AT_ONCE_SECONDS = 50e-6
@@ -73,6 +74,7 @@ class Carrier:
     Attributes:
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
+        use: the run's use of NCCL; None where it has none.
         patience: for how long to ask at once whether they have, in seconds.
     """
 
@@ -90,6 +92,7 @@ class Carrier:
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
+        self.use: Use | None = None
         self.patience = LONGEST_TURN_SECONDS if span.alongside else _AT_ONCE_SECONDS
 
     def _make_bells(self) -> None:
@@ -239,7 +242,7 @@ class Carrier:
         course, hands, lane = self._courses.of(meeting), self._hands, self.lane
         cargo: Cargo | None = None
         if course.ferried or meeting.absent is not None:
-            cargo = Cargo(meeting, self.group, self._span)
+            cargo = Cargo(meeting, self.group, self._span, self.use)
             plan = yield from cargo.landed(meeting.options.accumulate, hands)
         else:
             plan = course.recipe(meeting.values)
@@ -257,6 +260,7 @@ class Carrier:
             results = yield from lane.carry_out(agreed, hands)
             result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
         if cargo is not None and not course.merges:
+            yield from cargo.fly(hands)
             result = yield from cargo.launch(result, hands)
         if not meeting.complete:
             self._hand_over(meeting, course, cargo, result)
@@ -276,6 +280,7 @@ class Carrier:
     def _carry_out_otherwise(self, cargo: Cargo, agreed: Agreed) -> Steps[Any]:
         """Make a result without replicas that have joined, here or elsewhere, or with the accumulator of worker 0."""
         if agreed.notice >= Notice.ABSENT:
+            cargo.stay()
             return (yield from self._carry_out_without(cargo))
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
         agreed = agreed._replace(plan=(yield from cargo.landed(other, self._hands)))

@@ -181,6 +181,8 @@ class Crossing(Carrier):
         self._verdict = verdict
         if not self.clean:
             self.lane.freeze()
+            if self.use is not None:
+                self.use.hurry()
         self._end(verdict.error())
         self._leave_lane()
 
@@ -339,6 +341,8 @@ class Crossing(Carrier):
             finally:
                 self._end_by_loss()
                 self._leave_lane()
+                if self.use is not None:
+                    self.use.release()
                 self._stopped.set()
                 self._hands.close()
                 self._bell.close()

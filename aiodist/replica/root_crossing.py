@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _MOST_RUNS: Final = 63
+_NCCL: Final = 1 << 0
+"""Among free lanes: NCCL is free. Lane 0 is for what is called outside of replicas, and never free."""
 
 
 class RunOpening:
@@ -39,6 +41,7 @@ class RunOpening:
 
     Attributes:
         crossing: the run's crossing, once it is open.
+        refusal: why it is not opened, where it is not.
     """
 
     def __init__(self, team: Team, group: SpannedGroup, key: LaneKey) -> None:
@@ -47,16 +50,17 @@ class RunOpening:
         self._left = False
         self.key = key
         self.crossing: Crossing | None = None
+        self.refusal = f"a strategy on several workers has at most {_MOST_RUNS} runs at a time"
 
     @property
     def run(self) -> Crossing:
         """The run's crossing.
 
         Raises:
-            RuntimeError: the workers have no lane free for it.
+            RuntimeError: the workers have no lane free for it, or cannot use NCCL, which is demanded.
         """
         if self.crossing is None:
-            raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
+            raise RuntimeError(self.refusal)
         return self.crossing
 
     def opened(self, lane: Lane) -> Crossing:
@@ -142,13 +146,36 @@ class RootCrossing(Crossing):
 
     def _open(self, meeting: Rendezvous, opening: RunOpening) -> Steps[int]:
         """Open a run. What all workers have agreed on, they all carry out, be it that a lane is to be made."""
-        common = yield from self._carry(meeting, self._team.free_lanes)
-        if common:
-            lane = yield from self._team.take_lane((common & -common).bit_length() - 1, self.lane.communicator)
+        plane = self._team.plane
+        use = None if plane is None else plane.hold()
+        linked, lane = False, None
+        try:
+            common = yield from self._carry(meeting, self._team.free_lanes | (0 if use is None else _NCCL))
+            lanes = common & ~_NCCL
+            if lanes:
+                lane = yield from self._lane_of((lanes & -lanes).bit_length() - 1)
+                linked = plane is not None and bool(common & _NCCL) and (yield from plane.meet(self.lane.communicator))
+        finally:
+            if use is not None and not linked:
+                use.release()
+        if plane is not None and plane.refusal:
+            opening.refusal = plane.refusal
+        elif lane is not None:
+            self._team._in_use.add(lane.index)
             crossing = opening.opened(lane)
+            crossing.use = use if linked else None
             if self._verdict is not None and not self._verdict.heard_all:
                 crossing.ask(None)
         return 0
+
+    def _lane_of(self, index: int) -> Steps[Lane]:
+        """Return a lane that all workers have free; make it, where it is new."""
+        lanes = self._team._lanes
+        if index not in lanes:
+            duplication = self.lane.communicator.idup()
+            yield duplication
+            lanes[index] = Lane(duplication.result(), index)
+        return lanes[index]
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict, but in the operation that all workers have begun: they carry it out."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anyio import create_task_group, move_on_after
 
@@ -39,8 +39,10 @@ from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
-from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
+
+if TYPE_CHECKING:
+    from aiodist.workers.nccl_plane import DataPlane
 
 
 class Team:
@@ -52,6 +54,7 @@ class Team:
         span: the layout.
         order_check: what call sites are compared by.
         options: of which the timeout holds outside of replicas, too.
+        plane: NCCL; None where the workers do not use it.
 
     Attributes:
         lost: what to raise, once a worker is lost.
@@ -65,8 +68,10 @@ class Team:
         span: Span,
         order_check: OrderCheck,
         options: CommunicationOptions,
+        plane: DataPlane | None = None,
     ) -> None:
         self.span = span
+        self.plane = plane
         self.digests = Digests(order_check)
         self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
@@ -158,6 +163,8 @@ class Team:
 
     def _lose(self) -> None:
         assert self.lost is not None
+        if self.plane is not None:
+            self.plane.abort()
         for crossing in [*self._crossings.values(), *self._ended]:
             crossing.lose(self.lost)
         self._turns.go_on()
@@ -248,17 +255,8 @@ class Team:
 
     @property
     def free_lanes(self) -> int:
-        """The lanes that this worker has free, a bit each."""
+        """The lanes that this worker has free, a bit each; lane 0's stands for NCCL."""
         return ALL_FREE & ~sum(1 << index for index in self._in_use)
-
-    def take_lane(self, index: int, root: Communicator) -> Steps[Lane]:
-        """Take a lane that all workers have free; make it, where it is new."""
-        if index not in self._lanes:
-            duplication = root.idup()
-            yield duplication
-            self._lanes[index] = Lane(duplication.result(), index)
-        self._in_use.add(index)
-        return self._lanes[index]
 
     def close_run(self, crossing: Crossing) -> None:
         """Take back a run's lane."""
@@ -271,6 +269,8 @@ class Team:
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
+        if self.plane is not None:
+            self.plane.abort()
         self._control.close()
 
     # Lane 0.

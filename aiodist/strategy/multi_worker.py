@@ -41,6 +41,10 @@ from aiodist_kernels import ReduceOp
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from aiodist.workers.layout import Layout
+    from aiodist.workers.nccl_choice import Offer
+    from aiodist.workers.nccl_plane import DataPlane
+
 
 class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     """Synchronous data parallelism on several workers: one process each, with one replica a device of that process.
@@ -63,6 +67,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     Raises:
         DeviceNotFoundError: a device does not exist on this machine.
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
+        RuntimeError: ``communication_options`` demand NCCL, and a worker cannot use it.
         TypeError: an argument of the wrong type.
         ValueError: a device is misspelled or given twice; an unknown ``order_check``.
     """
@@ -78,7 +83,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
         self._communicator = default_communicator() if communicator is None else communicator
-        hello = Hello.of_this_process(extended.devices, self._communicator.listening())
+        offer = _offer(self._communicator, extended.devices[0], extended.communication_options)
+        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer)
         self._joining = Joining(self._communicator, hello)
         self._joined: Team | None = None
         self._cluster: ClusterSettings | None = None
@@ -99,10 +105,17 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             hellos, layout = self._joining.hellos, self._joining.layout
             extended = self._extended
             control = self._communicator.control(layout, extended.order_check, hellos)
+            try:
+                plane = _plane(self._joining.offers, layout)
+            except BaseException:
+                control.close()
+                raise
             options = extended.communication_options
             alongside = layout.workers > 1 and options.verify == "alongside"
             span = Span(layout, options.reduction == "ordered", alongside)
-            self._joined = Team(self._communicator, control, span, extended.order_check, options)
+            self._joined = Team(self._communicator, control, span, extended.order_check, options, plane)
+            if plane is not None:
+                weakref.finalize(self, plane.abort)
             self._dropped = weakref.finalize(self, control.let_go)
             self._dropped.atexit = False  # the control plane sees to that
         return self._joined
@@ -330,6 +343,23 @@ class MultiWorkerExtended(StrategyExtended):
             prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
         results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+
+
+def _offer(communicator: Communicator, device: str, options: CommunicationOptions) -> Offer | None:
+    """Return what this worker has of NCCL; None where it does not look."""
+    if communicator.size == 1 or not (device.startswith("GPU:") or options.implementation == "nccl"):
+        return None
+    from aiodist.workers.nccl_choice import offer
+
+    return offer(device, options)
+
+
+def _plane(offers: Sequence[Offer | None] | None, layout: Layout) -> DataPlane | None:
+    if offers is None:
+        return None
+    from aiodist.workers.nccl_plane import plane_for
+
+    return plane_for(offers, layout)
 
 
 def _in_group_of_this_worker() -> bool:

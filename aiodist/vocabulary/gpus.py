@@ -24,11 +24,13 @@ class Gpu(NamedTuple):
         ordinal: the driver's number for it.
         name: what its maker calls it.
         capability: its compute capability, e.g. (9, 0).
+        uuid: tells it from every other; parts of one GPU (MIG) have the same.
     """
 
     ordinal: int
     name: str
     capability: tuple[int, int]
+    uuid: str = ""
 
 
 class Found(NamedTuple):
@@ -78,7 +80,9 @@ def _describe(library: Any, ordinal: int) -> Gpu:
     library.cuDeviceGetName(name, len(name), device)
     library.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, device)
     library.cuDeviceGetAttribute(ctypes.byref(minor), _MINOR, device)
-    return Gpu(ordinal, name.value.decode(), (major.value, minor.value))
+    uuid = (ctypes.c_ubyte * 16)()
+    library.cuDeviceGetUuid(uuid, device)
+    return Gpu(ordinal, name.value.decode(), (major.value, minor.value), bytes(uuid).hex())
 
 
 class LogicalGpus:

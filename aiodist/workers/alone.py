@@ -19,7 +19,7 @@ import numpy as np
 
 from aiodist.workers.communicator import Array, Communicator, Request
 from aiodist.workers.layout import Layout
-from aiodist.workers.leaves import Leaf, finished
+from aiodist.workers.leaves import Leaf, finished, lies_well
 from aiodist.workers.reduction import Reduction, in_order_of
 from aiodist.workers.transfers import SEGMENT, Hands, Steps
 from aiodist_kernels import ReduceOp
@@ -103,7 +103,7 @@ class AloneReduction:
         if not known.as_it_lies:
             flat = [array.reshape(-1) for array in self._arrays]
             self._send = np.concatenate(flat, dtype=known.rule.accumulator, casting="same_kind")
-        elif self._arrays[0].flags.c_contiguous:
+        elif lies_well(self._arrays[0]):
             send = self._arrays[0].reshape(-1)
             own = known.rule.dtype  # there are equal dtypes of other names, of which an engine may know one
             self._send = send if send.dtype is own else send.view(own)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from aiodist.vocabulary.version import __version__
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Array, Communicator, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout
+
+if TYPE_CHECKING:
+    from aiodist.workers.nccl_choice import Offer
 
 _VERSION: Final = np.frombuffer(__version__.encode().ljust(32, b"\0"), np.uint8)
 
@@ -36,6 +39,7 @@ class Hello:
         pid: its process.
         address: where its control plane listens, if it does.
         agent: where the agent beside it answers, "port:token"; None where there is none.
+        nccl: what it has of NCCL; None where it has not looked.
     """
 
     devices: tuple[str, ...]
@@ -43,11 +47,12 @@ class Hello:
     pid: int
     address: Any
     agent: str | None = None
+    nccl: Offer | None = None
 
     @classmethod
-    def of_this_process(cls, devices: tuple[str, ...], address: Any) -> Hello:
+    def of_this_process(cls, devices: tuple[str, ...], address: Any, nccl: Offer | None = None) -> Hello:
         """Return this process's."""
-        return cls(devices, platform.node(), os.getpid(), address, environment.agent())
+        return cls(devices, platform.node(), os.getpid(), address, environment.agent(), nccl)
 
 
 class Roster:
@@ -63,7 +68,7 @@ class Roster:
     def __init__(self, hellos: Iterable[Hello]) -> None:
         known: dict[Any, Any] = {}
         self.hellos = [
-            Hello(known.setdefault(h.devices, h.devices), known.setdefault(h.host, h.host), h.pid, h.address, h.agent)
+            replace(h, devices=known.setdefault(h.devices, h.devices), host=known.setdefault(h.host, h.host))
             for h in hellos
         ]
 
@@ -71,6 +76,12 @@ class Roster:
     def layout(self) -> Layout:
         """The layout as the first worker sees it."""
         return Layout(0, [hello.devices for hello in self.hellos])
+
+    @cached_property
+    def offers(self) -> Sequence[Offer | None] | None:
+        """What each has of NCCL; None where nobody has looked."""
+        found = [hello.nccl for hello in self.hellos]
+        return None if set(found) == {None} else found
 
 
 class Joining:
@@ -102,6 +113,11 @@ class Joining:
     def layout(self) -> Layout:
         """The workers' layout; the first use waits for them."""
         return self._all().layout.seen_from(self._communicator.rank)
+
+    @property
+    def offers(self) -> Sequence[Offer | None] | None:
+        """What each worker has of NCCL; None where nobody has looked."""
+        return self._all().offers
 
     def _all(self) -> Roster:
         if self._roster is None:

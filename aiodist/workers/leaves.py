@@ -92,6 +92,12 @@ def finished(rule: Rule, total: Array, replicas: int) -> None:
                     np.multiply(part, 1.0 / replicas, out=part)
 
 
+def lies_well(array: Array) -> bool:
+    """Return whether an engine takes an array as it lies: in one piece, and each number where the machine wants it."""
+    flags = array.flags
+    return flags.c_contiguous and flags.aligned
+
+
 class Pack:
     """Leaves of one accumulator, one behind the other.
 
@@ -161,7 +167,7 @@ class Pack:
         if len(self._flat[index]) > 1 or high - low < end - begin or part.dtype != self.dtype:
             return None
         own = part[low:high]
-        if not own.flags.c_contiguous:  # it repeats an element
+        if not lies_well(own):
             return None
         return own.view(self.dtype)  # there are equal dtypes of other names, of which an engine may know one
 

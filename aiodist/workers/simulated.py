@@ -122,7 +122,13 @@ class SimulatedCommunicator:
         return dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
-        """Reduce buffers over the workers, in the order of their ranks."""
+        """Reduce buffers over the workers, in the order of their ranks.
+
+        Raises:
+            ValueError: a buffer is one that engines do not take.
+        """
+        if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
+            raise ValueError("expected buffers in one piece whose numbers lie where the machine wants them")
 
         def carry_out(parts: list[Any]) -> None:
             total = kernels.reduce(op, [mine for mine, _ in parts])

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 
 from aiodist.collective import cycles, verdict
 from aiodist.collective.group import SyncGroup
-from aiodist.vocabulary.errors import CollectiveError, IncompleteCollectiveError
+from aiodist.vocabulary.errors import CollectiveError, CollectiveTimeoutError, IncompleteCollectiveError
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.workers import lane_book
@@ -230,7 +230,12 @@ def _error(
         groups = [group for group in groups if _lacks_somebody(group)]  # the others wait for the verdict alone
     found = found or next((group for group in groups if any(number >= 0 for number in group.open)), None)
     found = found or next((group for group in groups if group.open), None)
-    return _nobody_waits(root) if found is None else verdict.judge(found)
+    if found is None:
+        return _nobody_waits(root)
+    error = verdict.judge(found)
+    failed = any(state.failures for state in states.values())
+    # with nobody missing from it, and no time limit, it was agreed on, and then an engine failed some of the workers
+    return _nobody_waits(root) if failed and isinstance(error, CollectiveTimeoutError) else error
 
 
 def _lacks_somebody(group: SyncGroup) -> bool:

@@ -109,6 +109,17 @@ def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> R
     )
 
 
+def part_of(rule: Rule) -> Rule:
+    """Return the rule for a part of the buffers: the fold, in the accumulator, and nothing of what comes last."""
+    op = ReduceOp.SUM if rule.op is ReduceOp.MEAN else rule.op
+    return rule._replace(op=op, result=rule.accumulator, finish=Finish.NOTHING)
+
+
+def end_of(rule: Rule) -> Rule:
+    """Return the rule for what comes last: what the parts came to, in the accumulator, becomes the result."""
+    return rule._replace(dtype=rule.accumulator)
+
+
 def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return dtype

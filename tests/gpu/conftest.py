@@ -104,7 +104,7 @@ class Planted(DeviceType):
 def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Machine:
     """Give this machine GPUs with a driver, made with the given options."""
     machine = Machine(FakeDriver(**options))
-    found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0)) for k in range(count)), "13.0")
+    found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0), f"{k:032x}") for k in range(count)), "13.0")
     patch.setattr(gpus, "logical", gpus.LogicalGpus())
     patch.setattr(gpus, "find", lambda: found)
     executor = Executor(machine.driver)

@@ -61,7 +61,9 @@ int cuDriverGetVersion(int *v) { *v = 13000; return OK; }
 int cuDeviceGetCount(int *n) { *n = 2; return OK; }
 int cuDeviceGet(int *d, int k) { *d = k; return k >= 0 && k < 2 ? OK : 101; }
 int cuDeviceGetName(char *s, int n, int d) { snprintf(s, n, "stand-in %d", d); return OK; }
-int cuDeviceGetUuid(char *u, int d) { memset(u, d, 16); return OK; }
+int cuDeviceGetUuid(char *u, int d) { /* each worker of an MPI has GPUs of its own */
+    const char *rank = getenv("PMI_RANK"); memset(u, d, 16); u[15] = rank ? atoi(rank) : 0; return OK;
+}
 int cuDeviceGetUuid_v2(char *u, int d) { return cuDeviceGetUuid(u, d); }
 int cuDeviceGetAttribute(int *v, int what, int d) {
     (void)d; *v = what == 75 ? 9 : what == 76 ? 0 : what == 16 ? 4 : what == 115 ? 1 : 0; return OK;

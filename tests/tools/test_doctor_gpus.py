@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from aiodist.gpu import nccl
 from aiodist.tools.doctor import gpus as section
 from aiodist.tools.doctor.findings import as_text, missing
 from aiodist.vocabulary import gpus
@@ -40,3 +41,14 @@ def test_compiler_that_lacks_its_libraries(monkeypatch: pytest.MonkeyPatch) -> N
     text = told(monkeypatch, ONE, dict.fromkeys(section.PACKAGES, "1"))
     assert "kernels     do not compile: " in text
     assert "pip install 'aiodist[cuda]'" in text
+
+
+def test_nccl_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def library() -> None:
+        raise ImportError("NCCL's library, libnccl.so.2, was not found: pip install 'aiodist[nccl]'")
+
+    monkeypatch.setattr(nccl, "library", library)
+    text = told(monkeypatch, ONE, dict.fromkeys(section.PACKAGES, "1"))
+    assert "NCCL's library, libnccl.so.2, was not found" in text
+    assert "pip install 'aiodist[nccl]'; without it, arrays on GPUs of several workers go through the host" in text
+    assert "aiodist[nccl]" not in told(monkeypatch, NONE, {})

@@ -35,6 +35,9 @@ class PlantedDriver:
     def cuDeviceGet(self, device: Any, ordinal: int) -> None:  # noqa: N802
         device._obj.value = ordinal
 
+    def cuDeviceGetUuid(self, uuid: Any, device: ctypes.c_int) -> None:  # noqa: N802
+        ctypes.memset(uuid, 0xA0 + device.value, 16)
+
     def cuDeviceGetName(self, name: Any, size: int, device: ctypes.c_int) -> None:  # noqa: N802
         name.value = self.names[device.value]
 
@@ -56,7 +59,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_gpus_of_a_driver(machine: Any) -> None:
     machine(b"H200", b"H100")
-    assert gpus.find() == gpus.Found((gpus.Gpu(0, "H200", (9, 0)), gpus.Gpu(1, "H100", (9, 0))), "13.0")
+    both = gpus.Gpu(0, "H200", (9, 0), "a0" * 16), gpus.Gpu(1, "H100", (9, 0), "a1" * 16)
+    assert gpus.find() == gpus.Found(both, "13.0")
     assert available() == ("CPU:0", "GPU:0", "GPU:1")
     assert resolve(None) == ("GPU:0", "GPU:1")
     assert MirroredStrategy().num_replicas_in_sync == 2

@@ -125,6 +125,31 @@ def _check(found: Any, expected: Any) -> None:
         assert not found.flags.writeable
 
 
+def askew(value: Any) -> Any:
+    """Return an array whose numbers lie a byte beside where the machine wants them, as of a file behind a header."""
+    found = np.empty(value.nbytes + 1, np.uint8)[1:].view(value.dtype).reshape(value.shape)
+    found[...] = value
+    return found
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.int64])
+@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("verify", ["ahead", "alongside"])
+async def test_numbers_need_not_lie_where_the_machine_wants_them(verify: str, size: int, dtype: Any) -> None:
+    async def program(ctx: ReplicaContext) -> list[Any]:
+        r = ctx.replica_id_in_sync_group
+        value = np.arange(size).astype(dtype) + r
+        return [
+            await ctx.all_reduce(ReduceOp.SUM, brought)
+            for brought in (askew(value), value if r else askew(value), [askew(value)], [askew(value), askew(value)])
+        ]
+
+    total = 2 * np.arange(size) + 1
+    for found in await Job(1, 1, verify=verify).values(program):
+        for result in (*found[:2], *found[2], *found[3]):
+            np.testing.assert_array_equal(result, total)
+
+
 async def test_groups_and_runs_of_other_replicas_do_not_share_what_is_known() -> None:
     async def total(ctx: ReplicaContext, value: Any) -> float:
         return float((await ctx.all_reduce(ReduceOp.MEAN, value))[0])

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import numpy as np
 
+from aiodist.gpu import nccl
 from aiodist.tools.doctor.findings import Finding, Section
 from aiodist.vocabulary import gpus as devices
 from aiodist_kernels import ReduceOp
@@ -14,6 +15,7 @@ from aiodist_kernels.cuda.forms import form_for
 from aiodist_kernels.rules import rule_for
 
 PACKAGES = ("numba-cuda", "cuda-core")
+_LEFT_OUT = "arrays on GPUs of several workers go through the host"
 
 
 def gpus() -> Section:
@@ -22,7 +24,8 @@ def gpus() -> Section:
     remedy = f"{devices.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
     versions = {name: _version(name) for name in PACKAGES}
     packages = [Finding(name, known or "not installed", None if known else remedy) for name, known in versions.items()]
-    return Section("GPUs", [*_devices(found), *packages, *([_compiler(remedy)] if versions["numba-cuda"] else [])])
+    compiler = [_compiler(remedy)] if versions["numba-cuda"] else []
+    return Section("GPUs", [*_devices(found), *packages, *compiler, _nccl(found)])
 
 
 def _devices(found: devices.Found) -> list[Finding]:
@@ -36,6 +39,14 @@ def _devices(found: devices.Found) -> list[Finding]:
             for gpu in found.gpus
         ),
     ]
+
+
+def _nccl(found: devices.Found) -> Finding:
+    try:
+        return Finding("NCCL", nccl.library().version)
+    except ImportError as error:
+        remedy = f"{nccl.INSTALL}; without it, {_LEFT_OUT}" if len(found.gpus) > 0 else None
+        return Finding("NCCL", str(error).partition(":")[0], remedy)
 
 
 def _compiler(remedy: str) -> Finding:

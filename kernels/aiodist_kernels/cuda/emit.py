@@ -100,10 +100,12 @@ class Emitter:
         words = [self._joined(value, i, per_word, word) for i in range(0, self.width, per_word)]
         in_vector = 128 // word.width
         for first in range(0, len(words), in_vector):
-            vector = ir.Constant(ir.VectorType(word, in_vector), ir.Undefined)
-            for i, bits in enumerate(words[first : first + in_vector]):
+            stored = words[first : first + in_vector]  # fewer where the result is narrower than the buffers
+            vector = ir.Constant(ir.VectorType(word, len(stored)), ir.Undefined)
+            for i, bits in enumerate(stored):
                 vector = self._insert(vector, bits, i)
-            self.builder.store(vector, self._pointer(place, first * word.width // 8, vector.type), align=16)
+            pointer = self._pointer(place, first * word.width // 8, vector.type)
+            self.builder.store(vector, pointer, align=len(stored) * word.width // 8)
 
     def _joined(self, value: Value, first: int, per_word: int, word: Any) -> Value:
         if per_word == 1:

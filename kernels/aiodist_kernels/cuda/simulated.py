@@ -80,10 +80,10 @@ class Memory:
 
     def _memory(self, address: int, index: int, lane: Lane) -> Array:
         place = address + index * lane.size
-        needed = 16 if self.vector else lane.size
+        size = self.width * lane.size
+        needed = min(16, size) if self.vector else lane.size  # a result may be narrower than the buffers
         if place % needed:
             raise ValueError(f"an access of {needed} bytes at address {place:#x}, which is no multiple of that")
-        size = self.width * lane.size
         memory: Any = (ctypes.c_ubyte * size).from_address(place)
         return np.frombuffer(memory, f"u{lane.size}")
 

@@ -33,19 +33,26 @@ def check_text(form: Form, ptx: str, capability: tuple[int, int]) -> None:
     assert "ftz" not in ptx
     assert "approx" not in ptx
     assert not re.search(r"\.local|depot|\bcall\b", ptx)
-    in_vectors = [block for block in blocks_of(ptx) if any(_is_wide(line) for line in block)]
+    in_vectors = [block for block in blocks_of(ptx) if any(_is_whole(line, form) for line in block)]
     assert in_vectors
     stores = [line for block in in_vectors for line in block if line.startswith("st.global")]
     assert stores
     for line in itertools.chain.from_iterable(in_vectors):
         if re.match(r"(ld|st)\.global", line) and not line.startswith("ld.global.nc.u64"):  # words of the table
-            assert _is_wide(line), line
+            assert _is_whole(line, form), line
     assert not may_be_fused(ptx)
     assert ("fma" in ptx) is (form.recipe.step is Step.COMPLEX_MULTIPLY and form.recipe.fused)
 
 
 def _is_wide(line: str) -> bool:
     return bool(re.match(r"(ld|st)\.global\.(v4\.[bfus]32|v2\.[bfus]64)\s", line))
+
+
+def _is_whole(line: str, form: Form) -> bool:
+    """Whether an access moves a whole vector; one of results that are narrower than the buffers has fewer bits."""
+    narrow = form.width * form.recipe.result.size
+    found = re.match(r"st\.global(?:\.v(\d))?\.[bfus](\d+)\s", line)
+    return _is_wide(line) or (found is not None and narrow < 16 and int(found[1] or 1) * int(found[2]) == 8 * narrow)
 
 
 def may_be_fused(ptx: str) -> bool:
