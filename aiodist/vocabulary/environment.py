@@ -10,6 +10,7 @@
 ``AIODIST_AGENT``: where the agent that ``aiodist run`` has started beside this worker answers, "port:token".
 ``AIODIST_WORKER_PROCESS``: the process of the worker that has started this one, or this one's own.
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
+``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """
 
@@ -97,6 +98,15 @@ def engine_name() -> str:
 def rendezvous() -> str:
     """Return where the workers of gloo meet; an empty string where nobody has said."""
     return os.environ.get("AIODIST_RENDEZVOUS", "")
+
+
+def let_crashes_end_processes() -> None:
+    """Keep Open MPI, which is to be initialised, from handling the signals of crashes.
+
+    It prints a trace, for which it allocates memory: where the crash was in that, it waits for ever, and the worker is
+    neither alive nor dead.
+    """
+    os.environ.setdefault("OMPI_MCA_opal_signal", "")
 
 
 def notes() -> str | None:

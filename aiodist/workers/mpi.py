@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.making import Making
 from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess, unfinished
@@ -49,6 +50,7 @@ def load_mpi() -> Any:
         except ImportError as error:
             raise ImportError(INSTALL) from error
         mpi4py.rc.finalize = False
+        environment.let_crashes_end_processes()
         try:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiodist.workers.peer import message
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Reply, Request, Verdict
 
 if TYPE_CHECKING:
@@ -27,6 +28,9 @@ class Requests:
     def _request(self, *request: Any) -> None:
         raise NotImplementedError
 
+    def _put(self, peer: Peer, message: bytes) -> None:
+        raise NotImplementedError
+
     def _later(self, seconds: float, *request: Any) -> None:
         raise NotImplementedError
 
@@ -38,7 +42,7 @@ class Requests:
         if self._coordinator is not None:
             self._take_request(0, request)
         elif 0 in self._peers:
-            self._peers[0].send("request", request)
+            self._put(self._peers[0], message("request", request))
 
     def _take_request(self, rank: int, request: Request) -> None:
         assert self._coordinator is not None
@@ -47,7 +51,7 @@ class Requests:
             if to == 0:
                 self._on_booked(reply)
             elif to in self._peers:
-                self._peers[to].send("booked", reply)
+                self._put(self._peers[to], message("booked", reply))
         for key in self._coordinator.pending:
             if key not in known:
                 self._later(PATIENCE_SECONDS, "conclude", key)

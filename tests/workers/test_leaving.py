@@ -112,6 +112,33 @@ async def test_closed_strategy_is_asked_for_nothing_more(nothing_left: None) -> 
     workers[1].close()
 
 
+async def test_groups_are_asked_for_and_given_without_waiting_for_the_next_beat(
+    nothing_left: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_control, "BEAT_SECONDS", 3600.0)
+    workers = strategies(3)
+
+    async def replica() -> Any:
+        ctx: ReplicaContext = get_replica_context()
+        if ctx.replica_id_in_sync_group == 0:
+            return 0
+        return [await ctx.new_group([1, 2]).all_reduce("SUM", step) for step in range(3)]
+
+    found: list[Any] = [None] * len(workers)
+
+    async def one(worker: int) -> None:
+        found[worker] = await workers[worker].run(replica)
+
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            for worker in range(len(workers)):
+                tasks.start_soon(one, worker)
+    assert found == [0, [0, 2, 4], [0, 2, 4]]
+    monkeypatch.undo()
+    for strategy in workers:
+        strategy.close()
+
+
 async def test_worker_that_has_left_in_order_is_no_reason_to_leave_the_engine_as_it_is(
     nothing_left: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

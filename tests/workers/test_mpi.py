@@ -88,3 +88,17 @@ def test_initialisation_of_mpi_does_not_wait_for_ever() -> None:
     )
     assert (ended.returncode, ended.stdout) == (1, "still here\n")
     assert ended.stderr.startswith("Timeout")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux shows which signals a process handles")
+def test_crashed_worker_ends_for_mpi_does_not_handle_the_signals_of_crashes() -> None:
+    """Open MPI's handlers allocate memory, and wait for ever where it was that which has crashed."""
+    program = (
+        "from aiodist.workers import mpi; mpi.load_mpi()\n"
+        "caught = next(line for line in open('/proc/self/status') if line.startswith('SigCgt'))\n"
+        "print([number for number in (6, 7, 8, 11) if int(caught.split()[1], 16) >> (number - 1) & 1])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment(), timeout=30
+    )
+    assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
