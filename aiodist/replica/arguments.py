@@ -43,19 +43,20 @@ def reduce_op(value: Any) -> ReduceOp:
     return value if isinstance(value, ReduceOp) else ReduceOp(value)
 
 
-def check_name(name: Any) -> None:
-    """Check a collective's name.
+def checked_name(name: Any) -> str | None:
+    """Return a collective's name as a plain string, for an enum's or NumPy's is written otherwise between workers.
 
     Raises:
         TypeError: it is no string.
         ValueError: it is empty.
     """
     if name is None:
-        return
+        return None
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, the same on every replica, got {name!r}")
     if not name:
         raise ValueError("name must not be empty; leave it out, or name the collective")
+    return str.__str__(name)
 
 
 def options(value: Any, hints: Any) -> CommunicationOptions | None:

@@ -23,7 +23,7 @@ def member_of_new_group(context: ReplicaContext, replica_ids: Any, name: str | N
         TypeError: an argument of the wrong type.
         ValueError: no replicas, unknown ones, one that is given twice; the caller is not among them.
     """
-    arguments.check_name(name)
+    name = arguments.checked_name(name)
     ids = _ids(replica_ids, context.num_replicas_in_sync)
     me = context.replica_id_in_sync_group
     if me not in ids:

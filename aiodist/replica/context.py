@@ -15,7 +15,7 @@ from aiodist.collective import joining, kinds
 from aiodist.collective.callsite import call_path
 from aiodist.collective.member import Member
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import PATH, Signature
+from aiodist.collective.signature import NAME, PATH, Signature
 from aiodist.replica import arguments, refusal
 from aiodist.replica.branching import member_of_new_group, tell_when_gone
 from aiodist.replica.current import Block, current
@@ -159,7 +159,8 @@ class ReplicaContext(Block):
             handle: CollectiveHandle[Any] = member.group.arrive(member, signature, frame.f_code, frame.f_lasti, leaves)
             return handle
         options = arguments.options(options, experimental_hints)
-        arguments.check_name(name)
+        if name is not None:
+            signature = (*signature[:NAME], arguments.checked_name(name), *signature[NAME + 1 :])
         return self._issue(frame, signature, leaves, options, arguments.out_buffers(out, signature, leaves))
 
     def all_gather(
@@ -255,7 +256,7 @@ class ReplicaContext(Block):
         if name is None and not member.group.paths:
             handle: CollectiveHandle[None] = member.group.arrive(member, _BARRIER, frame.f_code, frame.f_lasti, None)
             return handle
-        arguments.check_name(name)
+        name = arguments.checked_name(name)
         signature = (kinds.BARRIER, None, None, name, None, None, None, None, self._path(frame, name))
         return self._issue(frame, signature, None)
 
@@ -288,7 +289,7 @@ class ReplicaContext(Block):
             raise TypeError(f"merge_call expects a function, got {merge_fn!r}")
         call = MergeCall(merge_fn, *arguments.call_arguments(args, kwargs))
         _, structure = nests.flatten_with_none((list(call.args), dict(call.kwargs)))
-        arguments.check_name(name)
+        name = arguments.checked_name(name)
         signature = (
             kinds.MERGE_CALL, None, function_key(merge_fn), name, structure, None, None, None, self._path(frame, name),
         )  # fmt: skip
@@ -368,7 +369,7 @@ class ReplicaContext(Block):
         self, kind: kinds.Kind, op: ReduceOp | None, detail: Any, name: str | None, value: Any, frame: FrameType
     ) -> tuple[Signature, Any]:
         """Return the signature of a call and the leaves of its value (the leaf itself, where it is one)."""
-        arguments.check_name(name)
+        name = arguments.checked_name(name)
         structure, shapes, dtypes, types, leaves = arguments.describe(value)
         return (kind, op, detail, name, structure, shapes, dtypes, types, self._path(frame, name)), leaves
 

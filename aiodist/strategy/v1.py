@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from aiodist.replica.arguments import check_name
+from aiodist.replica.arguments import checked_name
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
@@ -84,7 +84,7 @@ class V1Strategy:
         Raises:
             Exception: what an await raises.
         """
-        check_name(name)
+        checked_name(name)
         for leaf in nests.flatten_with_none(list(self.experimental_local_results(value)))[0]:
             if inspect.isawaitable(leaf):
                 await leaf

@@ -82,7 +82,7 @@ class Variable(ArrayLike):
         aggregation: VariableAggregation | str = "none",
     ) -> Self:
         """Return the variable, which another replica may have made already."""
-        arguments.check_name(name)
+        name = arguments.checked_name(name)
         value = initial_array(initial_value() if callable(initial_value) else initial_value, dtype)
         how, combined = _synchronization(synchronization), VariableAggregation(aggregation)
         aggregating.check(combined, value.dtype)
@@ -278,7 +278,7 @@ class Variable(ArrayLike):
         return self._assign("assign_sub", value, name, _getframe(1))
 
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
-        arguments.check_name(name)
+        name = arguments.checked_name(name)
         context = self._replica("assigned to")
         if context is not None:
             return assigning.in_replica(self, context, method, value, name, frame)

@@ -23,14 +23,16 @@ def mirrored(replicas: int, order_check: str = "call_site", timeout: float | Non
     )
 
 
-async def run(strategy: aiodist.Strategy, program: Program) -> tuple[Any, ...]:
+async def run(
+    strategy: aiodist.Strategy, program: Program, options: CommunicationOptions | None = None
+) -> tuple[Any, ...]:
     """Run a program that takes its context; return the local results."""
 
     def replica() -> Any:
         return program(aiodist.get_replica_context())
 
     with anyio.fail_after(20):
-        return strategy.experimental_local_results(await strategy.run(replica))
+        return strategy.experimental_local_results(await strategy.run(replica, options=options))
 
 
 async def error_of(program: Program, replicas: int = 3, **options: Any) -> CollectiveError:
@@ -49,7 +51,7 @@ async def check_that_it_works(strategy: aiodist.Strategy) -> None:
         return int(total[0])
 
     n = strategy.num_replicas_in_sync
-    assert await run(strategy, program) == (n * (n - 1) // 2,) * n
+    assert await run(strategy, program, CommunicationOptions(timeout_seconds=20)) == (n * (n - 1) // 2,) * n
 
 
 class Turns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -157,8 +158,9 @@ async def test_a_worker_thread_of_the_replica_may_still_start_a_task() -> None:
     await run(mirrored(2), program)
 
 
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
 @pytest.mark.parametrize("anyio_backend", ["asyncio", ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"])
-async def test_a_timer_of_the_replica_may_still_start_a_task() -> None:
+async def test_a_timer_of_the_replica_may_still_start_a_task(frozen: bool) -> None:
     async def program(ctx: ReplicaContext) -> None:
         first, second = ctx.new_group([0, 1], "first"), ctx.new_group([0, 1], "second")
         started: list[asyncio.Task[None]] = []
@@ -173,6 +175,8 @@ async def test_a_timer_of_the_replica_may_still_start_a_task() -> None:
             await use_second()
             return await first.barrier(name="first")
         asyncio.get_running_loop().call_later(0.05, start)
+        if frozen:
+            gc.freeze()  # the garbage collector shows the timer no more
         await first.barrier(name="first")
         return await started[0]
 

@@ -43,6 +43,7 @@ from tests.benchmarks import cuda_reductions
 from tests.benchmarks.cuda_cases import KIB, cases
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
+from tests.project.apart import report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -289,19 +290,6 @@ def jobs() -> dict[str, Callable[[Loading], None]]:
     return found
 
 
-def main() -> None:
-    """Run each job; print what went wrong."""
-    driver = Loading()
-    outcome: dict[str, str | None] = {}
-    for name, job in jobs().items():
-        try:
-            job(driver)
-        except Exception:  # noqa: BLE001  (whatever it is, it is the outcome of this job)
-            outcome[name] = traceback.format_exc()
-        else:
-            outcome[name] = None
-    json.dump(outcome, sys.stdout)
-
-
 if __name__ == "__main__":
-    main()
+    the_driver = Loading()
+    report({name: partial(job, the_driver) for name, job in jobs().items()})

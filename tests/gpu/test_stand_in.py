@@ -3,44 +3,30 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import subprocess
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.gpu import stand_in
-from tests.project.paths import ROOT, environment
+from tests.project.apart import Outcomes, outcomes_of, pass_or_fail
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """What each job came to."""
     folder: Path = tmp_path_factory.mktemp("driver")
     if sys.platform != "linux" or importlib.util.find_spec("cuda") is None:
         pytest.skip("cuda.core is not installed")
     if not stand_in.build(folder):
         pytest.skip("there is no compiler for C")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.gpu.stand_in"],
-        cwd=ROOT,
-        env=environment() | {"LD_LIBRARY_PATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, str | None] = json.loads(done.stdout)
-    return found
+    return outcomes_of("tests.gpu.stand_in", LD_LIBRARY_PATH=str(folder))
 
 
 @pytest.mark.timeout(180)  # the first of them waits for the process
 @pytest.mark.parametrize("job", stand_in.jobs())
-def test_driver_room_works_on_a_stand_in(job: str, outcomes: dict[str, str | None]) -> None:
-    error = outcomes[job]
-    if error is not None:
-        pytest.fail(error, pytrace=False)
+def test_driver_room_works_on_a_stand_in(job: str, outcomes: Outcomes) -> None:
+    pass_or_fail(outcomes[job])

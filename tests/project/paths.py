@@ -17,8 +17,8 @@ PACKAGES = (ROOT / "aiodist", ROOT / "kernels" / "aiodist_kernels")
 
 
 def environment(sources: Sequence[Path] = SOURCES) -> dict[str, str]:
-    """Return the environment of a process that imports our packages from `sources`, and leaves no files behind."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources)), "PYTHONDONTWRITEBYTECODE": "1"}
+    """Return the environment of a process that imports our packages from `sources`."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources))}
 
 
 def run_python(arguments: Sequence[str], folder: Path, sources: Sequence[Path] = SOURCES) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.tools.jobs import Job
 from tests.workers.namespaces import why_not
-from tests.workers.test_machines import PROGRAM, Lab, check_that_it_ends, check_what_is_told
+from tests.workers.test_machines import FAULTS, PROGRAM, Lab, check_fault, check_that_it_ends
 
 NOT_HERE = why_not()
 pytestmark = [
@@ -55,21 +55,9 @@ def test_arguments_variables_and_folder_reach_all_machines(jobs: Mapping[str, Jo
     assert {line.removeprefix(words).split()[2] for line in lines} == {str(Path.cwd())}
 
 
-def test_killed_worker_of_another_machine(jobs: Mapping[str, Job]) -> None:
-    check_that_it_ends(jobs["killed"], 137)
-    check_what_is_told(jobs["killed"], 0, "WorkerLostError 'worker 1 of 2 has died", 5)
-
-
-def test_stopped_worker_of_another_machine_is_known_by_its_agent(jobs: Mapping[str, Job]) -> None:
-    check_that_it_ends(jobs["stopped"], 1)
-    told = "WorkerLostError 'worker 1 of 2 is stopped: the system has halted its process"
-    check_what_is_told(jobs["stopped"], 0, told, 8)
-
-
-def test_link_between_two_machines_is_cut(jobs: Mapping[str, Job]) -> None:
-    check_that_it_ends(jobs["cut"], 1)
-    told = "WorkerLostError 'worker 1 of 2 is cut off: its machine has not answered for 2 s"
-    check_what_is_told(jobs["cut"], 0, told, 12)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_worker_of_another_machine_that_is_lost(jobs: Mapping[str, Job], fault: str) -> None:
+    check_fault(jobs, fault)
 
 
 def test_machine_that_ssh_does_not_reach(lab: Lab) -> None:

@@ -77,6 +77,20 @@ def check_what_is_told(job: Job, worker: int, what: str, seconds: float) -> None
     assert float(told[1]) < seconds
 
 
+FAULTS = {
+    "killed": (137, "WorkerLostError 'worker 1 of 2 has died", 5.0),
+    "stopped": (1, "WorkerLostError 'worker 1 of 2 is stopped: the system has halted its process", 8.0),
+    "cut": (1, "WorkerLostError 'worker 1 of 2 is cut off: its machine has not answered for 2 s", 12.0),
+}
+"""What befalls the second of two workers: the job's exit code, what the first worker tells, and within what seconds."""
+
+
+def check_fault(jobs: Mapping[str, Job], fault: str) -> None:
+    code, told, seconds = FAULTS[fault]
+    check_that_it_ends(jobs[fault], code)
+    check_what_is_told(jobs[fault], 0, told, seconds)
+
+
 def test_arguments_variables_and_exit_codes_reach_all_machines(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,25 +106,13 @@ def test_arguments_variables_and_exit_codes_reach_all_machines(
         assert f"{words} 7.5 {made.prefix}{k}" in job.output
 
 
-def test_killed_worker_of_another_machine(jobs: Mapping[str, Job]) -> None:
-    check_that_it_ends(jobs["killed"], 137)
-    check_what_is_told(jobs["killed"], 0, "WorkerLostError 'worker 1 of 2 has died", 5)
-
-
-def test_stopped_worker_of_another_machine_is_known_by_its_agent(jobs: Mapping[str, Job]) -> None:
-    check_that_it_ends(jobs["stopped"], 1)
-    told = "WorkerLostError 'worker 1 of 2 is stopped: the system has halted its process"
-    check_what_is_told(jobs["stopped"], 0, told, 8)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_worker_of_another_machine_that_is_lost(jobs: Mapping[str, Job], fault: str) -> None:
+    check_fault(jobs, fault)
 
 
 def test_worker_that_holds_the_interpreter_lock_is_not_taken_for_stopped(jobs: Mapping[str, Job]) -> None:
     check_that_it_ends(jobs["holds the lock"], 0)
-
-
-def test_link_between_two_machines_is_cut(jobs: Mapping[str, Job]) -> None:
-    check_that_it_ends(jobs["cut"], 1)
-    told = "WorkerLostError 'worker 1 of 2 is cut off: its machine has not answered for 2 s"
-    check_what_is_told(jobs["cut"], 0, told, 12)
 
 
 def test_link_that_the_first_worker_has_no_part_in_is_cut(jobs: Mapping[str, Job]) -> None:

@@ -8,9 +8,7 @@ prints one JSON object: for each case the traceback of what went wrong, or null.
 
 from __future__ import annotations
 
-import json
-import sys
-import traceback
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,13 +22,12 @@ from aiodist_kernels.layout import address
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda.cases import CASES, ENDS, ONE_OF_EACH_LAYOUT, Case
 from tests.kernels.cuda.memory import Reduction, copy_of, end_of_reduction, reduction
+from tests.project.apart import report
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from aiodist_kernels.cuda.forms import Form
-
-    Job = tuple[Callable[[Case], None], Case]
 
 BLOCKS, THREADS = 2, 8
 
@@ -100,19 +97,6 @@ def copies(case: Case) -> None:
     launch(form, dtype.itemsize // form.recipe.storage.size, leaves)
 
 
-def run(jobs: Mapping[str, Job]) -> dict[str, str | None]:
-    """Run each job; return what went wrong."""
-    outcome: dict[str, str | None] = {}
-    for name, (job, case) in jobs.items():
-        try:
-            job(case)
-        except Exception:  # noqa: BLE001  (whatever it is, it is the outcome of this case)
-            outcome[name] = traceback.format_exc()
-        else:
-            outcome[name] = None
-    return outcome
-
-
 def end(case: Case) -> None:
     """What several workers' parts came to becomes the result of all their replicas."""
     form, parts = case.end_form(), 5
@@ -124,15 +108,15 @@ def end(case: Case) -> None:
 SPECIAL = (every_size, misaligned, in_place, many_leaves, copies)
 
 
-def jobs() -> dict[str, Job]:
+def jobs() -> dict[str, Callable[[], None]]:
     """Return all there is to run, by name."""
-    found: list[Job] = [(every_form, case) for case in CASES]
+    found: list[tuple[Callable[[Case], None], Case]] = [(every_form, case) for case in CASES]
     found += [(end, case) for case in ENDS]
     found += [(job, case) for job in SPECIAL for case in ONE_OF_EACH_LAYOUT]
-    return {f"{job.__name__}[{case}]": (job, case) for job, case in found}
+    return {f"{job.__name__}[{case}]": partial(job, case) for job, case in found}
 
 
 if __name__ == "__main__":
     assert simulated(), "set NUMBA_ENABLE_CUDASIM=1"
     np.seterr(all="ignore")
-    json.dump(run(jobs()), sys.stdout)
+    report(jobs())
