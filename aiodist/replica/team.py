@@ -331,15 +331,15 @@ class Team:
                 if self._ended:
                     await self._recover()
                 await root.carry_over()
-            if not last.complete or root.in_the_midst:
-                if limit.cancelled_caught and not last.complete:
+            if not last.complete:
+                if limit.cancelled_caught:
                     root.tell(overdue=(last.number, seconds or 0.0))
                 await root.conclude()
         except BaseException:
             if not last.complete:
                 self._abandon(root, last)
-            if root.in_the_midst:
-                await outlast(root.conclude)
+                if root.in_the_midst:
+                    await outlast(root.conclude)
             raise
         if last.error is not None:
             raise last.error
