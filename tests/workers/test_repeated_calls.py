@@ -319,7 +319,8 @@ async def test_equal_names_are_the_same_whatever_kind_of_string_they_are(
 async def test_a_step_whose_memory_is_scarce_for_a_moment_is_carried_out_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    get_ready, refused = AloneReduction.get_ready, []
+    get_ready = AloneReduction.get_ready
+    refused: list[AloneReduction] = []
 
     def refuse_once(reduction: AloneReduction, communicator: Any) -> None:
         if not refused:
