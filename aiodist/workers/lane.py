@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from aiodist.workers.alongside import Alongside, Begun
@@ -120,7 +121,8 @@ class Lane:
         if alongside is not None and fast is Flag.BEGUN:
             begun = self._alongside.begin(transfers[0], alongside)
         elif plan.early is not None:
-            plan.early(self.communicator)
+            with suppress(Exception):  # tried again when it is carried out: the record is on its way
+                plan.early(self.communicator)
         yield record
         if opening.alike():
             return Agreed(plan, opening, True, Notice.NONE, begun, fast is Flag.WANTED)

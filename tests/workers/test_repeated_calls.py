@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist import CollectiveError, CommunicationOptions, ReduceOp, ReplicaContext
+from aiodist.workers.alone import AloneReduction
 from tests.workers.simulated import Job, on_both_loops
 
 pytestmark = pytest.mark.anyio
@@ -313,3 +314,23 @@ async def test_equal_names_are_the_same_whatever_kind_of_string_they_are(
         await meet(ctx, other if ctx.replica_id_in_sync_group else "loss")
 
     await Job(1, 1).values(program)
+
+
+async def test_a_step_whose_memory_is_scarce_for_a_moment_is_carried_out_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    get_ready = AloneReduction.get_ready
+    refused: list[AloneReduction] = []
+
+    def refuse_once(reduction: AloneReduction, communicator: Any) -> None:
+        if not refused:
+            refused.append(reduction)
+            raise MemoryError
+        get_ready(reduction, communicator)
+
+    async def program(ctx: ReplicaContext) -> list[float]:
+        return [float((await reduced(ctx, ReduceOp.SUM, 3000))[-1]) for _ in range(2)]
+
+    monkeypatch.setattr(AloneReduction, "get_ready", refuse_once)
+    assert await Job(1, 1).values(program) == [[3.0, 3.0]] * 2
+    assert refused
