@@ -98,7 +98,7 @@ class RootCrossing(Crossing):
         super().__init__(team, lane, key, group)
         self._base = 0  # a worker may be asked before it has caught up with the others behind the last verdict
         self._openings: dict[int, RunOpening] = {}
-        self._goes_on = False
+        self._goes_on: Rendezvous | None = None
 
     @property
     def complete(self) -> int:
@@ -107,8 +107,8 @@ class RootCrossing(Crossing):
 
     @property
     def in_the_midst(self) -> bool:
-        """Whether a step has been begun, and is not over."""
-        return self._step is not None
+        """Whether a step has been begun, and is not over, or its meeting is not."""
+        return self._step is not None or self._goes_on is not None
 
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""
@@ -180,21 +180,25 @@ class RootCrossing(Crossing):
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict, but in the operation that all workers have begun: they carry it out."""
         step = self._step
-        self._goes_on = step is not None and verdict.heard_all and verdict.posted_by_all >= self.lane.posted
-        if self._goes_on and step is not None and step.meeting is not None:
-            step.meeting.under_way = True
+        if step is not None and verdict.heard_all and verdict.posted_by_all >= self.lane.posted:
+            self._goes_on = step.meeting
+        if self._goes_on is not None:
+            self._goes_on.under_way = True
         super().judge(verdict)
 
     async def conclude(self) -> None:
-        """Wait for the verdict, and go on with the step that was left in the midst, where all workers have begun it."""
+        """Wait for the verdict, and go on with the step that was left in the midst, where all workers have begun it.
+
+        It may have ended meanwhile: what its records say is seen at any moment, be it that the workers disagree.
+        """
         await self.judged.wait()
-        step = self._step
-        if step is None or step.meeting is None or not self._goes_on:
+        meeting = self._goes_on
+        if meeting is None:
             return
         await self.finish_step()
-        step.meeting.under_way = False
-        if not step.meeting.complete and self._error is not None:
-            self.group._fail(step.meeting, self._error)
+        self._goes_on, meeting.under_way = None, False
+        if not meeting.complete and self._error is not None:
+            self.group._fail(meeting, self._error)
         self._leave_lane()
 
     def ask(self, trouble: int | None) -> None:  # noqa: ARG002  (the run's crossings', whose replicas show what they do)

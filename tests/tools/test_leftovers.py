@@ -32,18 +32,27 @@ def grow_old(folder: Path) -> None:
 
 
 def test_folder_of_a_killed_launcher_is_removed_by_the_next(temporary: Path) -> None:
-    for name in ("aiodist-run-killed", "aiodist-run-new", "aiodist-other"):
+    others = {"aiodist-run-new", "aiodist-run-results", "aiodist-other"}
+    for name in ("aiodist-run-killed", *others):
         folder = temporary / name
         folder.mkdir()
         (folder / "started.1").touch()
+        if name != "aiodist-run-results":  # somebody else has named it so
+            (folder / leftovers._MARK).touch()
         if name != "aiodist-run-new":
             grow_old(folder)
+    kept = temporary / "kept"
+    kept.mkdir()
+    (kept / leftovers._MARK).touch()
+    grow_old(kept)
+    (temporary / "aiodist-run-link").symlink_to(kept)
     with leftovers.folder_of_notes() as own:
         grow_old(own)
         with leftovers.folder_of_notes() as another:
             assert own.exists()
         assert not another.exists()
-    assert {path.name for path in temporary.iterdir()} == {"aiodist-run-new", "aiodist-other"}
+    assert {path.name for path in temporary.iterdir()} == {*others, "kept", "aiodist-run-link"}
+    assert list(kept.iterdir()) == [kept / leftovers._MARK]
 
 
 def test_no_room_for_a_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,9 @@ from aiodist import (
     ReplicaContextError,
     get_replica_context,
 )
+from aiodist.replica.awaiting import Bell
+from aiodist.replica.root_crossing import RootCrossing
+from aiodist.workers.simulated import SimulatedCommunicator, SimulatedRequest
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
@@ -187,3 +190,51 @@ async def test_call_in_the_wrong_place_is_none_of_the_workers_operations() -> No
         return await reduce(strategy, 2)
 
     assert await Job(1, 1).everywhere(worker) == [4, 4]
+
+
+class LateRequest:
+    """A record's exchange that is asked for its end after a nap, as MPI's are."""
+
+    by_itself = True
+
+    def __init__(self, request: SimulatedRequest, told: anyio.Event) -> None:
+        self._request = request
+        self._told = told
+
+    def test(self) -> bool:
+        return self._told.is_set() and self._request.test()
+
+
+@pytest.mark.parametrize("first", [reduce, run])
+async def test_disagreement_that_a_worker_sees_only_after_the_verdict_is_told_there_too(
+    first: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(1, 1)
+    await job.check_that_it_works()
+    told = anyio.Event()
+    judge, gather = RootCrossing.judge, SimulatedCommunicator.iallgather
+
+    def noted(crossing: RootCrossing, verdict: Any) -> None:
+        judge(crossing, verdict)
+        if crossing.span.layout.rank == 0:
+            told.set()
+
+    def late(communicator: SimulatedCommunicator, *buffers: Any) -> Any:
+        request: Any = gather(communicator, *buffers)
+        return LateRequest(request, told) if communicator.rank == 0 else request
+
+    async def nap(bell: Bell, elapsed: float, *, by_itself: bool = False) -> None:
+        await told.wait()
+
+    async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
+        if strategy is job.strategies[0]:
+            return await first(strategy, 1)
+        return await strategy.gather(np.full(3, 1), 0)
+
+    monkeypatch.setattr(RootCrossing, "judge", noted)
+    monkeypatch.setattr(SimulatedCommunicator, "iallgather", late)
+    monkeypatch.setattr(Bell, "nap", nap)
+    outcomes = await job.everywhere(one)
+    monkeypatch.undo()
+    assert [type(outcome).__name__ for outcome in outcomes] == ["CollectiveMismatchError"] * 2
+    await job.check_that_it_works()
