@@ -226,9 +226,16 @@ def die_with_parent(number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
 
 
+_older: set[int] = set()
+
+
 def adopt_orphans() -> None:
-    """Let what this process's children leave behind become children of this one, to be killed in the end; on Linux."""
+    """Let what this process's children leave behind become children of this one, to be killed in the end; on Linux.
+
+    Children that it has by now, as a shell that became this process may have had, are not of the job.
+    """
     if _LINUX:
+        _older.update(_descendants())
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -247,7 +254,7 @@ def _state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def kill_descendants() -> None:
-    """Kill all processes below this one, and wait until they are gone; on Linux.
+    """Kill all processes below this one but those older than the job, and wait until they are gone; on Linux.
 
     They are looked at one after the other. One whose parent ends meanwhile may seem to be below nobody, until the next
     look, for which it has been adopted.
@@ -264,12 +271,12 @@ def kill_descendants() -> None:
 
 
 def _descendants() -> list[int]:
-    """List what lives below this process; an ended child that nobody has waited for does not."""
+    """List what of the job lives below this process; an ended child that nobody has waited for does not."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc"):  # noqa: PTH208  (names are what is wanted)
         if entry.isdigit():
             state, parent = _state_and_parent(int(entry))
-            if state not in {"", "Z"}:
+            if state not in {"", "Z"} and int(entry) not in _older:
                 children.setdefault(parent, []).append(int(entry))
     found, parents = [], [os.getpid()]
     while parents:

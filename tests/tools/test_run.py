@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import distributions
@@ -13,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.tools import mpi_launcher
+from aiodist.tools import mpi_launcher, worker_agent
 from aiodist.tools.usage import UsageError
-from tests.tools.command import exit_code
-from tests.tools.jobs import Job, Jobs
+from tests.tools.command import environment, exit_code
+from tests.tools.jobs import LIMIT_SECONDS, Job, Jobs
 
 PROGRAM = str(Path(__file__).with_name("endings.py"))
 BOUND_SECONDS = 10
@@ -46,6 +47,15 @@ def test_exit_code_and_arguments_are_passed_on(jobs: Jobs, workers: str, code: i
     job = jobs.start(["-n", workers, PROGRAM, "exit", str(code), *words])
     check_that_it_ends(job, code)
     assert job.output.count(str((str(code), *words))) == int(workers)
+
+
+def test_child_that_was_there_before_the_job_outlives_it(tmp_path: Path) -> None:
+    script = 'sleep 60 >/dev/null 2>&1 & echo "older $!"; exec "$0" -m aiodist run -n 1 "$1" exit 0'
+    run = ["/bin/sh", "-c", script, sys.executable, PROGRAM]
+    output = subprocess.check_output(run, env=environment(), text=True, timeout=LIMIT_SECONDS, cwd=tmp_path)
+    older = int(output.split()[1])
+    assert worker_agent.state_of(older) == "S"
+    os.kill(older, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
