@@ -44,6 +44,12 @@ class SimulatedSwitchboard:
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost: the others hear of it, and it hears that it has lost them."""
+        self.leave(rank, why)
+        if rank in self._listeners:
+            self._listeners[rank].lose(int(rank == 0), "cannot be reached")
+
+    def leave(self, rank: int, why: str) -> None:
+        """Let the others hear that a worker is there no more."""
         self._lost[rank] = why
         for other, listener in list(self._listeners.items()):
             if other != rank:
@@ -95,7 +101,7 @@ class SimulatedControl:
 
     def close(self) -> None:
         """Leave."""
-        self._switchboard.lose(self._rank, "has ended")
+        self._switchboard.leave(self._rank, "has ended")
 
     def let_go(self) -> None:
         """Do nothing: there is nothing that stays open."""
