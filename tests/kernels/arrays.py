@@ -63,7 +63,7 @@ def laid_out(array: np.ndarray, layout: str, index: int = 0) -> np.ndarray:
 
 
 def buffers(seed: int, count: int, shape: tuple[int, ...], dtype: np.dtype, layout: str = "C") -> list[np.ndarray]:
-    return [laid_out(values(seed + 7 * index, shape, dtype), layout, index) for index in range(count)]
+    return [laid_out(np.asarray(values(seed + 7 * index, shape, dtype)), layout, index) for index in range(count)]
 
 
 def bits(array: np.ndarray) -> np.ndarray:
