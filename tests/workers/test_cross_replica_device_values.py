@@ -163,6 +163,7 @@ async def test_arrays_on_gpus_and_on_the_host_do_not_meet(plant: Plant) -> None:
 
 async def goes_on(job: DeviceJob, strategy: Any, call: Callable[[], Awaitable[Any]]) -> Any:
     """Return how a call fails, when the strategy has proved to work behind it."""
+    failure: Any = None
     try:
         await call()
     except Exception as error:  # noqa: BLE001  (it is the outcome)
@@ -209,7 +210,7 @@ async def test_call_that_is_refused_on_one_worker_fails_on_all(
     assert text in str(outcomes[1 - rank])
 
 
-async def test_copy_down_that_fails_on_one_worker_fails_on_all(plant: Plant) -> None:
+async def test_copy_down_that_fails_on_one_worker_fails_on_all(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = planted(plant)
     job = DeviceJob(machine, 1, 2)
     copy_out, left = machine.driver.copy_out, [1]
@@ -220,7 +221,7 @@ async def test_copy_down_that_fails_on_one_worker_fails_on_all(plant: Plant) -> 
             raise RuntimeError("the CUDA driver's cuMemcpyDtoHAsync failed: planted")
         copy_out(*arguments)
 
-    machine.driver.copy_out = fail_once  # type: ignore[method-assign]
+    monkeypatch.setattr(machine.driver, "copy_out", fail_once)
 
     async def one(strategy: Any) -> Any:
         value = per_replica(job, machine, job.strategies.index(strategy), [np.ones(4, SINGLE)] * 3)
