@@ -367,8 +367,8 @@ class Crossing(Carrier):
         if self._verdict is not None and self._verdict.posted_by_all >= self.brought:
             await self.finish_step()
 
-    def _disagree(self) -> None:
-        self.tell()
+    def _disagree(self, number: int | None) -> None:
+        self.ask(number)
 
     def _end_well(self) -> Steps[int]:
         notice = Notice.GROUPS if self._parts else Notice.NONE
