@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
+import anyio
+
 from aiodist.replica.lasting_event import LastingEvent
 
 _MOST_CHARACTERS: Final = 300
