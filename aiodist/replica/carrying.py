@@ -123,8 +123,12 @@ class Carrier:
             self._queue.append(meeting)
         self._bell.ring()
 
-    def _disagree(self) -> None:
-        """Tell the coordinator that the workers have brought different digests."""
+    def _disagree(self, number: int | None) -> None:
+        """Have it told that the workers do not mean the same, once the local replicas have shown what they do.
+
+        Args:
+            number: the meeting's; None where there is none, or it is a join.
+        """
         raise NotImplementedError
 
     def _end_well(self) -> Steps[int]:
@@ -166,7 +170,7 @@ class Carrier:
             raise InterruptedStep from None
         except Disagreement:
             self._step = None
-            self._disagree()
+            self._disagree(None if step.meeting is None or step.meeting.number == JOIN else step.meeting.number)
             raise InterruptedStep from None
         except Exception as error:
             self._step = None

@@ -60,7 +60,7 @@ class Crossing(Carrier):
         self._base = lane.posted
         self._asked = False
         self._finishing = False
-        self._busy = False
+        self._busy = self._idle = False  # the driving task is at work; it only waits for a verdict
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
         self._verdict: Verdict | None = None
@@ -191,7 +191,7 @@ class Crossing(Carrier):
         self._loss = error
         self._values.interrupt()
         self._interrupt(lost=True)
-        if not self._busy:
+        if not self._busy or self._idle:
             self._end(error)
 
     def _end_by_loss(self) -> None:
@@ -361,12 +361,14 @@ class Crossing(Carrier):
         """Go on with the step that was left in the midst, where all workers have begun it."""
         if self._step is None or self._loss is not None or not (self.told or self.judged.is_set()):
             return
+        self._idle = True  # who would judge may be lost meanwhile
         await self.judged.wait()
+        self._idle = False
         if self._verdict is not None and self._verdict.posted_by_all >= self.brought:
             await self.finish_step()
 
-    def _disagree(self) -> None:
-        self.tell()
+    def _disagree(self, number: int | None) -> None:
+        self.ask(number)
 
     def _end_well(self) -> Steps[int]:
         notice = Notice.GROUPS if self._parts else Notice.NONE

@@ -166,8 +166,11 @@ class PartCrossing(Carrier):
         if self._run.was_begun_by_all(self.grant.number, self.lane.posted):
             await self.finish_step()
 
-    def _disagree(self) -> None:
-        self._run.tell()
+    def _disagree(self, number: int | None) -> None:
+        if number is None:
+            self._run.tell()
+        else:
+            self.group.consider_all(number)
 
     def _end_well(self) -> Steps[int]:
         yield from self._meet(_CLOSED)

@@ -218,18 +218,17 @@ class Team:
         if self.span.layout.workers > 1:
             self._turns.refuse(error, signature, code, offset)
 
-    async def perform(
-        self, signature: Signature, code: CodeType, offset: int, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
-        """Carry out an operation with all workers; return its result.
+    async def perform(self, signature: Signature, code: CodeType, offset: int, value: Any, ready: Any = None) -> Any:
+        """Carry out an operation with all workers, once what it brings is ``ready``; return its result.
 
         Raises:
             CollectiveError: the workers do not meet in it.
             Exception: what it raises on all of them.
         """
-        async with self._turn(signature, code, offset):
+        async with self._turn(signature, code, offset) as turn:
+            await turn.wait_for(ready)
             meeting = self.begin(signature, code, offset, value)
-            await self._carry(meeting, options)
+            await self._carry(meeting, None)
             return meeting.result
 
     async def open_run(

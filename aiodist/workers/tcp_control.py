@@ -212,9 +212,12 @@ class TcpControl(Requests):
             self._wake_reader.recv(4096)
 
     def _may_leave(self) -> bool:
-        return self._leaving and (
-            time.monotonic() >= self._leave_by or all(peer.farewell is not None for peer in self._peers.values())
-        )
+        if not self._leaving:
+            return False
+        if time.monotonic() >= self._leave_by or all(peer.farewell is not None for peer in self._peers.values()):
+            return True
+        judging = self._coordinator is not None and self._coordinator.pending
+        return not (self._lingers or judging or self._unsent)
 
     def _beat(self, now: float) -> None:
         self._pulse.beat(self._listener, now)
@@ -262,7 +265,8 @@ class TcpControl(Requests):
 
     def _on_leave(self, why: str, wait: bool) -> None:
         self._leaving = True
-        self._leave_by = time.monotonic() + (LEAVE_SECONDS if wait else 0.0)
+        self._lingers = wait
+        self._leave_by = time.monotonic() + LEAVE_SECONDS
         farewell = message("farewell", why)
         for peer in self._peers.values():
             self._put(peer, farewell)
