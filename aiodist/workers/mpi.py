@@ -25,7 +25,8 @@ import numpy as np
 from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.making import Making
-from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess, unfinished
+from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
+from aiodist.workers.separate import SeparateProcess, unfinished
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
@@ -81,7 +82,7 @@ def _all_landed() -> bool:
     """Wait for what nobody has waited for; return whether all of it is complete."""
     give_up = time.monotonic() + _LANDING_SECONDS
     try:
-        while not all(request.Test() for request, _ in _in_the_air):
+        while not all([request.Test() for request, _ in _in_the_air] + [request.test() for request in _unmet]):
             if time.monotonic() > give_up:
                 return False
             time.sleep(0.0005)
@@ -148,6 +149,10 @@ class MpiDuplication(MpiRequest):
         return MpiCommunicator(self._made)
 
 
+_unmet: Final[list[MpiDuplication]] = []
+"""What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
+
+
 class MpiCommunicator(SeparateProcess):
     """Workers that MPI connects.
 
@@ -191,10 +196,15 @@ class MpiCommunicator(SeparateProcess):
                 f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
                 "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
             )
-        first = cls(world)
-        made = MpiDuplication(*world.Idup())
-        first.wait(made)
-        return made.result()
+        made = _unmet.pop() if _unmet else MpiDuplication(*world.Idup())
+        try:
+            makings.wait(made, world.Get_rank(), expected)
+        except BaseException:
+            _unmet.append(made)
+            raise
+        found = made.result()
+        found.makings = makings
+        return found
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether MPI takes an op and dtype with our meaning.
