@@ -4,8 +4,8 @@ Every agent leaves two notes in the job's folder: that its worker has started, a
 processes have; or some seconds after the first worker has failed, which are for the last words of the others; or some
 seconds after the user has asked for it, which are for the workers to end on their own. A second Ctrl-C ends it at once.
 
-A worker notes there, too, that it waits to meet the others. They all meet at once, so where one has ended and none has
-met, those that wait do so in vain.
+A worker notes there, too, that it waits to meet the others for a further strategy, and how often they have met. They
+all meet at once, so where one has ended that has met them no more often than one that waits, that one does so in vain.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ ENDING_SECONDS: Final = 4.0
 _POLL_SECONDS: Final = 0.05
 _LOST_AGENT_SECONDS: Final = 1.0
 _FAREWELL_SECONDS: Final = 1.0
+_WITHOUT: Final = "without making a MultiWorkerMirroredStrategy"
 
 
 def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: Switchboard | None = None) -> int:
@@ -168,13 +169,22 @@ class _Job:
 
     def _waits_in_vain(self) -> str | None:
         """Return what is to be said where workers wait to meet one that has ended; None where none does."""
-        ended = [note.suffix[1:].rpartition("-")[2] for note in self._notes.glob("ended.*")]
-        waiting = len(list(self._notes.glob("meeting.*")))
-        if not ended or not waiting or any(self._notes.glob("met.*")):
+        ended = {note.suffix[1:] for note in self._notes.glob("ended.*")}
+        met = {note.suffix[1:]: int(note.read_text() or 0) for note in self._notes.glob("met.*")}
+        waiting = {note.suffix[1:] for note in self._notes.glob("meeting.*")}  # after how often they had met before
+        if not ended:
             return None
+        first = min(sorted(ended), key=lambda worker: met.get(worker, 0))
+        made = met.get(first, 0)
+        in_vain = sum(met.get(worker, 0) >= made for worker in waiting - ended)
+        if not in_vain:
+            return None
+        what, where = (
+            (f"after making {made} MultiWorkerMirroredStrategy", "to make the next") if made else (_WITHOUT, "there")
+        )
         return (
-            f"the worker of process {ended[0]} has ended without making a MultiWorkerMirroredStrategy, and {waiting} "
-            f"other{'s wait' if waiting > 1 else ' waits'} for it there; every worker must run the same program"
+            f"the worker of process {first.rpartition('-')[2]} has ended {what}, and {in_vain} "
+            f"other{'s wait' if in_vain > 1 else ' waits'} for it {where}; every worker must run the same program"
         )
 
     def end(self) -> None:

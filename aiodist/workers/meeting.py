@@ -57,11 +57,14 @@ def _tell_agent(agent: str, stage: Stage) -> None:
 
 
 def _note(folder: str, stage: Stage) -> None:
-    """Leave a note; the one before goes."""
+    """Leave a note, or take it back; that they have met is noted only then, with how often."""
     from pathlib import Path  # only a launcher's workers need it
 
     note = Path(folder, f"{Stage.MEETING.note}.{os.getpid()}")
     if stage is Stage.MEETING:
         note.touch()
-    else:
-        note.rename(note.with_name(f"{stage.note}.{os.getpid()}"))
+        return
+    note.unlink()
+    if stage is Stage.MET:
+        met = note.with_name(f"{stage.note}.{os.getpid()}")
+        met.write_text(str(int(met.read_text()) + 1 if met.exists() else 1))

@@ -24,6 +24,7 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.replica import standing
+from aiodist.vocabulary.reports import Location
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.makings import InFlight, Makings, Whereabouts
@@ -215,7 +216,12 @@ def test_a_warning_tells_once_what_the_others_are_at(workers: _Workers, monkeypa
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.1")
     go_on = threading.Event()
     told: list[tuple[str, str]] = []
-    monkeypatch.setattr(makings, "_warn", lambda text, place: (told.append((text, place.file)), go_on.set()))
+
+    def warn(text: str, place: Location) -> None:
+        told.append((text, place.file))
+        go_on.set()
+
+    monkeypatch.setattr(makings, "_warn", warn)
     others = [workers.start(rank, _blocks(go_on), "asyncio") for rank in range(LAST)]
     made = workers.start_making(LAST)
     for other in others:
