@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A compiler beside an event loop: what would keep other threads from the interpreter for long is held back.
 
-A kernel, for the CPU or for CUDA, takes half a second of Python, in a thread of its own, and the interpreter's lock goes
-from thread to thread. Kernels are compiled one after the other, as Numba does anyway: it has one lock for all.
+A kernel, for the CPU or for CUDA, takes half a second of Python, in a thread of its own, and the interpreter's lock
+goes from thread to thread. Kernels are compiled one after the other, as Numba does anyway: it has one lock for all.
 What held up a ticker in another thread, measured:
 
 - Full garbage collections, 40 to 170 ms each, with the lock held: Numba makes some 400,000 objects, and the collector
