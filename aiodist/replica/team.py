@@ -227,7 +227,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             Exception: what it raises on all of them.
         """
-        async with self._turn(signature, code, offset):
+        async with self.turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, value)
             await self._carry(meeting, options)
             return meeting.result
@@ -246,7 +246,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             RuntimeError: too many runs at a time.
         """
-        async with self._turn(signature, code, offset):
+        async with self.turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, None)
             opening = self._root_crossing().open_run(meeting, group)
             with opening:
@@ -275,7 +275,7 @@ class Team:
 
     # Lane 0.
 
-    def _turn(self, *call: Any) -> Turn:
+    def turn(self, *call: Any) -> Turn:
         """Return a turn at lane 0, for a call: its signature, and its place."""
         loop, call_soon = current_loop()
         if loop is not self._loop:

@@ -1,7 +1,7 @@
 """Reducing and gathering per-replica values in cross-replica context, over the replicas of all workers.
 
 Each worker brings the components of its own replicas. With one local replica a plain value is its component, as `run`
-returns it.
+returns it; with several it is the component of each, so that workers with other numbers of replicas mean the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import DistributedValues, Mirrored
+from aiodist.vocabulary.values import DistributedValues
 from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns
 from aiodist.workers.transfers import Gathering
 from aiodist_kernels import Accumulate, ReduceOp
@@ -92,9 +92,11 @@ def prepare_reduce(
 
 
 def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
-    if leaf is None or not _takes_part(op, leaf, local):
+    if leaf is None:
         return None
     components = across.components(op, leaf, local)
+    if len(components) < len(local):  # one stands for all; a worker with a single replica has nothing but that one
+        components = [components[0]] * len(local)
     shapes, dtypes, marks, arrays = across._described(components, local)
     dtypes = [across._native(dtype) for dtype in dtypes]
     if LeafType.INDEXED_SLICES in marks:
@@ -108,16 +110,6 @@ def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], leaf: Any) -> _
     elif marks[0] != LeafType.INDEXED_SLICES:
         kernels.result_dtype(op, dtypes[0])
     return _Leaf(arrays, shapes[0], dtypes[0], marks[0], None)
-
-
-def _takes_part(op: ReduceOp, leaf: Any, local: Sequence[int]) -> bool:
-    """Whether a leaf differs by worker. A mirrored value is the same everywhere, and a plain one must be."""
-    if isinstance(leaf, Mirrored):
-        return op in (ReduceOp.SUM, ReduceOp.PRODUCT)
-    if isinstance(leaf, DistributedValues) or len(local) == 1:
-        return True
-    across.components(op, leaf, local)  # which refuses a SUM
-    return False
 
 
 def _along(op: ReduceOp, arrays: list[Any], axis: Any, mark: LeafMark, local: Sequence[int]) -> _Leaf:

@@ -22,7 +22,7 @@ from aiodist.replica import arguments
 from aiodist.replica.merge import function_key
 from aiodist.replica.refusal import NO_RUN, group_here
 from aiodist.replica.team import Team
-from aiodist.strategy import across_workers
+from aiodist.strategy import across_workers, sharing
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
@@ -39,8 +39,9 @@ from aiodist.workers.joining import Hello, Joining
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
+    from aiodist.strategy.update import Update
     from aiodist.workers.layout import Layout
     from aiodist.workers.nccl_choice import Offer
     from aiodist.workers.nccl_plane import DataPlane
@@ -221,7 +222,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
 
         Args:
             reduce_op: as in `Strategy.reduce`.
-            value: this worker's components; with one local replica, its plain value.
+            value: this worker's components; a plain value is that of each of its replicas.
             axis: as in `Strategy.reduce`.
 
         Returns:
@@ -343,6 +344,9 @@ class MultiWorkerExtended(StrategyExtended):
             prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
         results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+
+    async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
+        return await sharing.update_together(self._strategy, make, variable, caller())
 
 
 def _offer(communicator: Communicator, device: str, options: CommunicationOptions) -> Offer | None:
