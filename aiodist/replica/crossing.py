@@ -11,7 +11,6 @@ from contextvars import copy_context
 from types import CodeType
 from typing import TYPE_CHECKING
 
-import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
@@ -22,6 +21,7 @@ from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier, When
+from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.part_crossing import PartCrossing, part_of
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
@@ -71,8 +71,8 @@ class Crossing(Carrier):
         self._start: Callable[[PartCrossing], object] | None = None
         self.told = False
         self.clean = False
-        self.judged = anyio.Event()
-        self._stopped = anyio.Event()
+        self.judged = LastingEvent()
+        self._stopped = LastingEvent()
         layout = team.span.layout
         group.span(self, layout.offset, layout.replicas)
         team.enter(self)

@@ -14,6 +14,8 @@ from typing import Any, Final, Self
 
 import anyio
 
+from aiodist.replica.lasting_event import LastingEvent
+
 _MOST_CHARACTERS: Final = 300
 
 
@@ -52,7 +54,7 @@ class Turns:
         self._waiting.append(turn)
         try:
             if self._waiting[0] is not turn:
-                turn.ready = anyio.Event()
+                turn.ready = LastingEvent()
                 self.go_on()
                 await turn.ready.wait()
             await self._prepare()
@@ -92,7 +94,7 @@ class Turn:
         self._turns = turns
         self.call = call
         self.left = False
-        self.ready: anyio.Event | None = None
+        self.ready: LastingEvent | None = None
 
     async def __aenter__(self) -> Self:
         await self._turns.begin(self)
