@@ -4,6 +4,9 @@ Every agent leaves two notes in the job's folder: that its worker has started, a
 processes have; or some seconds after the first worker has failed, which are for the last words of the others; or some
 seconds after the user has asked for it, which are for the workers to end on their own. A second Ctrl-C ends it at once.
 
+The job's exit code is that of the first worker that has failed by itself: one that ends while others need it makes them
+fail, too, and may come to its end after them. Those note that they are echoes.
+
 A worker notes there, too, that it waits to meet the others for a further strategy, and how often they have met. They
 all meet at once, so where one has ended that has met them no more often than one that waits, that one does so in vain.
 """
@@ -29,11 +32,12 @@ ENDING_SECONDS: Final = 4.0
 _POLL_SECONDS: Final = 0.05
 _LOST_AGENT_SECONDS: Final = 1.0
 _FAREWELL_SECONDS: Final = 1.0
+_WITH: Final = "after making {} MultiWorkerMirroredStrategy"
 _WITHOUT: Final = "without making a MultiWorkerMirroredStrategy"
 
 
 def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: Switchboard | None = None) -> int:
-    """Wait for the end of a job, or bring it about; return the exit code of the first worker that has failed, or 0.
+    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
 
     Args:
         starters: the processes that this one has started for it: a launcher, or agents.
@@ -49,6 +53,7 @@ def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: 
             while job.runs() and not job.is_over():
                 with suppress(subprocess.TimeoutExpired):
                     job.running[0].wait(_POLL_SECONDS)
+            told = job.first_failure()  # before those that are left are killed
         finally:
             job.end()
         if signal.SIGINT in asked.numbers:
@@ -59,7 +64,7 @@ def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: 
         if job.complaint:
             print(f"Error: {job.complaint}", file=sys.stderr)
             return 1
-        return job.first_failure() or next((code for code in map(_exit_code, starters) if code), 0)
+        return told or job.first_failure() or next((code for code in map(_exit_code, starters) if code), 0)
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
@@ -107,6 +112,7 @@ class _Job:
         self._looks = leftovers.Looks()
         self._over_at: float | None = None
         self._agent_lost_at: float | None = None
+        self._in_vain_since: float | None = None
         self.complaint: str | None = None
 
     def runs(self) -> bool:
@@ -126,7 +132,7 @@ class _Job:
         if self._over_at is None and (self.first_failure() or self._has_lost_an_agent(now)):
             self._over_at = now + LAST_WORDS_SECONDS
             self._note_memory()
-        if self._over_at is None and (complaint := self._waits_in_vain()):
+        if self._over_at is None and (complaint := self._waits_in_vain(now)):
             self.complaint, self._over_at = complaint, now
         return self._over_at is not None and now >= self._over_at
 
@@ -148,9 +154,11 @@ class _Job:
         leftovers.note_memory(self._notes, workers)
 
     def first_failure(self) -> int:
-        """Return the exit code of the first worker that has failed; 0 where none has."""
+        """Return the exit code of the first worker that has failed, an echo of another's only if all are; else 0."""
         ended = sorted(self._notes.glob("ended.*"), key=lambda note: note.stat().st_mtime_ns)
-        return next((code for note in ended if (code := int(note.read_text() or 0))), 0)
+        codes = {note: code for note in ended if (code := int(note.read_text() or 0))}
+        own = (code for note, code in codes.items() if not note.with_name(f"echo{note.suffix}").exists())
+        return next(own, next(iter(codes.values()), 0))
 
     def _started(self) -> list[tuple[int, int]]:
         """Return the agents and workers of this machine, as far as they have come."""
@@ -167,7 +175,7 @@ class _Job:
         self._agent_lost_at = (self._agent_lost_at or now) if waiting else None
         return self._agent_lost_at is not None and now - self._agent_lost_at > _LOST_AGENT_SECONDS
 
-    def _waits_in_vain(self) -> str | None:
+    def _waits_in_vain(self, now: float) -> str | None:
         """Return what is to be said where workers wait to meet one that has ended; None where none does."""
         ended = {note.suffix[1:] for note in self._notes.glob("ended.*")}
         met = {note.suffix[1:]: int(note.read_text() or 0) for note in self._notes.glob("met.*")}
@@ -177,11 +185,10 @@ class _Job:
         first = min(sorted(ended), key=lambda worker: met.get(worker, 0))
         made = met.get(first, 0)
         in_vain = sum(met.get(worker, 0) >= made for worker in waiting - ended)
-        if not in_vain:
-            return None
-        what, where = (
-            (f"after making {made} MultiWorkerMirroredStrategy", "to make the next") if made else (_WITHOUT, "there")
-        )
+        self._in_vain_since = (self._in_vain_since or now) if in_vain else None
+        if self._in_vain_since is None or (made and now - self._in_vain_since < LAST_WORDS_SECONDS):
+            return None  # those that have an earlier strategy know by that, and raise it themselves
+        what, where = (_WITH.format(made), "to make the next") if made else (_WITHOUT, "there")
         return (
             f"the worker of process {first.rpartition('-')[2]} has ended {what}, and {in_vain} "
             f"other{'s wait' if in_vain > 1 else ' waits'} for it {where}; every worker must run the same program"

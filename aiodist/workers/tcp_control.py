@@ -18,7 +18,6 @@ import os
 import pickle
 import selectors
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -32,6 +31,7 @@ from typing import Any, Final
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers import star
 from aiodist.workers.addresses import Listening
+from aiodist.workers.ending import ENDED, farewell_of, last_error, tell_of_echo
 from aiodist.workers.health import Health
 from aiodist.workers.inquiries import ENDED, Inquiries
 from aiodist.workers.joining import Hello
@@ -78,6 +78,7 @@ class TcpControl(Inquiries):
         self.makings = makings
         self._rank = layout.rank
         self._size = layout.workers
+        self._own = frozenset(layout.places[layout.rank])
         self._unfinished = unfinished
         self._listening_ref: weakref.ref[Listener] | None = None
         self._pulse = Pulse()
@@ -140,8 +141,9 @@ class TcpControl(Inquiries):
         """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
         if os.getpid() != self._process:  # what the program has forked has no part in it
             return
-        error = getattr(sys, "last_value", None)
-        self._leave(ENDED if error is None else f"{ENDED}: {_brief(error)}", error is not None)
+        error = last_error()
+        tell_of_echo(error, self._own)
+        self._leave(farewell_of(error), error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def _close_at_exit(self) -> None:
@@ -393,7 +395,3 @@ class TcpControl(Inquiries):
             self._later(FAREWELL_SECONDS, "lost", peer.rank, arguments[0])
         elif name != "beat":
             self._handle(name, *arguments)
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
