@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiodist.collective import wording
+from aiodist.workers.ending import ENDED
 from aiodist.workers.makings import Makings, Whereabouts
 from aiodist.workers.peer import message
 from aiodist.workers.pulse import Pulse
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOOK_SECONDS: Final = 0.5
-ENDED: Final = "has ended"
 
 
 class Looking(Protocol):

@@ -33,7 +33,7 @@ from aiodist.workers import star
 from aiodist.workers.addresses import Listening
 from aiodist.workers.ending import ENDED, farewell_of, last_error, tell_of_echo
 from aiodist.workers.health import Health
-from aiodist.workers.inquiries import ENDED, Inquiries
+from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.links import Links
