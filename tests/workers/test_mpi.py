@@ -27,7 +27,7 @@ def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
 @pytest.fixture(scope="module")
 def faults() -> Mapping[str, tuple[int, str, float]]:
     """Faults that end the job, each in a job of its own, and the others in one, all at once: most of it is waiting."""
-    jobs = (["killed"], ["stopped"], ["exits"], ["raises", "shape", "blocked"])
+    jobs = (["killed"], ["stopped"], ["exits"], ["argument", "raises", "shape", "blocked"])
     with ThreadPoolExecutor() as pool:
         ended = pool.map(lambda kinds: job(3, "fault", *kinds), jobs)
         return {kind: outcome for kinds, outcome in zip(jobs, ended, strict=True) for kind in kinds}
@@ -38,6 +38,7 @@ def faults() -> Mapping[str, tuple[int, str, float]]:
     [
         ("killed", "WorkerLostError 'worker 2 of 3 has died", 5),
         ("stopped", "WorkerLostError 'worker 2 of 3 is stopped", 8),
+        ("argument", "IncompleteCollectiveError 'replica 2 ", 5),
         ("exits", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
         ("raises", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
         ("shape", "CollectiveMismatchError 'replicas disagree at collective #1", 5),
