@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
 
 from aiodist.collective.callsite import location
 from aiodist.collective.signature import KIND
@@ -109,6 +110,10 @@ class Standing:
     def _all_steps(self) -> tuple[InFlight, ...] | None:
         """Return all steps in the air, of all strategies; None where the control plane may yet bring something else."""
         found: list[InFlight] = []
+        known = {elder._team for elder in self._makings.elders.values() if isinstance(elder, Standing)}
+        others = [team for team in set(_teams) - known if team._home.is_here]
+        if any(crossing._step is not None for team in others for crossing in team._crossings.values()):
+            return None  # a strategy of some of the workers may go on without the one that asks
         for number, elder in self._makings.elders.items():
             steps = elder._steps(number) if isinstance(elder, Standing) else None
             if steps is None:
@@ -124,6 +129,14 @@ class Standing:
         if team._home.thread not in (0, get_ident()) or any(map(_is_in_question, crossings)):
             return None
         return [InFlight(number, one.lane.index, one.lane.posted) for one in crossings if one._step is not None]
+
+
+_teams: Final[WeakSet[Team]] = WeakSet()
+
+
+def note(team: Team) -> None:
+    """Know a strategy's workers, be it one that only some of the job's make."""
+    _teams.add(team)
 
 
 def _is_in_question(crossing: Crossing) -> bool:
