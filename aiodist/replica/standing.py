@@ -91,8 +91,11 @@ class Standing:
         replicas = tuple(map(ReplicaReport, range(layout.replicas), layout.names, states))
         return DeadlockError(CollectiveReport(Reason.DEADLOCK, 0, replicas, (*sorted({*here, *there}),), text))
 
-    def tell(self, to: Callable[[str, tuple[InFlight, ...] | None], object]) -> None:
-        """Tell what this worker is at; in the event loop, or nothing where none runs."""
+    def whereabouts(self, tell: Callable[[str, tuple[InFlight, ...] | None], object]) -> None:
+        """Tell what this worker is at, in the event loop; nothing where none runs."""
+        self._team.call_soon_threadsafe(self._tell, tell)
+
+    def _tell(self, to: Callable[[str, tuple[InFlight, ...] | None], object]) -> None:
         from aiodist.replica.waits import look_at_loop  # loaded when there is something to tell
 
         if self._team.is_here and _runs_here():

@@ -120,11 +120,6 @@ class Team:
         elif reply.run in self._crossings:
             self._crossings[reply.run].watch(reply.number)
 
-    def whereabouts(self, tell: Callable[..., object]) -> None:
-        """Tell what this worker is at, one that makes a further strategy; in the event loop."""
-        if self.standing is not None:
-            self.call_soon_threadsafe(self.standing.tell, tell)
-
     def lose(self, rank: int, why: str) -> None:
         """Hear that a worker is gone."""
         self._lose_by(lost_worker(self.span.layout, rank, why))

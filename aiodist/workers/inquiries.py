@@ -22,7 +22,7 @@ LOOK_SECONDS: Final = 0.5
 
 
 class Looking(Protocol):
-    """A worker that can tell what it is at."""
+    """A strategy of a worker that can tell what it is at."""
 
     def whereabouts(self, tell: Callable[[str, tuple[Any, ...] | None], object]) -> None:
         """Call a function with that, in the event loop, as soon as it can be told."""
@@ -76,7 +76,7 @@ class Inquiries(Requests):
             self._put(self._peers[to], message(*what))
 
     def _on_inquired(self, asker: int, question: int, number: int) -> None:
-        looking: Any = self._listener
+        looking: Looking | None = getattr(self._listener, "standing", None)
         if self.makings is None:
             return
         if self.makings.made >= number or self.makings.place is not None or looking is None:
