@@ -84,6 +84,7 @@ class SyncGroup:
         self.thread, self.closed = 0, False
         self.open: dict[int, Rendezvous] = {}
         self.agreed: deque[Record] = deque(maxlen=HISTORY)
+        self._checked: Signature | None = None  # the latest: mostly the next one asks for the same
         self.trouble: int | None = None
         self.verdict: CollectiveError | None = None
         self._ended_at = _NEVER
@@ -147,7 +148,9 @@ class SyncGroup:
         number = member.sequence
         meeting = self.open.get(number)
         if meeting is None:
-            signature[KIND].check(signature, self.world_size)
+            if signature != self._checked:
+                signature[KIND].check(signature, self.world_size)
+                self._checked = signature
             meeting = self._begin(number, signature, code, offset)
         elif offset != meeting.offset or code is not meeting.code or signature != meeting.signature:
             self._compare(member, meeting, signature, code, offset)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from aiodist.collective.bridge import Bridge, RunBridge
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.signature import STRUCTURE
 from aiodist.collective.subgroup import SubGroup
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
@@ -52,7 +53,7 @@ class _Crossing(_OfWorkers):
 
     def _agree(self, meeting: Rendezvous, last: int) -> None:
         meeting.agreed = True
-        self.agreed.append((meeting.number, *meeting.call, meeting.others))
+        self.agreed.append((meeting.number, meeting.signature, meeting.code, meeting.offset, meeting.others))
         self._arriving = meeting
         self.bridge.cross(meeting)
         self._arriving = None
@@ -72,6 +73,21 @@ class _Crossing(_OfWorkers):
 
     def release(self, meeting: Rendezvous) -> None:
         """Wake those who wait in a complete meeting; where it is complete in its last arrival, after that."""
+        if meeting is not self._arriving:
+            super().release(meeting)
+
+    def finish_alone(self, meeting: Rendezvous, result: Any) -> None:
+        """Do what `finish_merge` does, where the group's only replica has brought arrays that nothing is special of."""
+        if meeting.outs is not None or self.trouble is not None or self.observer is not None:
+            meeting.take_from_afar(result)
+            self.finish_merge(meeting, meeting.result, None)
+            return
+        meeting.result = result
+        meeting.plain = meeting.signature[STRUCTURE] is None
+        meeting.shared_nest = not meeting.plain
+        meeting.complete = True
+        meeting.values = []
+        del self.open[meeting.number]
         if meeting is not self._arriving:
             super().release(meeting)
 

@@ -25,7 +25,7 @@ from aiodist.workers.transfers import SEGMENT, Hands, Steps
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.pool import results as pool
 from aiodist_kernels.rounding import rounded
-from aiodist_kernels.rules import Rule
+from aiodist_kernels.rules import Finish, Rule
 
 
 class Alone:
@@ -41,9 +41,23 @@ class Alone:
         as_it_lies: there is one leaf, which needs no conversion.
         ranges: by leaf, where it lies in the whole.
         segments: what of the whole is reduced at a time.
+        whole: the whole is reduced at a time.
+        plain: the total is the result, as it is.
     """
 
-    __slots__ = ("as_it_lies", "flat", "fold", "layout", "ranges", "room", "rule", "segments", "shapes")
+    __slots__ = (
+        "as_it_lies",
+        "flat",
+        "fold",
+        "layout",
+        "plain",
+        "ranges",
+        "room",
+        "rule",
+        "segments",
+        "shapes",
+        "whole",
+    )
 
     def __init__(self, rule: Rule, shapes: Sequence[tuple[int, ...]], layout: Layout) -> None:
         self.fold = ReduceOp.SUM if rule.op is ReduceOp.MEAN else rule.op
@@ -57,11 +71,13 @@ class Alone:
         self.flat = (size,)
         self.room = size * rule.accumulator.itemsize
         self.segments = [(begin, min(begin + step, size)) for begin in range(0, size, step)]
+        self.whole = len(self.segments) == 1
+        self.plain = self.whole and self.as_it_lies and self.flat == shapes[0] and rule.finish is Finish.NOTHING
 
     @property
     def serves(self) -> bool:
         """Whether this is a way for them."""
-        return self.as_it_lies or len(self.segments) == 1
+        return self.as_it_lies or self.whole
 
 
 class AloneReduction:
@@ -104,25 +120,35 @@ class AloneReduction:
             flat = [array.reshape(-1) for array in self._arrays]
             self._send = np.concatenate(flat, dtype=known.rule.accumulator, casting="same_kind")
         elif lies_well(self._arrays[0]):
-            send = self._arrays[0].reshape(-1)
-            own = known.rule.dtype  # there are equal dtypes of other names, of which an engine may know one
+            send, own = self._arrays[0], known.rule.dtype
+            if send.ndim > 1:
+                send = send.reshape(-1)
+            # there are equal dtypes of other names, of which an engine may know one
             self._send = send if send.dtype is own else send.view(own)
         else:
             return
         self._total = pool.empty(known.flat, known.rule.accumulator)
 
-    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None, hands: Hands) -> Steps[list[Any]]:
-        """Reduce them, segment by segment."""
-        if self._total is None:
-            self.get_ready(communicator)
-        known, send, total = self._known, self._send, self._total
-        if send is None or total is None:
-            return (yield from self._as_others().carry_out(communicator, lengths, hands))
-        if len(known.segments) == 1:
-            yield communicator.iallreduce(known.fold, send, total)
+    @property
+    def goes_at_once(self) -> bool:
+        """Whether `begin` and `end` are a way for it, now that it is ready."""
+        return self._total is not None and self._known.whole
+
+    def begin(self, communicator: Communicator) -> Request:
+        """Begin to reduce all of it at once."""
+        assert self._send is not None
+        assert self._total is not None
+        return communicator.iallreduce(self._known.fold, self._send, self._total)
+
+    def end(self) -> list[Any]:
+        """Return the results, where all is reduced."""
+        known, total = self._known, self._total
+        assert total is not None
+        if known.plain:
+            total.setflags(write=False)
+            return [total]
+        if known.whole:
             finished(known.rule, total, known.layout.replicas)
-        else:
-            yield from self._in_segments(communicator, send, total)
         if known.rule.result != known.rule.accumulator:
             with np.errstate(all="ignore"):
                 total = rounded(total, known.rule.result)
@@ -132,6 +158,18 @@ class AloneReduction:
             result.setflags(write=False)
             results.append(result)
         return results
+
+    def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None, hands: Hands) -> Steps[list[Any]]:
+        """Reduce them, segment by segment."""
+        if self._total is None:
+            self.get_ready(communicator)
+        if self._send is None or self._total is None:
+            return (yield from self._as_others().carry_out(communicator, lengths, hands))
+        if self._known.whole:
+            yield self.begin(communicator)
+        else:
+            yield from self._in_segments(communicator, self._send, self._total)
+        return self.end()
 
     def _in_segments(self, communicator: Communicator, send: Array, total: Array) -> Steps[None]:
         depth, pending = communicator.segment_depth, deque[tuple[Request, Array]]()

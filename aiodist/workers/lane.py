@@ -111,12 +111,11 @@ class Lane:
             Disagreement: the workers do not mean the same.
             FrozenLane: this worker has told of the lane already.
         """
-        opening, transfers, fast = self._opening, plan.transfers, Flag.NONE
+        transfers, fast = plan.transfers, Flag.NONE
         if alongside is not None:
             fast = self._flag(transfers)
-        chain = self._chain = chained(self._chain, digest)
-        length, payload = _payload(transfers) if transfers and opening.complete else (0, b"")
-        record = self._post(chain, length, free, flags | fast, notice, payload)
+        length, payload = _payload(transfers) if transfers and self._opening.complete else (0, b"")
+        record = self.open(digest, flags | fast, length, free, notice, payload)
         begun = None
         if alongside is not None and fast is Flag.BEGUN:
             begun = self._alongside.begin(transfers[0], alongside)
@@ -124,8 +123,42 @@ class Lane:
             with suppress(Exception):  # tried again when it is carried out: the record is on its way
                 plan.early(self.communicator)
         yield record
+        return self.agreed(plan, flags, begun, wants=fast is Flag.WANTED)
+
+    def open(
+        self,
+        digest: bytes,
+        flags: int,
+        length: int = 0,
+        free: int = ALL_FREE,
+        notice: Notice = Notice.NONE,
+        payload: bytes = b"",
+    ) -> Request:
+        """Begin to exchange records, which `agree` does; `agreed` ends it.
+
+        Args:
+            digest: the call's.
+            flags: as in the record, and likewise the others.
+
+        Raises:
+            FrozenLane: this worker has told of the lane already.
+        """
+        chain = self._chain = chained(self._chain, digest)
+        return self._post(chain, length, free, flags, notice, payload)
+
+    def all_alike(self) -> bool:
+        """Return whether the records, which are here, all say the same."""
+        return self._opening.alike()
+
+    def agreed(self, plan: Plan, flags: int, begun: Begun | None = None, *, wants: bool = False) -> Agreed:
+        """Return what the records, which are here, agree on.
+
+        Raises:
+            Disagreement: the workers do not mean the same.
+        """
+        opening = self._opening
         if opening.alike():
-            return Agreed(plan, opening, True, Notice.NONE, begun, fast is Flag.WANTED)
+            return Agreed(plan, opening, True, Notice.NONE, begun, wants)
         if not opening.agreed():
             raise Disagreement
         self._drop_begun(opening)

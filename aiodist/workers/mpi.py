@@ -119,6 +119,8 @@ def _bounded() -> Iterator[None]:
 class MpiRequest:
     """An operation of MPI's, and the buffers that it uses."""
 
+    __slots__ = ("_buffers", "_done", "_request")
+
     def __init__(self, request: Any, *buffers: object) -> None:
         self._request = request
         self._buffers = buffers
@@ -138,6 +140,8 @@ class MpiRequest:
 
 class MpiDuplication(MpiRequest):
     """A communicator of MPI's in the making."""
+
+    __slots__ = ("_made",)
 
     def __init__(self, made: Any, request: Any) -> None:
         super().__init__(request)

@@ -31,7 +31,7 @@ from aiodist.workers.gloo import GlooCommunicator
 from aiodist.workers.lane import Agreed, Lane
 from aiodist.workers.mpi import load_mpi
 from aiodist.workers.record import PAYLOAD
-from aiodist.workers.transfers import Steps
+from aiodist.workers.transfers import Done, Steps
 from aiodist_kernels.rules import rule_for
 
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
@@ -60,12 +60,14 @@ def without_records() -> Iterator[None]:
         return Agreed(plan, lane._opening, plain=True)
         yield
 
-    agree = Lane.agree
+    agree, begin, all_alike = Lane.agree, Lane.open, Lane.all_alike
     Lane.agree = take_it  # type: ignore[method-assign,assignment]
+    Lane.open = lambda *_: Done()  # type: ignore[method-assign]
+    Lane.all_alike = lambda *_: True  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Lane.agree = agree  # type: ignore[method-assign]
+        Lane.agree, Lane.open, Lane.all_alike = agree, begin, all_alike  # type: ignore[method-assign]
 
 
 async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
