@@ -113,8 +113,11 @@ class Landing(DeviceWork):
             landed = Known(Place(HOST, symbol(self._numbers[place, taken])), sources[taken].shape, sources[taken].dtype)
             self.move([Move(landed.view(), sources[taken].view())])
 
-    def _collect(self) -> Any:
-        """Return what each replica brought, on the host; in the place of what is not needed stands None."""
+    def landed(self) -> Any:
+        """Return what each replica brought, in memory of the host; in the place of what is not needed stands None.
+
+        What came from devices is there when the work is done.
+        """
         rows: list[list[Any]] = [list(row) for row in zip(*self.columns, strict=True)]
         for place in self._places:
             column = self.columns[place]
@@ -124,6 +127,9 @@ class Landing(DeviceWork):
                 landed = self.arrays[self._numbers[place, taken]].owner
                 rows[taken][place] = Partial(landed, column[taken].dtype) if self._folds else landed
         return [row[0] for row in rows] if self.single else rows
+
+    def _collect(self) -> Any:
+        return self.landed()
 
 
 class Launching(DeviceWork):

@@ -31,6 +31,7 @@ from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep
 from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
+from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Span
@@ -78,7 +79,7 @@ class Carrier:
         patience: for how long to ask at once whether they have, in seconds.
     """
 
-    judged: anyio.Event
+    judged: LastingEvent
 
     def __init__(self, team: Team, lane: Lane | None, group: SpannedGroup | SpannedPart, span: Span) -> None:
         self._team = team

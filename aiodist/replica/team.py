@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,8 @@ from aiodist.replica.asked import Asked
 from aiodist.replica.awaiting import InterruptedStep, outlast
 from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
-from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
+from aiodist.replica.home_loop import HomeLoop
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
@@ -87,18 +86,13 @@ class Team:
         self._root: RootCrossing | None = None
         self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
         self._turns = Turns(self._end_of_trouble, self._abandon_before)
-        self._loop: Any = None
-        self._thread = 0
-        self._call: Callable[..., object] = lambda fn, *args: fn(*args)
+        self._home = HomeLoop()
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
         """Call a function in the event loop; now, where none runs any more."""
-        try:
-            self._call(fn, *args)
-        except RuntimeError:
-            fn(*args)
+        self._home.call_soon_threadsafe(fn, *args)
 
     # What the control plane calls, in any thread.
 
@@ -218,18 +212,17 @@ class Team:
         if self.span.layout.workers > 1:
             self._turns.refuse(error, signature, code, offset)
 
-    async def perform(
-        self, signature: Signature, code: CodeType, offset: int, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
-        """Carry out an operation with all workers; return its result.
+    async def perform(self, signature: Signature, code: CodeType, offset: int, value: Any, ready: Any = None) -> Any:
+        """Carry out an operation with all workers, once what it brings is ``ready``; return its result.
 
         Raises:
             CollectiveError: the workers do not meet in it.
             Exception: what it raises on all of them.
         """
-        async with self._turn(signature, code, offset):
+        async with self._turn(signature, code, offset) as turn:
+            await turn.wait_for(ready)
             meeting = self.begin(signature, code, offset, value)
-            await self._carry(meeting, options)
+            await self._carry(meeting, None)
             return meeting.result
 
     async def open_run(
@@ -277,11 +270,8 @@ class Team:
 
     def _turn(self, *call: Any) -> Turn:
         """Return a turn at lane 0, for a call: its signature, and its place."""
-        loop, call_soon = current_loop()
-        if loop is not self._loop:
-            self._loop, self._call, self._thread = loop, call_soon, get_ident()
-            if self._root is not None:
-                self._root.move_to_this_loop()
+        if self._home.move_in() and self._root is not None:
+            self._root.move_to_this_loop()
         return self._turns.turn(*call)
 
     def _abandon_before(self, signature: Signature, code: CodeType, offset: int, refusal: str = "") -> bool:
@@ -393,7 +383,7 @@ class Team:
     @property
     def is_here(self) -> bool:
         """Whether this is the thread in which the engine is called."""
-        return get_ident() == self._thread
+        return self._home.is_here
 
     def settle(self, crossing: Crossing, *, well: bool = True) -> None:
         """Hear that nothing of a crossing that was judged waits for others any more, or that some always will."""

@@ -149,7 +149,7 @@ class StrategyExtended:
         replicas = replicas_here(strategy)
         op = arguments.reduce_op(reduce_op)
         chosen = self.communication_options.merge(arguments.options(options, None))
-        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in _pairs(pairs)]
+        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
         there = OnDevices(strategy, [value for value, _ in targets])
         values = there.on_host
         results: list[Any] = []
@@ -267,7 +267,12 @@ class StrategyExtended:
             raise ValueError(f"{variable!r} was not created under {self._strategy!r}; create it in its scope()")
 
 
-def _pairs(given: Any) -> list[tuple[Any, Any]]:
+def pairs_of(given: Any) -> list[tuple[Any, Any]]:
+    """Return pairs of a value and its destinations.
+
+    Raises:
+        TypeError: they are none.
+    """
     alone = isinstance(given, (DistributedValues, Variable)) or not isinstance(given, Iterable)
     pairs: list[Any] = [given] if alone else list(given)
     for pair in pairs:

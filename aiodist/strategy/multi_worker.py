@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,8 @@ from aiodist.strategy import across_workers
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
-from aiodist.strategy.extended import StrategyExtended
+from aiodist.strategy.extended import StrategyExtended, pairs_of
+from aiodist.strategy.on_devices import gpus_by_leaf
 from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.through_host import ThroughHost
 from aiodist.vocabulary.errors import ReplicaContextError
@@ -240,8 +240,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             op = arguments.reduce_op(reduce_op)
             replicas = replicas_here(self)
             through = ThroughHost(self, value, replicas)
-        prepare = partial(across_workers.prepare_reduce, op, axis=axis, local=replicas)
-        return self._on_host(across_workers.REDUCE, op, through, prepare, frame)
+            prepared = across_workers.prepare_reduce(op, through.value, axis, replicas, through.marks)
+        return self._together(across_workers.REDUCE, op, prepared, frame, through)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order over all workers.
@@ -264,35 +264,21 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         replicas = replicas_here(self)
         with self._noting_refusal(across_workers.GATHER, frame):
             through = ThroughHost(self, value, replicas)
-        prepare = partial(across_workers.prepare_gather, axis=axis, local=replicas)
-        return self._on_host(across_workers.GATHER, None, through, prepare, frame)
+            prepared = across_workers.prepare_gather(through.value, axis, replicas, through.marks)
+        return self._together(across_workers.GATHER, None, prepared, frame, through)
 
-    def _on_host(
+    async def _together(
         self,
         kind: Kind,
         op: ReduceOp | None,
-        through: ThroughHost,
-        prepare: Callable[..., across_workers.Prepared],
+        prepared: across_workers.Prepared,
         frame: FrameType,
-    ) -> Any:
-        if through.marks is None:  # all is there: what is wrong with it is said at the call
-            with self._noting_refusal(kind, frame):
-                prepared = prepare(through.value)
-            return self._together(kind, op, prepared, frame)
-
-        async def by_way_of_the_host() -> Any:
-            value = await through.down()
-            with self._noting_refusal(kind, frame):
-                prepared = prepare(value, marks=through.marks)
-            return await through.up(await self._together(kind, op, prepared, frame))
-
-        return by_way_of_the_host()
-
-    async def _together(
-        self, kind: Kind, op: ReduceOp | None, prepared: across_workers.Prepared, frame: FrameType
+        through: ThroughHost,
+        targets: Sequence[tuple[int, ...]] | None = None,
     ) -> Any:
         signature = (*across_workers.signature_of(kind, op, prepared)[:-1], self._path(frame))
-        return await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared)
+        result = await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared, through.down)
+        return await through.up(result, targets)
 
     @contextmanager
     def _noting_refusal(self, kind: Kind, frame: FrameType) -> Iterator[None]:
@@ -339,9 +325,12 @@ class MultiWorkerExtended(StrategyExtended):
         with strategy._noting_refusal(across_workers.REDUCE_TO, frame):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
-            targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
-            prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
-        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame)
+            targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
+            replicas = replicas_here(strategy)
+            gpus = gpus_by_leaf(targets)
+            through = ThroughHost(strategy, [value for value, _ in targets], replicas)
+            prepared = across_workers.prepare_reduce(op, through.value, None, replicas, through.marks)
+        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame, through, gpus)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
 

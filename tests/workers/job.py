@@ -138,6 +138,8 @@ def go_wrong(kind: str) -> None:
         os.kill(os.getppid(), signal.SIGSTOP)  # the agent, too
     if kind in {"stopped", "frozen"}:
         os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "exits":
+        sys.exit(5)
     if kind == "raises":
         raise ValueError("bad batch")
     if kind == "blocked":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
 @pytest.fixture(scope="module")
 def faults() -> Mapping[str, tuple[int, str, float]]:
     """Faults that end the job, each in a job of its own, and the others in one, all at once: most of it is waiting."""
-    jobs = (["killed"], ["stopped"], ["raises", "shape", "blocked"])
+    jobs = (["killed"], ["stopped"], ["exits"], ["raises", "shape", "blocked"])
     with ThreadPoolExecutor() as pool:
         ended = pool.map(lambda kinds: job(3, "fault", *kinds), jobs)
         return {kind: outcome for kinds, outcome in zip(jobs, ended, strict=True) for kind in kinds}
@@ -37,6 +38,7 @@ def faults() -> Mapping[str, tuple[int, str, float]]:
     [
         ("killed", "WorkerLostError 'worker 2 of 3 has died", 5),
         ("stopped", "WorkerLostError 'worker 2 of 3 is stopped", 8),
+        ("exits", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
         ("raises", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
         ("shape", "CollectiveMismatchError 'replicas disagree at collective #1", 5),
         ("blocked", "CollectiveTimeoutError 'collective #1 timed out after 0.5 s: replica 2 has not arrived", 6),
@@ -55,6 +57,13 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
         if kind == "blocked":
             assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[2])
             assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[2])
+
+
+def test_exit_code_is_that_of_the_worker_whose_end_has_made_the_others_fail(
+    faults: Mapping[str, tuple[int, str, float]],
+) -> None:
+    assert faults["exits"][0] == 5
+    assert faults["killed"][0] == 128 + signal.SIGKILL
 
 
 def test_job_that_has_caught_its_errors_ends_well_also_where_something_stays_in_the_air() -> None:
