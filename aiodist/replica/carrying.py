@@ -243,11 +243,11 @@ class Carrier:
         lane, straight = self.lane, course.straight
         assert straight is not None
         reduction = straight.reduction(meeting.values)
-        record = lane.open(course.digest, course.flags)
+        record = lane.open_plainly(course.number, course.flags)
         with suppress(Exception):  # tried again when it is carried out: the record is on its way
             reduction.get_ready(lane.communicator)
         yield record
-        if not lane.all_alike():
+        if not lane.opening.alike():
             agreed = lane.agreed(course.recipe(meeting.values), course.flags)
             return (yield from self._carry_on(meeting, course, None, agreed, ALL_FREE))
         self.moving = True

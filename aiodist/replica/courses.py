@@ -21,6 +21,7 @@ class Course(NamedTuple):
 
     Attributes:
         digest: what must agree.
+        number: the same, as a number.
         recipe: plans what is to be exchanged.
         flags: what the record says of the accumulator.
         merges: a merge function makes the result.
@@ -30,6 +31,7 @@ class Course(NamedTuple):
     """
 
     digest: bytes
+    number: int
     recipe: Recipe
     flags: int
     merges: bool
@@ -75,8 +77,10 @@ class Courses:
         signature = meeting.signature
         types = signature[TYPES]
         recipe = recipe_of(signature, accumulate, self._span)
+        digest = self._digests.of(meeting.call)
         found = self._known[key] = Course(
-            self._digests.of(meeting.call),
+            digest,
+            int.from_bytes(digest, "little"),
             recipe,
             Flag.FLOAT64 if accumulate == "float64" else Flag.NONE,
             signature[KIND].across is None,

@@ -2,7 +2,7 @@
 
 There is nothing to fold here before the engine reduces. One array that needs no conversion goes, segment by segment,
 from its own memory into the result's; what is converted, or a nest, is put together first where it is one segment. Of a
-call that comes again all is known but the arrays: `Alone` holds that, for all of the call's steps, and never changes.
+call that comes again all is known but the arrays: `Alone` holds that, for all of the call's steps.
 What is given is what `Reduction` gives, which serves where the engine does not reduce the dtype, or an array cannot be
 sent as it lies.
 """
@@ -43,6 +43,7 @@ class Alone:
         segments: what of the whole is reduced at a time.
         whole: the whole is reduced at a time.
         plain: the total is the result, as it is.
+        reduced_by: the latest communicator that has said that it reduces the dtype.
     """
 
     __slots__ = (
@@ -52,6 +53,7 @@ class Alone:
         "layout",
         "plain",
         "ranges",
+        "reduced_by",
         "room",
         "rule",
         "segments",
@@ -62,6 +64,7 @@ class Alone:
     def __init__(self, rule: Rule, shapes: Sequence[tuple[int, ...]], layout: Layout) -> None:
         self.fold = ReduceOp.SUM if rule.op is ReduceOp.MEAN else rule.op
         self.rule = rule
+        self.reduced_by: Communicator | None = None
         self.shapes = shapes
         self.layout = layout
         self.as_it_lies = len(shapes) == 1 and rule.dtype == rule.accumulator == rule.result
@@ -114,8 +117,10 @@ class AloneReduction:
     def get_ready(self, communicator: Communicator) -> None:
         """Make the memory ready, where this is a way for these arrays; best while a record is on its way."""
         known = self._known
-        if not communicator.reduces(known.fold, known.rule.accumulator):
-            return
+        if known.reduced_by is not communicator:
+            if not communicator.reduces(known.fold, known.rule.accumulator):
+                return
+            known.reduced_by = communicator
         if not known.as_it_lies:
             flat = [array.reshape(-1) for array in self._arrays]
             self._send = np.concatenate(flat, dtype=known.rule.accumulator, casting="same_kind")

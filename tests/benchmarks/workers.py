@@ -30,7 +30,7 @@ from aiodist.workers.crossing import Plan
 from aiodist.workers.gloo import GlooCommunicator
 from aiodist.workers.lane import Agreed, Lane
 from aiodist.workers.mpi import load_mpi
-from aiodist.workers.record import PAYLOAD
+from aiodist.workers.record import PAYLOAD, Opening
 from aiodist.workers.transfers import Done, Steps
 from aiodist_kernels.rules import rule_for
 
@@ -57,17 +57,17 @@ def without_records() -> Iterator[None]:
     """Let all workers take it that the others mean the same; nothing else of a step changes."""
 
     def take_it(lane: Lane, digest: bytes, plan: Plan, *_: object) -> Steps[Agreed]:
-        return Agreed(plan, lane._opening, plain=True)
+        return Agreed(plan, lane.opening, plain=True)
         yield
 
-    agree, begin, all_alike = Lane.agree, Lane.open, Lane.all_alike
+    agree, begin, alike = Lane.agree, Lane.open_plainly, Opening.alike
     Lane.agree = take_it  # type: ignore[method-assign,assignment]
-    Lane.open = lambda *_: Done()  # type: ignore[method-assign]
-    Lane.all_alike = lambda *_: True  # type: ignore[method-assign]
+    Lane.open_plainly = lambda *_: Done()  # type: ignore[method-assign]
+    Opening.alike = lambda *_: True  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Lane.agree, Lane.open, Lane.all_alike = agree, begin, all_alike  # type: ignore[method-assign]
+        Lane.agree, Lane.open_plainly, Opening.alike = agree, begin, alike  # type: ignore[method-assign]
 
 
 async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
