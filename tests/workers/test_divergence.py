@@ -27,6 +27,7 @@ from aiodist import (
 from aiodist.replica.stall import StallWatch
 from tests.collective.runs import mirrored, run
 from tests.replica.test_stall import Looks
+from tests.replica.warned import warned
 from tests.workers.simulated import Job, Program, on_uvloop_too
 
 elements = 3  # of the programs' arrays
@@ -304,8 +305,10 @@ async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: 
     async def later() -> None:
         await anyio.wait_all_tasks_blocked()
         looks.pass_time(5)
-        with pytest.warns(StallWarning, match="and another worker's have not: timeout_seconds"):
+        with warned() as stalls:
             looks.pass_time(10)
+        assert [stall.category for stall in stalls] == [StallWarning]
+        assert "and another worker's have not: timeout_seconds" in stalls[0].text
         told.set()
 
     async with anyio.create_task_group() as tasks:
