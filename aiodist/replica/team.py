@@ -219,7 +219,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             Exception: what it raises on all of them.
         """
-        async with self._turn(signature, code, offset) as turn:
+        async with self.turn(signature, code, offset) as turn:
             await turn.wait_for(ready)
             meeting = self.begin(signature, code, offset, value)
             await self._carry(meeting, None)
@@ -239,7 +239,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             RuntimeError: too many runs at a time.
         """
-        async with self._turn(signature, code, offset):
+        async with self.turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, None)
             opening = self._root_crossing().open_run(meeting, group)
             with opening:
@@ -268,7 +268,7 @@ class Team:
 
     # Lane 0.
 
-    def _turn(self, *call: Any) -> Turn:
+    def turn(self, *call: Any) -> Turn:
         """Return a turn at lane 0, for a call: its signature, and its place."""
         if self._home.move_in() and self._root is not None:
             self._root.move_to_this_loop()

@@ -49,6 +49,12 @@ class Turns:
         turn.left = True
         self._waiting.append(turn)
 
+    def pass_on(self, turn: Turn) -> None:
+        """Take a turn whose caller has left already."""
+        turn.left = True
+        self._waiting.append(turn)
+        self.go_on()
+
     async def begin(self, turn: Turn) -> None:
         """Wait for a turn."""
         self._waiting.append(turn)
@@ -95,6 +101,10 @@ class Turn:
         self.call = call
         self.left = False
         self.ready: LastingEvent | None = None
+
+    def leave(self) -> None:
+        """Give it up before anybody waits for it."""
+        self._turns.pass_on(self)
 
     async def __aenter__(self) -> Self:
         await self._turns.begin(self)

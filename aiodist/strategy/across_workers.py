@@ -1,7 +1,7 @@
 """Reducing and gathering per-replica values in cross-replica context, over the replicas of all workers.
 
 Each worker brings the components of its own replicas. With one local replica a plain value is its component, as `run`
-returns it.
+returns it; with several it is the component of each, so that workers with other numbers of replicas mean the same.
 """
 
 from __future__ import annotations
@@ -84,7 +84,13 @@ def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | _Same | None], marks:
 
 
 def prepare_reduce(
-    op: ReduceOp, value: Any, axis: Any, local: Sequence[int], marks: Sequence[LeafMark] | None = None
+    op: ReduceOp,
+    value: Any,
+    axis: Any,
+    local: Sequence[int],
+    marks: Sequence[LeafMark] | None = None,
+    *,
+    bare: bool = False,
 ) -> Prepared:
     """Check a reduction on this worker.
 
@@ -94,19 +100,24 @@ def prepare_reduce(
         axis: None, or what to reduce along.
         local: the ids of its replicas, over all workers.
         marks: of leaves that came from elsewhere, what they are there.
+        bare: some worker has a single replica, whose component nothing tells from a value that is the same for all.
 
     Raises:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
     """
-    return _prepared(value, partial(_reduced_leaf, op, axis, local), marks)
+    return _prepared(value, partial(_reduced_leaf, op, axis, local, bare), marks)
 
 
-def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | _Same | None:
+def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], bare: bool, leaf: Any) -> _Leaf | _Same | None:
     if leaf is None:
         return None
-    found = _checked(op, axis, local, across.components(op, leaf, local))
-    return found if _differs(op, leaf, local) else _same(op, found)
+    components = across.components(op, leaf, local)
+    if not (bare or _differs(op, leaf, local)):
+        return _same(op, _checked(op, axis, local, components))
+    if len(components) < len(local):  # one stands for all of them
+        components = [components[0]] * len(local)
+    return _checked(op, axis, local, components)
 
 
 def _checked(op: ReduceOp, axis: Any, local: Sequence[int], components: Sequence[Any]) -> _Leaf:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.off_loop import call_off_loop, nbytes
 from aiodist.strategy.on_devices import OnDevices, to_copy, to_reduce
 from aiodist.strategy.scope import replicas_here, require_cross_replica
-from aiodist.strategy.update import VariableComponent, update_components
+from aiodist.strategy.update import Update, VariableComponent, update_of
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.devices import resolve
@@ -226,13 +226,20 @@ class StrategyExtended:
             ValueError: another strategy's variable; the components of a mirrored variable would differ.
         """
         self._required("extended.update")
+        update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
+        results = update.apply(variable)
+        return regroup(results, replicas=replicas_here(variable._strategy)) if group else tuple(results)
+
+    async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:  # noqa: ARG002  (for workers)
+        return await make()
+
+    async def _new_update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Update:
         self._check_own(variable)
         if not callable(fn):
             raise TypeError(f"extended.update expects a function, got {fn!r}")
         args, kwargs = arguments.call_arguments(args, kwargs)
         await checkpoint()
-        results = await update_components(variable, fn, args, kwargs)
-        return regroup(results, replicas=replicas_here(variable._strategy)) if group else tuple(results)
+        return await update_of(variable, fn, args, kwargs)
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that a component belongs to, in an update; anything else as it is."""

@@ -21,7 +21,7 @@ from aiodist.replica import arguments
 from aiodist.replica.merge import function_key
 from aiodist.replica.refusal import NO_RUN, group_here
 from aiodist.replica.team import Team
-from aiodist.strategy import across_workers
+from aiodist.strategy import across_workers, sharing
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
@@ -39,8 +39,9 @@ from aiodist.workers.joining import Hello, Joining
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
+    from aiodist.strategy.update import Update
     from aiodist.workers.layout import Layout
     from aiodist.workers.nccl_choice import Offer
     from aiodist.workers.nccl_plane import DataPlane
@@ -129,6 +130,10 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     def _span(self) -> tuple[int, int]:
         layout = self._team.span.layout
         return layout.offset, layout.replicas
+
+    @property
+    def _has_bare_values(self) -> bool:
+        return 1 in self._team.span.layout.counts
 
     @property
     def _shares_variables(self) -> bool:
@@ -221,7 +226,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
 
         Args:
             reduce_op: as in `Strategy.reduce`.
-            value: this worker's components; with one local replica, its plain value.
+            value: this worker's components; a plain value is that of each of its replicas.
             axis: as in `Strategy.reduce`.
 
         Returns:
@@ -240,7 +245,9 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             op = arguments.reduce_op(reduce_op)
             replicas = replicas_here(self)
             through = ThroughHost(self, value, replicas)
-            prepared = across_workers.prepare_reduce(op, through.value, axis, replicas, through.marks)
+            prepared = across_workers.prepare_reduce(
+                op, through.value, axis, replicas, through.marks, bare=self._has_bare_values
+            )
         return self._together(across_workers.REDUCE, op, prepared, frame, through)
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -329,9 +336,14 @@ class MultiWorkerExtended(StrategyExtended):
             replicas = replicas_here(strategy)
             gpus = gpus_by_leaf(targets)
             through = ThroughHost(strategy, [value for value, _ in targets], replicas)
-            prepared = across_workers.prepare_reduce(op, through.value, None, replicas, through.marks)
+            prepared = across_workers.prepare_reduce(
+                op, through.value, None, replicas, through.marks, bare=strategy._has_bare_values
+            )
         results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame, through, gpus)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+
+    async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
+        return await sharing.update_together(self._strategy, make, variable, caller())
 
 
 def _offer(communicator: Communicator, device: str, options: CommunicationOptions) -> Offer | None:
