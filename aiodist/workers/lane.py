@@ -71,13 +71,13 @@ class Lane:
         self.opening = Opening(communicator)
         self._latest: Request | None = None
         self._alongside = Alongside(communicator)
-        self._place = 0
+        self._use = 0
         self._frozen = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
     def begin(self, *use: int) -> None:
         """Begin a use of the lane, in which nothing has been agreed on yet but which use it is: one or two numbers."""
-        self._place = (int.from_bytes(digest_of(use), "little") >> 1) - self.posted
+        self._use = int.from_bytes(digest_of(use), "little") >> 1  # there is room for the number of a record
         self._frozen = False
         self._put_aside()
 
@@ -140,8 +140,8 @@ class Lane:
     ) -> Request:
         """Begin to exchange records, which `agree` does; `agreed` ends it.
 
-        What must agree is the call, the use of the lane, and how many records have been brought in it. All records
-        before this one have agreed, so that there is no need to speak of these.
+        What must agree is the call, the use of the lane, and how many records have been brought to it. Those of this use
+        have agreed, so that there is no need to speak of them.
 
         Args:
             digest: the call's.
@@ -154,7 +154,7 @@ class Lane:
         Raises:
             FrozenLane: this worker has told of the lane already.
         """
-        what = (self._place + self.posted) ^ int.from_bytes(digest, "little")
+        what = (self._use + self.posted) ^ int.from_bytes(digest, "little")
         return self._post(what.to_bytes(16, "little"), length, free, flags, notice, payload)
 
     def open_plainly(self, digest: int, flags: int) -> Request:
@@ -172,7 +172,7 @@ class Lane:
                 raise FrozenLane
             posted = self.posted
             self.posted = posted + 1
-        what = (self._place + posted) ^ digest
+        what = (self._use + posted) ^ digest
         latest = self._latest = self.opening.post_head(what.to_bytes(16, "little"), flags)
         return latest
 

@@ -1,6 +1,6 @@
 """The record that opens every step: one buffer of fixed size, exchanged by one collective of fixed kind.
 
-    digest     16 bytes   of the call, of the use of the lane, and of how many records came before in that
+    digest     16 bytes   of the call, of the use of the lane, and of how many records have come before
     flags       8         `Flag`
     notice      8         `Notice`
     length      8         of what is to be gathered, or broadcast, by this worker, in bytes
