@@ -208,8 +208,14 @@ class Carrier:
             except StopIteration as end:
                 return int(end.value)
             if self.moving is moving:
-                waited = await until(request, bell)
-                step.request = None
+                try:
+                    waited = await until(request, bell)
+                    step.request = None
+                except InterruptedStep:
+                    raise
+                except Exception as error:  # noqa: BLE001  (its steps raise it, or another one)
+                    step.fail(error)
+                    waited = False
                 if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
                     await next_turn()
                     waited = True

@@ -18,7 +18,7 @@ class UnderWay:
         meeting: the meeting; None for the end of the run.
         steps: its way, which has begun.
         request: what is to be complete before it goes on.
-        error: what came out of it before it could be waited for.
+        error: what has gone wrong with it, and is still to be raised, or to be told to its steps.
     """
 
     __slots__ = ("error", "meeting", "request", "steps")
@@ -32,10 +32,15 @@ class UnderWay:
     def next(self) -> Request:
         """Return the request that it waits for, or comes to next; raise what ends it."""
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, None
+            self.request = self.steps.throw(error)
         if self.request is None:
             self.request = next(self.steps)
         return self.request
+
+    def fail(self, error: Exception) -> None:
+        """Let its steps hear what has gone wrong with a request, when they go on: they may have something to undo."""
+        self.request, self.error = None, error
 
     def go(self, carrier: Moving) -> bool:
         """Go on until it is over, which is returned, or would take long.

@@ -14,6 +14,7 @@ import numpy as np
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import describe_leaf
@@ -125,7 +126,8 @@ class OnDevices:
         signature = kind, op, detail, None, len(columns), shapes, dtypes, marks, None
         values = [list(row) for row in zip(*[column.arrays for column in columns], strict=True)]
         assert kind.on_devices is not None
-        work = kind.on_devices(signature, values, options, range(len(values)), self._names, None, columns[0].targets)
+        brought = Brought(signature, values, options, range(len(values)), self._names)
+        work = kind.on_devices(brought, None, columns[0].targets)
         return columns, work.work()
 
 

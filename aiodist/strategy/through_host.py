@@ -15,6 +15,7 @@ import numpy as np
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.kinds import BROADCAST
 from aiodist.collective.signature import LeafMark, Signature
 from aiodist.strategy.off_loop import call_off_loop
@@ -73,7 +74,7 @@ class ThroughHost:
         arrays = [array for _, arrays in self._there.values() for array in arrays]
         marks = [mark for mark, arrays in self._there.values() for _ in arrays]
         signature = _signature([(array.shape, array.dtype) for array in arrays], marks)
-        landing = Landing(signature, [arrays], CommunicationOptions(), [0], self._names, [0])
+        landing = Landing(Brought(signature, [arrays], CommunicationOptions(), [0], self._names), [0])
         self.down = partial(_finished, landing)
         landed, leaves = iter(landing.landed()[0]), list(self._leaves)
         for place, (_, there) in self._there.items():
@@ -113,8 +114,8 @@ class ThroughHost:
         arrays = await call_off_loop(list(leaves.values()), lambda: [staged(np.asarray(v)) for v in leaves.values()])
         signature = _signature([(v.shape, v.dtype) for v in arrays], [self._there[place][0] for place in leaves])
         takers = [[_Taker(ordinal)] * len(arrays) for ordinal in ordinals]
-        launching = Launching(signature, arrays, takers, CommunicationOptions(), range(len(takers)), self._names, None)
-        found = await _finished(launching)
+        brought = Brought(signature, takers, CommunicationOptions(), range(len(takers)), self._names)
+        found = await _finished(Launching(brought, arrays))
         return [found[place] for place in range(len(takers))]
 
 
