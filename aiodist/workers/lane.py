@@ -140,8 +140,8 @@ class Lane:
     ) -> Request:
         """Begin to exchange records, which `agree` does; `agreed` ends it.
 
-        What must agree is the call, the use of the lane, and how many records have been brought to it. Those of this use
-        have agreed, so that there is no need to speak of them.
+        What must agree is the call, the use of the lane, and how many records have been brought to it. Those of this
+        use have agreed, so that there is no need to speak of them.
 
         Args:
             digest: the call's.
