@@ -31,6 +31,7 @@ from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep
 from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
+from aiodist.replica.straight import go_straight
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
@@ -76,6 +77,7 @@ class Carrier:
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
         use: the run's use of NCCL; None where it has none.
+        hands: worker threads.
         patience: for how long to ask at once whether they have, in seconds.
     """
 
@@ -89,7 +91,7 @@ class Carrier:
         self._courses = team.courses if span is team.span else Courses(team.digests, span)
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
-        self._hands = Hands()
+        self.hands = Hands()
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
@@ -235,36 +237,7 @@ class Carrier:
 
     def _way_of(self, meeting: Rendezvous) -> Steps[int]:
         course = self._courses.straight(meeting)
-        return self._carry(meeting, ALL_FREE) if course is None else self._go_straight(meeting, course)
-
-    def _go_straight(self, meeting: Rendezvous, course: Course) -> Steps[int]:
-        """Do what `_carry` does, where arrays of one dtype go over that the only local replica has brought.
-
-        It is most of what training loops do, and what they wait for: after a MiB has passed through the caches,
-        whatever is called takes three times as long as before, so that little is called here.
-        """
-        self.moving = False
-        if meeting.complete:
-            raise InterruptedStep
-        lane, straight = self.lane, course.straight
-        assert straight is not None
-        reduction = straight.reduction(meeting.values)
-        record = lane.open_plainly(course.number, course.flags)
-        with suppress(Exception):  # tried again when it is carried out: the record is on its way
-            reduction.get_ready(lane.communicator)
-        yield record
-        if not lane.opening.alike():
-            agreed = lane.agreed(course.recipe(meeting.values), course.flags)
-            return (yield from self._carry_on(meeting, course, None, agreed, ALL_FREE))
-        self.moving = True
-        if reduction.goes_at_once:
-            yield reduction.begin(lane.communicator)
-            results = reduction.end()
-        else:
-            results = yield from reduction.carry_out(lane.communicator, None, self._hands)
-        if not meeting.complete:
-            self.group.finish_alone(meeting, results[0] if straight.single else results)
-        return ALL_FREE
+        return self._carry(meeting, ALL_FREE) if course is None else go_straight(self, meeting, course)
 
     def _carry(self, meeting: Rendezvous, free: int) -> Steps[int]:
         """Carry one meeting over; return the lanes that all workers have free.
@@ -283,7 +256,7 @@ class Carrier:
             return free
         if meeting.others is not None:
             meeting.put_in_native_order()
-        course, hands, lane = self._courses.of(meeting), self._hands, self.lane
+        course, hands, lane = self._courses.of(meeting), self.hands, self.lane
         cargo: Cargo | None = None
         if course.ferried or meeting.absent is not None:
             cargo = Cargo(meeting, self.group, self._span, self.use)
@@ -295,13 +268,13 @@ class Carrier:
         notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
         alongside = hands if self._span.alongside and notice is Notice.NONE else None
         agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
-        return (yield from self._carry_on(meeting, course, cargo, agreed, free))
+        return (yield from self.carry_on(meeting, course, cargo, agreed, free))
 
-    def _carry_on(
+    def carry_on(
         self, meeting: Rendezvous, course: Course, cargo: Cargo | None, agreed: Agreed, free: int
     ) -> Steps[int]:
         """Carry a meeting over on which all workers have agreed; return the lanes that all have free."""
-        plan, hands = agreed.plan, self._hands
+        plan, hands = agreed.plan, self.hands
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self.moving = True
         if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
@@ -334,9 +307,9 @@ class Carrier:
             cargo.stay()
             return (yield from self._carry_out_without(cargo))
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
-        agreed = agreed._replace(plan=(yield from cargo.landed(other, self._hands)))
-        results = yield from self.lane.carry_out(agreed, self._hands)
-        return (yield from agreed.plan.finished(results, self._hands))
+        agreed = agreed._replace(plan=(yield from cargo.landed(other, self.hands)))
+        results = yield from self.lane.carry_out(agreed, self.hands)
+        return (yield from agreed.plan.finished(results, self.hands))
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
@@ -362,11 +335,11 @@ class Carrier:
     def _carry_out_without(self, cargo: Cargo) -> Steps[Any]:
         """Make a result without the replicas, here or elsewhere, that have joined."""
         signature, places = cargo.signature, self.group.places
-        values = yield from cargo.one_by_one(self._hands)
+        values = yield from cargo.one_by_one(self.hands)
         own = {places[position]: value for position, value in values.items()}
         told = yield from self._tell(Presence(cargo.accumulate, own))
         if policy.blocks(_nbytes_of(told)):
-            return (yield from by_hand(self._hands, result_of, signature, told, self._span))
+            return (yield from by_hand(self.hands, result_of, signature, told, self._span))
         return result_of(signature, told, self._span)
 
     def _stand_by(self, meeting: Rendezvous) -> Steps[None]:
@@ -393,7 +366,7 @@ class Carrier:
             Disagreement: the replicas of one have ended, where others have joined.
         """
         self.moving = True
-        told = yield from tell(self.lane, own, self._hands)
+        told = yield from tell(self.lane, own, self.hands)
         if any(presence.ended for presence in told):
             raise Disagreement
         return told
