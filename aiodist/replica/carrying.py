@@ -31,8 +31,8 @@ from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep
 from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
-from aiodist.replica.straight import go_straight
 from aiodist.replica.lasting_event import LastingEvent
+from aiodist.replica.straight import go_straight
 from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Span

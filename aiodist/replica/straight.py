@@ -1,7 +1,8 @@
 """The straight way: arrays of one dtype that the only local replica brings, to a call that has come before.
 
 It is most of what training loops do, and what they wait for. After a MiB has passed through the caches, whatever is
-called takes three times as long as before: so little is called here. All else goes `Carrier._carry`, which does the same.
+called takes three times as long as before: so little is called here. All else goes by `Carrier._carry`, which does the
+same.
 """
 
 from __future__ import annotations
