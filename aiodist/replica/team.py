@@ -28,7 +28,7 @@ from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
 from aiodist.replica.turns import Turn, Turns
-from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.errors import CollectiveError, ReplicaContextError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
@@ -208,9 +208,12 @@ class Team:
         return made
 
     def refuse(self, signature: Signature, code: CodeType, offset: int, error: Exception) -> None:
-        """Note that a call was refused for its arguments; the next one tells the others."""
+        """Tell the others that a call was refused for its arguments; where no event loop runs, the next one does."""
         if self.span.layout.workers > 1:
             self._turns.refuse(error, signature, code, offset)
+            with suppress(ReplicaContextError):
+                self._move_in()
+                self.call_soon_threadsafe(self._turns.go_on)
 
     async def perform(self, signature: Signature, code: CodeType, offset: int, value: Any, ready: Any = None) -> Any:
         """Carry out an operation with all workers, once what it brings is ``ready``; return its result.
@@ -270,9 +273,12 @@ class Team:
 
     def turn(self, *call: Any) -> Turn:
         """Return a turn at lane 0, for a call: its signature, and its place."""
+        self._move_in()
+        return self._turns.turn(*call)
+
+    def _move_in(self) -> None:
         if self._home.move_in() and self._root is not None:
             self._root.move_to_this_loop()
-        return self._turns.turn(*call)
 
     def _abandon_before(self, signature: Signature, code: CodeType, offset: int, refusal: str = "") -> bool:
         """Tell the others that a caller has left before its turn, which is now; return whether that can be done yet."""

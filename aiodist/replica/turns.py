@@ -44,7 +44,7 @@ class Turns:
         return Turn(self, call)
 
     def refuse(self, error: Exception, *call: Any) -> None:
-        """Note, in any thread, a call that was refused for its arguments; the others are told with the next one."""
+        """Note, in any thread, a call that was refused for its arguments; `go_on` tells the others, or the next one."""
         turn = Turn(self, (*call, refusal_text(error)))
         turn.left = True
         self._waiting.append(turn)

@@ -32,9 +32,9 @@ from aiodist.strategy.through_host import ThroughHost
 from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason
-from aiodist.workers.communicator import Communicator, SharingCommunicator
+from aiodist.workers.communicator import Communicator, Intracomm, SharingCommunicator
 from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.engines import default_communicator
+from aiodist.workers.engines import communicator_of
 from aiodist.workers.joining import Hello, Joining
 from aiodist_kernels import ReduceOp
 
@@ -60,7 +60,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
 
     Args:
         communicator: the workers. None: those that a launcher has started, such as ``aiodist run -n 4`` or ``mpiexec -n
-            4``; without a launcher this process alone.
+            4``; without a launcher this process alone. A communicator of mpi4py's (``mpi4py.MPI.Intracomm``): its
+            processes, all of which make the strategy; it is duplicated, and stays the program's own.
         devices: one device a local replica, as `MirroredStrategy` has them. None: all GPUs, else CPU:0.
         communication_options: the options of every collective.
         order_check: what makes two calls the same collective, as `MirroredStrategy` has it.
@@ -70,12 +71,13 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
         RuntimeError: ``communication_options`` demand NCCL, and a worker cannot use it.
         TypeError: an argument of the wrong type.
-        ValueError: a device is misspelled or given twice; an unknown ``order_check``.
+        ValueError: a device is misspelled or given twice; an unknown ``order_check``; a communicator that this process
+            is not in.
     """
 
     def __init__(
         self,
-        communicator: Communicator | None = None,
+        communicator: Communicator | Intracomm | None = None,
         devices: Sequence[str] | None = None,
         *,
         communication_options: CommunicationOptions | None = None,
@@ -83,7 +85,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     ) -> None:
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
-        self._communicator = default_communicator() if communicator is None else communicator
+        self._communicator = communicator_of(communicator)
         offer = _offer(self._communicator, extended.devices[0], extended.communication_options)
         hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer)
         self._joining = Joining(self._communicator, hello)

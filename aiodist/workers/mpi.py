@@ -36,6 +36,7 @@ def load_mpi() -> Any:
 
     Raises:
         ImportError: mpi4py, or the MPI that it needs, is not installed.
+        RuntimeError: the program has finalised MPI.
     """
     if "mpi4py.MPI" not in sys.modules:
         try:
@@ -49,9 +50,13 @@ def load_mpi() -> Any:
         except (ImportError, RuntimeError) as error:
             raise ImportError(f"mpi4py finds no MPI ({error}); {INSTALL}") from error
         atexit.register(finalise, MPI, os.getpid())
-        return MPI
-    from mpi4py import MPI
-
+    else:
+        from mpi4py import MPI
+    if MPI.Is_finalized():
+        raise RuntimeError("the program has called MPI.Finalize already; make strategies, and use them, before that")
+    if not MPI.Is_initialized():  # the program has set mpi4py.rc.initialize to False
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(finalise, MPI, os.getpid())  # which the second time does nothing
     return MPI
 
 
@@ -152,17 +157,37 @@ class MpiCommunicator(SeparateProcess):
         """
         with _bounded():
             mpi = load_mpi()
-        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
-            raise RuntimeError("MPI was initialised for a single thread; leave its initialisation to aiodist")
         world = mpi.COMM_WORLD
         if world.Get_size() != expected:
             raise RuntimeError(
                 f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
                 "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
             )
-        first = cls(world)
-        made = MpiDuplication(*world.Idup())
-        first.wait(made)
+        return cls.of_program(world)
+
+    @classmethod
+    def of_program(cls, given: Any) -> MpiCommunicator:
+        """Return a communicator of the same workers as one of mpi4py's, which stays the program's own.
+
+        Raises:
+            RuntimeError: MPI is for a single thread.
+            ValueError: this process is not in it; it is between two groups.
+        """
+        mpi = load_mpi()
+        if given == mpi.COMM_NULL:
+            raise ValueError(
+                "communicator is MPI.COMM_NULL: this process is not in it, or it was freed; make the strategy where "
+                "communicator != MPI.COMM_NULL alone"
+            )
+        if given.Is_inter():
+            raise ValueError("communicator is between two groups, expected one group's; pass communicator.Merge()")
+        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+            raise RuntimeError(
+                "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
+                "mpi4py.rc.thread_level as they are"
+            )
+        made = MpiDuplication(*given.Idup())
+        cls(given).wait(made)
         return made.result()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
