@@ -151,7 +151,11 @@ class SyncGroup:
             if signature != self._checked:
                 signature[KIND].check(signature, self.world_size)
                 self._checked = signature
-            meeting = self._begin(number, signature, code, offset)
+            if self._has_options or number >= self._ended_at:
+                meeting = self._begin(number, signature, code, offset)
+            else:
+                meeting = Rendezvous(number, signature, code, offset, self.size, self._clock())
+                self.open[number] = meeting
         elif offset != meeting.offset or code is not meeting.code or signature != meeting.signature:
             self._compare(member, meeting, signature, code, offset)
         if options is not None:

@@ -23,6 +23,10 @@ from aiodist.vocabulary.reports import ReplicaState
 LONGEST_WITHOUT_A_TURN: Final = 500e-6
 """Seconds for which a replica that is alone on its worker may go from meeting to meeting, before others have a turn."""
 
+_IN_STEP: Final = 4
+"""At every so many-th meeting it may have waited half as long: workers come to give way at the same meetings by that,
+where each that gives way alone keeps the others waiting."""
+
 
 class _OfWorkers(SyncGroup):
     """What the groups of such a run have in common."""
@@ -49,7 +53,7 @@ class _Crossing(_OfWorkers):
     """What those have in common that have members elsewhere."""
 
     _arriving: Rendezvous | None = None
-    _gives_way_from = 0.0  # who is alone here has no order to take its place in, and gives way now and then
+    _gives_way_from = _may_give_way_from = 0.0  # who is alone here has no order to take its place in
 
     def _agree(self, meeting: Rendezvous, last: int) -> None:
         meeting.agreed = True
@@ -61,9 +65,11 @@ class _Crossing(_OfWorkers):
             return
         if self.size == 1:
             meeting.released = True  # nobody waits in it: its only replica is about to
-            if perf_counter() > self._gives_way_from:
-                self._gives_way_from = perf_counter() + LONGEST_WITHOUT_A_TURN
+            now = perf_counter()
+            if now > self._gives_way_from or (now > self._may_give_way_from and not meeting.number % _IN_STEP):
                 meeting.last = last
+                self._may_give_way_from = now + LONGEST_WITHOUT_A_TURN / 2
+                self._gives_way_from = now + LONGEST_WITHOUT_A_TURN
             return
         meeting.last = last
         if last == self.size - 1:

@@ -118,7 +118,9 @@ class Carrier:
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
-            step = UnderWay(meeting, self._way_of(meeting))
+            course = self._courses.straight(meeting)
+            steps = self._carry(meeting, ALL_FREE) if course is None else go_straight(self, meeting, course)
+            step = UnderWay(meeting, steps)
             if step.go(self):
                 return
             self._step = step
@@ -234,10 +236,6 @@ class Carrier:
         self._step = None
 
     # Steps.
-
-    def _way_of(self, meeting: Rendezvous) -> Steps[int]:
-        course = self._courses.straight(meeting)
-        return self._carry(meeting, ALL_FREE) if course is None else go_straight(self, meeting, course)
 
     def _carry(self, meeting: Rendezvous, free: int) -> Steps[int]:
         """Carry one meeting over; return the lanes that all workers have free.

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from aiodist.replica.awaiting import InterruptedStep
+from aiodist.workers.alone import AloneReduction
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.transfers import Steps
 
@@ -34,7 +35,7 @@ def go_straight(carrier: Carrier, meeting: Rendezvous, course: Course) -> Steps[
         raise InterruptedStep
     lane, straight = carrier.lane, course.straight
     assert straight is not None
-    reduction = straight.reduction(meeting.values)
+    reduction = AloneReduction(straight.known, meeting.values if straight.single else meeting.values[0])
     record = lane.open_plainly(course.number, course.flags)
     with suppress(Exception):  # tried again when it is carried out: the record is on its way
         reduction.get_ready(lane.communicator)
@@ -43,8 +44,9 @@ def go_straight(carrier: Carrier, meeting: Rendezvous, course: Course) -> Steps[
         agreed = lane.agreed(course.recipe(meeting.values), course.flags)
         return (yield from carrier.carry_on(meeting, course, None, agreed, ALL_FREE))
     carrier.moving = True
-    if reduction.goes_at_once:
-        yield reduction.begin(lane.communicator)
+    send, total = reduction.send, reduction.total
+    if send is not None and total is not None and straight.known.whole:
+        yield lane.communicator.iallreduce(straight.known.fold, send, total)
         results = reduction.end()
     else:
         results = yield from reduction.carry_out(lane.communicator, None, carrier.hands)

@@ -89,16 +89,20 @@ class AloneReduction:
     Args:
         known: what is known of them.
         arrays: the leaves, all of one dtype, in native byte order.
+
+    Attributes:
+        send: what is reduced, in one piece, when it is ready.
+        total: takes the total; None as long as it is not ready, or where this is no way for these arrays.
     """
 
-    __slots__ = ("_arrays", "_known", "_send", "_total", "room")
+    __slots__ = ("_arrays", "_known", "room", "send", "total")
     is_light = True
 
     def __init__(self, known: Alone, arrays: Sequence[Array]) -> None:
         self._known = known
         self._arrays = arrays
-        self._send: Array | None = None
-        self._total: Array | None = None
+        self.send: Array | None = None
+        self.total: Array | None = None
         self.room = known.room
 
     def fits(self, room: int, lengths: Sequence[int]) -> bool:  # noqa: ARG002
@@ -123,31 +127,20 @@ class AloneReduction:
             known.reduced_by = communicator
         if not known.as_it_lies:
             flat = [array.reshape(-1) for array in self._arrays]
-            self._send = np.concatenate(flat, dtype=known.rule.accumulator, casting="same_kind")
+            self.send = np.concatenate(flat, dtype=known.rule.accumulator, casting="same_kind")
         elif lies_well(self._arrays[0]):
             send, own = self._arrays[0], known.rule.dtype
             if send.ndim > 1:
                 send = send.reshape(-1)
             # there are equal dtypes of other names, of which an engine may know one
-            self._send = send if send.dtype is own else send.view(own)
+            self.send = send if send.dtype is own else send.view(own)
         else:
             return
-        self._total = pool.empty(known.flat, known.rule.accumulator)
-
-    @property
-    def goes_at_once(self) -> bool:
-        """Whether `begin` and `end` are a way for it, now that it is ready."""
-        return self._total is not None and self._known.whole
-
-    def begin(self, communicator: Communicator) -> Request:
-        """Begin to reduce all of it at once."""
-        assert self._send is not None
-        assert self._total is not None
-        return communicator.iallreduce(self._known.fold, self._send, self._total)
+        self.total = pool.empty(known.flat, known.rule.accumulator)
 
     def end(self) -> list[Any]:
         """Return the results, where all is reduced."""
-        known, total = self._known, self._total
+        known, total = self._known, self.total
         assert total is not None
         if known.plain:
             total.setflags(write=False)
@@ -166,14 +159,14 @@ class AloneReduction:
 
     def carry_out(self, communicator: Communicator, lengths: Sequence[int] | None, hands: Hands) -> Steps[list[Any]]:
         """Reduce them, segment by segment."""
-        if self._total is None:
+        if self.total is None:
             self.get_ready(communicator)
-        if self._send is None or self._total is None:
+        if self.send is None or self.total is None:
             return (yield from self._as_others().carry_out(communicator, lengths, hands))
         if self._known.whole:
-            yield self.begin(communicator)
+            yield communicator.iallreduce(self._known.fold, self.send, self.total)
         else:
-            yield from self._in_segments(communicator, self._send, self._total)
+            yield from self._in_segments(communicator, self.send, self.total)
         return self.end()
 
     def _in_segments(self, communicator: Communicator, send: Array, total: Array) -> Steps[None]:
