@@ -71,13 +71,16 @@ class Failure:
 
     @classmethod
     def of(cls, replica_id: int, error: BaseException) -> Failure:
-        """Return what there is to tell of an exception; one that cannot be pickled travels as its text."""
+        """Return what there is to tell of an exception; one that cannot be pickled travels as its text.
+
+        It is told as others get it: a verdict that is kept keeps no frames of the program's, nor what they hold.
+        """
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
+            travelled = pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
         except Exception:  # noqa: BLE001  (whatever its own methods raise)
             return cls(replica_id, text)
-        return cls(replica_id, text, error)
+        return cls(replica_id, text, travelled)
 
 
 @dataclass(frozen=True, slots=True)
