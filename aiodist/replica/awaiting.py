@@ -51,6 +51,10 @@ _LONGEST_NAP_OF_VALUES: Final = 100e-6
 _GRACE_SECONDS: Final = 2.0
 
 
+napping: Final[set[int]] = set()
+"""The timers of the system's on which somebody sleeps."""
+
+
 class InterruptedStep(Exception):  # noqa: N818  (no error: somebody has rung)
     """A request is not waited for any longer."""
 
@@ -250,7 +254,11 @@ class _Timer:
         whole, rest = divmod(seconds, 1.0)
         spec = (ctypes.c_long * 4)(0, 0, int(whole), max(1, int(rest * 1e9)))  # no interval, then the first expiry
         self._libc.timerfd_settime(self._fd, 0, spec, None)
-        await wait_readable(self._fd)
+        napping.add(self._fd)
+        try:
+            await wait_readable(self._fd)
+        finally:
+            napping.discard(self._fd)
         with suppress(BlockingIOError):
             os.read(self._fd, 8)
 

@@ -21,7 +21,8 @@ from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.finalising import finalise, in_the_air
 from aiodist.workers.making import Making
-from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess
+from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
+from aiodist.workers.separate import SeparateProcess
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
@@ -118,6 +119,10 @@ class MpiDuplication(MpiRequest):
         return MpiCommunicator(self._made)
 
 
+_unmet: Final[list[MpiDuplication]] = []
+"""What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
+
+
 class MpiCommunicator(SeparateProcess):
     """Workers that MPI connects.
 
@@ -159,7 +164,16 @@ class MpiCommunicator(SeparateProcess):
                 f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
                 "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
             )
-        return cls.of_program(world)
+        made = _unmet.pop() if _unmet else MpiDuplication(*world.Idup())
+        try:
+            makings.wait(made, world.Get_rank(), expected)
+        except BaseException:
+            _unmet.append(made)
+            in_the_air.append((made._request, made))
+            raise
+        found = made.result()
+        found.makings = makings
+        return found
 
     @classmethod
     def of_program(cls, given: Any) -> MpiCommunicator:
