@@ -344,7 +344,7 @@ class Crossing(Carrier):
                 if self.use is not None:
                     self.use.release()
                 self._stopped.set()
-                self._hands.close()
+                self.hands.close()
                 self._bell.close()
                 self._values.close()
 

@@ -134,7 +134,7 @@ class RootCrossing(Crossing):
             self._engine_error = step.__cause__
             raise
         finally:
-            self._hands.close()
+            self.hands.close()
             self._end_by_loss()
             self._leave_lane()
 
