@@ -32,6 +32,7 @@ from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
 from aiodist.replica.lasting_event import LastingEvent
+from aiodist.replica.straight import go_straight
 from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Span
@@ -41,7 +42,7 @@ from aiodist.workers.transfers import Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
+    from aiodist.collective.spanned import SpannedGroup, SpannedPart
     from aiodist.replica.team import Team
     from aiodist.workers.nccl_plane import Use
 
@@ -76,12 +77,13 @@ class Carrier:
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
         use: the run's use of NCCL; None where it has none.
+        hands: worker threads.
         patience: for how long to ask at once whether they have, in seconds.
     """
 
     judged: LastingEvent
 
-    def __init__(self, team: Team, lane: Lane | None, group: SyncGroup, span: Span) -> None:
+    def __init__(self, team: Team, lane: Lane | None, group: SpannedGroup | SpannedPart, span: Span) -> None:
         self._team = team
         self._lane = lane
         self.group = group
@@ -89,7 +91,7 @@ class Carrier:
         self._courses = team.courses if span is team.span else Courses(team.digests, span)
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
-        self._hands = Hands()
+        self.hands = Hands()
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
@@ -116,7 +118,9 @@ class Carrier:
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
-            step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
+            course = self._courses.straight(meeting)
+            steps = self._carry(meeting, ALL_FREE) if course is None else go_straight(self, meeting, course)
+            step = UnderWay(meeting, steps)
             if step.go(self):
                 return
             self._step = step
@@ -250,7 +254,7 @@ class Carrier:
             return free
         if meeting.others is not None:
             meeting.put_in_native_order()
-        course, hands, lane = self._courses.of(meeting), self._hands, self.lane
+        course, hands, lane = self._courses.of(meeting), self.hands, self.lane
         cargo: Cargo | None = None
         if course.ferried or meeting.absent is not None:
             cargo = Cargo(meeting, self.group, self._span, self.use)
@@ -262,13 +266,20 @@ class Carrier:
         notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
         alongside = hands if self._span.alongside and notice is Notice.NONE else None
         agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
+        return (yield from self.carry_on(meeting, course, cargo, agreed, free))
+
+    def carry_on(
+        self, meeting: Rendezvous, course: Course, cargo: Cargo | None, agreed: Agreed, free: int
+    ) -> Steps[int]:
+        """Carry a meeting over on which all workers have agreed; return the lanes that all have free."""
+        plan, hands = agreed.plan, self.hands
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self.moving = True
         if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
             cargo = cargo or Cargo(meeting, self.group, self._span)
             result = yield from self._carry_out_otherwise(cargo, agreed)
         else:
-            results = yield from lane.carry_out(agreed, hands)
+            results = yield from self.lane.carry_out(agreed, hands)
             result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
         if cargo is not None and not course.merges:
             yield from cargo.fly(hands)
@@ -294,9 +305,9 @@ class Carrier:
             cargo.stay()
             return (yield from self._carry_out_without(cargo))
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
-        agreed = agreed._replace(plan=(yield from cargo.landed(other, self._hands)))
-        results = yield from self.lane.carry_out(agreed, self._hands)
-        return (yield from agreed.plan.finished(results, self._hands))
+        agreed = agreed._replace(plan=(yield from cargo.landed(other, self.hands)))
+        results = yield from self.lane.carry_out(agreed, self.hands)
+        return (yield from agreed.plan.finished(results, self.hands))
 
     async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
@@ -322,11 +333,11 @@ class Carrier:
     def _carry_out_without(self, cargo: Cargo) -> Steps[Any]:
         """Make a result without the replicas, here or elsewhere, that have joined."""
         signature, places = cargo.signature, self.group.places
-        values = yield from cargo.one_by_one(self._hands)
+        values = yield from cargo.one_by_one(self.hands)
         own = {places[position]: value for position, value in values.items()}
         told = yield from self._tell(Presence(cargo.accumulate, own))
         if policy.blocks(_nbytes_of(told)):
-            return (yield from by_hand(self._hands, result_of, signature, told, self._span))
+            return (yield from by_hand(self.hands, result_of, signature, told, self._span))
         return result_of(signature, told, self._span)
 
     def _stand_by(self, meeting: Rendezvous) -> Steps[None]:
@@ -353,7 +364,7 @@ class Carrier:
             Disagreement: the replicas of one have ended, where others have joined.
         """
         self.moving = True
-        told = yield from tell(self.lane, own, self._hands)
+        told = yield from tell(self.lane, own, self.hands)
         if any(presence.ended for presence in told):
             raise Disagreement
         return told

@@ -140,7 +140,7 @@ class PartCrossing(Carrier):
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
                 self._run.fail(error)
             finally:
-                self._hands.close()
+                self.hands.close()
                 self._bell.close()
                 self._values.close()
                 self._run.parted(self)
