@@ -5,10 +5,10 @@ anything else is. The others are asked again and again, at every turn of the loo
 some turns take, if nobody else had anything to do in the last one: for a fifth of a millisecond, since most steps are
 that short. Where values move, which takes both sides' attention all the time, they are asked at every turn for two
 milliseconds, and other processes are given way to. Then they are asked after naps, which grow with the time that has
-passed. Who asks for one keeps the loop's other tasks from it meanwhile, so all that is waited
-for in the loop is asked for, until one of it is complete. A request that goes on by itself, in threads of the engine's, is from the beginning: asking all the time would
-take the core that those need. Event loops round their timers up to a millisecond, so that naps are taken on a timer of
-the system's that the loop reads, where there is one (Linux).
+passed. Who asks for one keeps the loop's other tasks from asking, so all that is waited for in the loop is asked for,
+until one of it is complete. A request that goes on by itself, in threads of the engine's, is asked after naps from the
+beginning: asking all the time would take the core that those need. Event loops round their timers up to a millisecond,
+so that naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
 
 An engine that fails mid-way, since a connection has ended, seldom knows why: the control plane is given some time to
 say it, and what the engine said becomes the cause of that.
