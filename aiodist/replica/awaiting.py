@@ -9,9 +9,6 @@ passed. A request that goes on by itself, in threads of the engine's, is from th
 take the core that those need. Event loops round their timers up to a millisecond, so that naps are taken on a timer of
 the system's that the loop reads, where there is one (Linux).
 
-An engine that fails mid-way, since a connection has ended, seldom knows why: the control plane is given some time to
-say it, and what the engine said becomes the cause of that.
-
 What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
 each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
 """
@@ -48,7 +45,6 @@ _SHORTEST_NAP: Final = 100e-6
 _SHORTEST_NAP_BY_ITSELF: Final = 50e-6
 _LONGEST_NAP: Final = 4e-3
 _LONGEST_NAP_OF_VALUES: Final = 100e-6
-_GRACE_SECONDS: Final = 2.0
 
 
 class InterruptedStep(Exception):  # noqa: N818  (no error: somebody has rung)
@@ -117,22 +113,12 @@ async def until(request: Request, bell: Bell) -> bool:
     """Wait until a request is complete; return whether the loop has had a turn meanwhile.
 
     Raises:
-        InterruptedStep: the bell has interrupted it; caused by what went wrong in the engine, if anything has.
-        Exception: what went wrong in the engine, where the bell has not interrupted it for two seconds.
+        InterruptedStep: the bell has interrupted it.
+        Exception: what went wrong in the engine.
     """
-    try:
-        if request.test():
-            return False
-        await _wait(request, bell)
-    except InterruptedStep:
-        raise
-    except Exception as error:
-        with anyio.move_on_after(_GRACE_SECONDS):
-            while not bell.interrupts:
-                await bell.wait()
-        if bell.interrupts:
-            raise InterruptedStep from error
-        raise
+    if request.test():
+        return False
+    await _wait(request, bell)
     return True
 
 

@@ -5,7 +5,10 @@
 
 It stops at the first disagreement, at a verdict, and when a worker is lost. **What was agreed on is always carried
 out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
-gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
+gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed. Where
+that cannot be done, the others are told (`workers.breakdown`), as they are in the midst of it, or come to it. An engine
+that fails may do so because a worker is lost, and seldom knows it: the control plane is given some time to say that,
+and what the engine said becomes the cause of it.
 
 A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for fifty
 microseconds whether all agree, which they mostly do where the others are as far, and for half a millisecond whether the
@@ -17,12 +20,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio import get_cancelled_exc_class
 
 from aiodist.collective import joining
 from aiodist.collective.member import JOIN
@@ -45,6 +48,7 @@ if TYPE_CHECKING:
     from aiodist.workers.nccl_plane import Use
 
 _ENGINE_GRACE_SECONDS = 2.0
+_OF_THIS_WORKER = (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)
 _AT_ONCE_SECONDS = 50e-6
 
 
@@ -131,6 +135,10 @@ class Carrier:
         """Meet the other workers when there is nothing more to carry over."""
         raise NotImplementedError
 
+    def _break_down(self, meeting: Rendezvous | None, error: BaseException) -> None:
+        """Tell the coordinator of a step that others may carry out, and this worker cannot."""
+        raise NotImplementedError
+
     # Driving.
 
     async def _carry_all(self) -> None:
@@ -154,7 +162,7 @@ class Carrier:
         """Bring a step to its end; return the lanes that all workers have free.
 
         Raises:
-            InterruptedStep: there is trouble, or the run is over; the step can be gone on with.
+            InterruptedStep: there is trouble, or the run is over; the step can be gone on with, if there still is one.
         """
         self._step = step
         try:
@@ -168,12 +176,17 @@ class Carrier:
             self._step = None
             self._disagree()
             raise InterruptedStep from None
-        except Exception as error:
+        except (get_cancelled_exc_class(), GeneratorExit):
+            raise
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for who waits)
             self._step = None
-            if step.meeting is None:
-                raise
             await self._fail(step.meeting, error)
             return 0
+        except BaseException as error:
+            self._step = None
+            if self.lane.in_exchange:
+                self._break_down(step.meeting, error)
+            raise
         self._step = None
         return common
 
@@ -215,9 +228,14 @@ class Carrier:
         """Go on with a step that was left in the midst, which every worker has begun."""
         step = self._step
         if step is not None and not isinstance(step.request, When):
-            with suppress(Exception):  # who waited for it has been told of something else
+            try:
                 while await self._wait_for(step, self._values) is None:
                     pass
+            except InterruptedStep:
+                pass
+            except Exception as error:  # noqa: BLE001  (who waited for it has been told of something else)
+                if self.lane.in_exchange:
+                    self._break_down(step.meeting, error)
         self._step = None
 
     # Steps.
@@ -258,9 +276,12 @@ class Carrier:
             result = yield from self._carry_out_otherwise(cargo, agreed)
         else:
             results = yield from lane.carry_out(agreed, hands)
+            lane.in_exchange = False
             result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
         if cargo is not None and not course.merges:
+            lane.in_exchange = True
             yield from cargo.fly(hands)
+            lane.in_exchange = False
             result = yield from cargo.launch(result, hands)
         if not meeting.complete:
             self._hand_over(meeting, course, cargo, result)
@@ -285,14 +306,40 @@ class Carrier:
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
         agreed = agreed._replace(plan=(yield from cargo.landed(other, self._hands)))
         results = yield from self.lane.carry_out(agreed, self._hands)
+        self.lane.in_exchange = False
         return (yield from agreed.plan.finished(results, self._hands))
 
-    async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
-        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)):
-            with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
-                await self.judged.wait()
-        self.group.finish_merge(meeting, None, error)
+    async def _fail(self, meeting: Rendezvous | None, error: Exception) -> None:
+        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first.
+
+        Raises:
+            InterruptedStep: other workers may be in the midst of the step.
+        """
+        if not self.lane.in_exchange:
+            if meeting is None:
+                raise error
+            self.group.finish_merge(meeting, None, error)
+            return
+        if isinstance(error, _OF_THIS_WORKER):
+            self.finish_with(meeting, error)
+            self._break_down(meeting, error)
+        else:
+            self._break_down(meeting, error)
+            await outlast(self._hear_of_it)
+            if self._team.lost is None:
+                self.finish_with(meeting, error)
+        raise InterruptedStep from error
+
+    def finish_with(self, meeting: Rendezvous | None, error: BaseException) -> None:
+        """Let those who wait in a meeting, where there is one, raise an error."""
+        if meeting is not None:
+            self.group.finish_merge(meeting, None, error)
+
+    async def _hear_of_it(self) -> None:
+        """Wait for a verdict, or for the loss of a worker, for a time."""
+        with anyio.move_on_after(_ENGINE_GRACE_SECONDS):
+            while self._team.lost is None and not self.judged.is_set():
+                await self._bell.wait()
 
     def _meet(self, name: bytes, notice: Notice = Notice.NONE) -> Steps[Agreed]:
         """Agree with the other workers that all have come to an end.
@@ -304,6 +351,7 @@ class Carrier:
         agreed = yield from self.lane.agree(name, notice=notice)
         if agreed.notice >= Notice.ABSENT:
             yield from self._tell(ENDED)
+        self.lane.in_exchange = False
         return agreed
 
     # Where replicas have joined.
@@ -343,6 +391,7 @@ class Carrier:
         """
         self.moving = True
         told = yield from tell(self.lane, own, self._hands)
+        self.lane.in_exchange = False
         if any(presence.ended for presence in told):
             raise Disagreement
         return told

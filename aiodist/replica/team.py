@@ -14,7 +14,7 @@ from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from anyio import create_task_group, move_on_after
+from anyio import move_on_after
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
@@ -25,6 +25,7 @@ from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
+from aiodist.replica.recovery import Recovery
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
@@ -42,6 +43,7 @@ from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 if TYPE_CHECKING:
+    from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.nccl_plane import DataPlane
 
 
@@ -80,7 +82,7 @@ class Team:
         self._options = options
         self._lanes = {0: Lane(communicator, 0)}
         self._in_use: set[int] = {0}
-        self._ended: list[Crossing] = []
+        self.recovery = Recovery(self, communicator)
         self._crossings: dict[LaneKey, Crossing] = {}
         self.asked_of_runs = Asked(self)
         self._incidents = 0
@@ -155,8 +157,10 @@ class Team:
         crossing = self._crossings.pop(key, None)
         self.group_lanes.forget(key)
         if crossing is None:
-            self._control.settle(key)
+            if not self.recovery.amend(key, verdict):
+                self._control.settle(key)
             return
+        self.recovery.judged(crossing)
         crossing.judge(verdict)
         if isinstance(crossing, RootCrossing):
             self._replace_root(crossing, verdict)
@@ -165,7 +169,7 @@ class Team:
         assert self.lost is not None
         if self.plane is not None:
             self.plane.abort()
-        for crossing in [*self._crossings.values(), *self._ended]:
+        for crossing in [*self._crossings.values(), *self.recovery.ended]:
             crossing.lose(self.lost)
         self._turns.go_on()
 
@@ -250,7 +254,10 @@ class Team:
             meeting = self.begin(signature, code, offset, None)
             opening = self._root_crossing().open_run(meeting, group)
             with opening:
+                root = self._root_crossing()
                 await self._carry(meeting, options)
+                if not opening.decided and root.error is not None:
+                    raise root.error
         return opening.run
 
     @property
@@ -265,7 +272,7 @@ class Team:
         else:
             if not crossing.judged.is_set():
                 crossing.tell()  # whatever has ended the run, the others hear of it
-            self._ended.append(crossing)
+            self.recovery.ended.append(crossing)
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
@@ -328,8 +335,8 @@ class Team:
         seconds = self._options.merge(options).timeout_seconds
         try:
             with move_on_after(seconds) as limit, suppress(InterruptedStep):
-                if self._ended:
-                    await self._recover()
+                if self.recovery.ended:
+                    await self.recovery.recover()
                 await root.carry_over()
             if not last.complete:
                 if limit.cancelled_caught:
@@ -359,10 +366,12 @@ class Team:
         """
         self._root = None
         self._incidents += 1
-        self._ended.append(root)
+        self.recovery.ended.append(root)
+        if root.is_broken:
+            self.recovery.renew(root, -self._incidents)
         begun = root.group.members[0].sequence
         self._unheard.extend((verdict.error(), verdict.calls[n]) for n in sorted(verdict.calls) if n >= begun)
-        if not verdict.heard_all:  # others have given up what only this worker has seen agreed on
+        if not verdict.heard_all or root.is_broken:  # others have given up what only this worker has seen agreed on
             for crossing in list(self._crossings.values()):
                 if crossing.key[1] == root.key[1] and crossing.key[0] > verdict.complete:
                     crossing.ask(None)
@@ -374,21 +383,25 @@ class Team:
         if self._root is not None and self._root.told:
             await self._root.judged.wait()
 
-    async def _recover(self) -> None:
-        """Bring lanes that were left in the midst of something to where all workers have them.
+    def take_back(self, crossing: Crossing) -> None:
+        """Let another run have the lane of one that has failed, which is in order."""
+        index = crossing.lane.index
+        if not index:
+            return
+        if crossing.is_broken:
+            self._lanes.pop(index, None)
+        if not crossing.lane_is_lost:
+            self._in_use.discard(index)
 
-        They are left in another order on each worker, so that none of them waits for another.
-        """
-        async with create_task_group() as tasks:
-            for crossing in self._ended:
-                tasks.start_soon(self._recover_from, crossing)
+    def break_down(self, breakdown: Breakdown) -> None:
+        """Tell the others, in the present use of lane 0, that this worker has not carried out a step of the one before."""
+        with suppress(CollectiveError):  # where a worker is lost, nothing is gone on with
+            self._root_crossing().take_over(breakdown)
 
-    async def _recover_from(self, crossing: Crossing) -> None:
-        await crossing.judged.wait()
-        if self.lost is None and (crossing.clean or await crossing.catch_up()):
-            self._ended.remove(crossing)
-            if crossing.lane.index:
-                self._in_use.discard(crossing.lane.index)
+    def give_up(self, error: CollectiveError) -> None:
+        """Let the strategy be of no use, and leave the others."""
+        self._control.close()
+        self._lose_by(error)
 
     @property
     def is_here(self) -> bool:

@@ -58,6 +58,9 @@ class Lane:
     Args:
         communicator: its own.
         index: its number, the same on every worker.
+
+    Attributes:
+        in_exchange: this worker's record is with the others, who may carry the step out; it has not done so yet.
     """
 
     def __init__(self, communicator: Communicator, index: int) -> None:
@@ -68,13 +71,13 @@ class Lane:
         self._latest: Request | None = None
         self._alongside = Alongside(communicator)
         self._chain = bytes(16)
-        self._frozen = False
+        self._frozen = self.in_exchange = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
     def begin(self, *use: int) -> None:
         """Begin a use of the lane, in which nothing has been agreed on yet but which use it is: one or two numbers."""
         self._chain = b"".join(number.to_bytes(8, "little") for number in use).ljust(16, b"\0")
-        self._frozen = False
+        self._frozen = self.in_exchange = False
         self._put_aside()
 
     @property
@@ -152,6 +155,7 @@ class Lane:
             if self._frozen:
                 raise FrozenLane
             self.posted += 1
+        self.in_exchange = True
         latest = self._latest = self._opening.post(digest, *what)
         return latest
 
@@ -193,6 +197,12 @@ class Lane:
             return (yield from transfer.carry_out(self.communicator, None, hands))
         room = transfer.room
         return transfer.from_records([payload[:room] for payload in opening.payloads()])
+
+    def renew(self, communicator: Communicator, posted: int) -> None:
+        """Go on over another communicator, in which nothing is in the air, as if so many records had been brought."""
+        self.communicator, self.posted = communicator, posted
+        self._opening, self._latest = Opening(communicator), None
+        self._alongside = Alongside(communicator)
 
     def catch_up(self, posted: int) -> None:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""

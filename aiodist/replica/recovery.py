@@ -1,0 +1,114 @@
+"""Recovery: how the lanes of runs that failed come to where all workers have them, before anything else is begun.
+
+Mostly a lane only lacks records (`Lane.catch_up`). One in which a worker could not carry out a step has something in
+the air that nobody will ever complete (`workers.breakdown`). A run's is dropped by all workers, and made anew from lane
+0 when a run takes its place. Lane 0 itself gets another communicator, made beside the old one as those of groups are: in
+no order with what is in the air there. Where none can be had, the strategy is of no use any more, and says so.
+
+What was rejected: to make lane 0's next communicator from the old one (workers have begun different numbers of
+operations there, so that it would pair with a sum); to keep a spare one from the beginning (every strategy would pay for
+what hardly ever happens, and a second breakdown needs the next one).
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from anyio import create_task_group
+
+from aiodist.replica.awaiting import InterruptedStep
+from aiodist.replica.root_crossing import RootCrossing
+from aiodist.workers.lost import no_communicator
+
+if TYPE_CHECKING:
+    from aiodist.replica.crossing import Crossing
+    from aiodist.replica.team import Team
+    from aiodist.workers.communicator import Communicator, Duplication
+    from aiodist.workers.tribunal import LaneKey, Verdict
+
+
+class Recovery:
+    """The crossings of a team that have ended in trouble, until their lanes are in order.
+
+    Args:
+        team: the workers.
+        communicator: the job's first, of which others are made.
+
+    Attributes:
+        ended: those crossings, in the order in which they have ended.
+    """
+
+    def __init__(self, team: Team, communicator: Communicator) -> None:
+        self._team = team
+        self._communicator = communicator
+        self._judged: dict[LaneKey, Crossing] = {}
+        self._renewals: dict[LaneKey, Duplication | Exception] = {}
+        self.ended: list[Crossing] = []
+
+    def judged(self, crossing: Crossing) -> None:
+        """Take a crossing that has a verdict."""
+        self._judged[crossing.key] = crossing
+
+    def amend(self, key: LaneKey, verdict: Verdict) -> bool:
+        """Hear a verdict once more; return whether it is on a crossing that is known."""
+        crossing = self._judged.get(key)
+        if crossing is not None:
+            crossing.amend(verdict)
+        return crossing is not None
+
+    def renew(self, root: RootCrossing, number: int) -> None:
+        """Begin to make lane 0's next communicator; whoever goes on with what is in the air in the old one leaves it.
+
+        Args:
+            root: the crossing in which the old one broke.
+            number: a new one, the same on all workers.
+        """
+        for crossing in self.ended:
+            if isinstance(crossing, RootCrossing):
+                crossing.leave_values()
+        try:
+            workers = range(self._team.span.layout.workers)
+            self._renewals[root.key] = self._communicator.isplit(workers, number)
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for who uses the strategy next)
+            self._renewals[root.key] = error
+
+    async def recover(self) -> None:
+        """Bring lanes that were left in the midst of something to where all workers have them.
+
+        They are left in another order on each worker, so that none of them waits for another. But lane 0 has its next
+        communicator first.
+        """
+        for crossing in list(self.ended):
+            if isinstance(crossing, RootCrossing) and crossing.key in self._renewals:
+                await self._renew(crossing)
+        async with create_task_group() as tasks:
+            for crossing in self.ended:
+                tasks.start_soon(self._recover_from, crossing)
+
+    async def _recover_from(self, crossing: Crossing) -> None:
+        await crossing.judged.wait()
+        if self._team.lost is None and (crossing.clean or await crossing.catch_up()):
+            self.ended.remove(crossing)
+            self._judged.pop(crossing.key, None)
+            self._team.take_back(crossing)
+
+    async def _renew(self, crossing: RootCrossing) -> None:
+        """Give lane 0 its next communicator.
+
+        Raises:
+            CollectiveError: there is none; or a worker is lost.
+        """
+        made = self._renewals[crossing.key]
+        try:
+            if isinstance(made, Exception):
+                raise made
+            with suppress(InterruptedStep):  # by the loss of a worker
+                await crossing.renew_lane(made)
+        except Exception as error:  # noqa: BLE001  (of the engine)
+            self._team.give_up(no_communicator(self._team.span.layout, crossing.report, error))
+        if self._team.lost is not None:
+            raise type(self._team.lost)(self._team.lost.report)
+        del self._renewals[crossing.key]
+        self.ended.remove(crossing)
+        self._judged.pop(crossing.key, None)
