@@ -1,10 +1,11 @@
-"""Breaking off: what a run's crossing tells and hears of steps that one worker cannot carry out (`workers.breakdown`)."""
+"""Breaking off: what a run's crossing tells and hears of steps that a worker cannot carry out (`workers.breakdown`)."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from aiodist.replica.carrying import Carrier
 from aiodist.workers.breakdown import OWN_LANE, Breakdown
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from aiodist.workers.lane import Lane
     from aiodist.workers.state import WorkerState
     from aiodist.workers.tribunal import LaneKey, Verdict
+
+_TURNS: Final = 8
 
 
 class Breaking(Carrier):
@@ -46,6 +49,18 @@ class Breaking(Carrier):
     def tell(self) -> None:
         """Tell the coordinator, once."""
 
+    @abstractmethod
+    def _settle(self) -> None:
+        """End the group with what is to be raised."""
+
+    def _settle_in_time(self, turns: int = _TURNS) -> None:
+        """End the group; first there are some turns of the loop, in which a replica raises what has failed here."""
+        engine = self.group.engine
+        if turns and self._withheld and engine is not None and not self.group.closed:
+            engine.call_soon(partial(self._settle_in_time, turns - 1))
+        else:
+            self._settle()
+
     def break_down(self, carrier: Carrier, meeting: Rendezvous | None, error: BaseException, lane: int) -> None:
         """Tell the coordinator of a step, also where a verdict has been given meanwhile: others go on with it."""
         self.breakdowns.append(Breakdown.of(lane, carrier.group, meeting, error))
@@ -61,7 +76,8 @@ class Breaking(Carrier):
 
     def amend(self, verdict: Verdict) -> None:
         """Hear a verdict once more: a worker could not go on with what all have begun."""
-        self._verdict = verdict
+        assert self._verdict is not None
+        self._verdict = replace(self._verdict, broken=self._verdict.broken | verdict.broken)
         self._break_off()
 
     def _break_off(self) -> None:

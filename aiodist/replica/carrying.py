@@ -362,7 +362,7 @@ class Carrier:
         values = yield from cargo.one_by_one(self._hands)
         own = {places[position]: value for position, value in values.items()}
         told = yield from self._tell(Presence(cargo.accumulate, own))
-        if policy.blocks(_nbytes_of(told)):
+        if policy.blocks(sum(nbytes_of(value) for presence in told for value in presence.values.values())):
             return (yield from by_hand(self._hands, result_of, signature, told, self._span))
         return result_of(signature, told, self._span)
 
@@ -395,7 +395,3 @@ class Carrier:
         if any(presence.ended for presence in told):
             raise Disagreement
         return told
-
-
-def _nbytes_of(told: list[Presence]) -> int:
-    return sum(nbytes_of(value) for presence in told for value in presence.values.values())

@@ -161,6 +161,7 @@ class Crossing(Breaking):
             await self._stopped.wait()
         if not self.clean:
             await self.judged.wait()
+            self._settle()
 
     # What the control plane calls, in the event loop.
 
@@ -205,7 +206,7 @@ class Crossing(Breaking):
             self._interrupt()
             error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
-            self._settle()
+            self._settle_in_time()
         self.judged.set()
 
     def _settle(self) -> None:

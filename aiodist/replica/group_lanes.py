@@ -97,6 +97,10 @@ class GroupLanes:
         for key in [key for key in self._asked if key[0] == run]:
             del self._asked[key]
 
+    def of(self, run: Run) -> Collection[int]:
+        """Return the numbers of the lanes that groups of a run have."""
+        return self._of_run.get(run, {}).keys()
+
     def are_in_use(self, run: Run) -> bool:
         """Return whether groups of a run have lanes."""
         return run in self._of_run

@@ -1,24 +1,27 @@
 """Recovery: how the lanes of runs that failed come to where all workers have them, before anything else is begun.
 
 Mostly a lane only lacks records (`Lane.catch_up`). One in which a worker could not carry out a step has something in
-the air that nobody will ever complete (`workers.breakdown`). A run's is dropped by all workers, and made anew from lane
-0 when a run takes its place. Lane 0 itself gets another communicator, made beside the old one as those of groups are: in
-no order with what is in the air there. Where none can be had, the strategy is of no use any more, and says so.
+the air that nobody will ever complete (`workers.breakdown`). A run's is dropped by all workers, and made anew from
+lane 0 when a run takes its place. Lane 0 itself gets another communicator, made beside the old one as those of groups
+are, in no order with what is in the air there. Where none can be had, the strategy is of no use any more: it says so.
 
 What was rejected: to make lane 0's next communicator from the old one (workers have begun different numbers of
-operations there, so that it would pair with a sum); to keep a spare one from the beginning (every strategy would pay for
-what hardly ever happens, and a second breakdown needs the next one).
+operations there, so that it would pair with a sum); to keep a spare one from the beginning (every strategy would pay
+for what hardly ever happens, and a second breakdown needs the next one).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anyio import create_task_group
 
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.root_crossing import RootCrossing
+from aiodist.workers.breakdown import OWN_LANE
 from aiodist.workers.lost import no_communicator
 
 if TYPE_CHECKING:
@@ -58,12 +61,14 @@ class Recovery:
         return crossing is not None
 
     def renew(self, root: RootCrossing, number: int) -> None:
-        """Begin to make lane 0's next communicator; whoever goes on with what is in the air in the old one leaves it.
+        """Begin to make lane 0's next communicator, where the old one is broken; who still waits there leaves it.
 
         Args:
             root: the crossing in which the old one broke.
             number: a new one, the same on all workers.
         """
+        if not root.is_broken:
+            return
         for crossing in self.ended:
             if isinstance(crossing, RootCrossing):
                 crossing.leave_values()
@@ -72,6 +77,17 @@ class Recovery:
             self._renewals[root.key] = self._communicator.isplit(workers, number)
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for who uses the strategy next)
             self._renewals[root.key] = error
+
+    def end_runs_behind(self, root: RootCrossing, verdict: Verdict, crossings: Sequence[Crossing]) -> None:
+        """End those runs that this worker has opened, and another has not, or not as far as it is known."""
+        for crossing in crossings:
+            if crossing.key[1] != root.key[1] or crossing.key[0] <= verdict.complete:
+                continue
+            if root.is_broken:
+                lanes = frozenset({OWN_LANE, *self._team.group_lanes.of(crossing.key)})
+                self._team._judge(crossing.key, replace(verdict, broken=lanes))
+            elif not verdict.heard_all:  # others have given up what only this worker has seen agreed on
+                crossing.ask(None)
 
     async def recover(self) -> None:
         """Bring lanes that were left in the midst of something to where all workers have them.
@@ -91,7 +107,15 @@ class Recovery:
         if self._team.lost is None and (crossing.clean or await crossing.catch_up()):
             self.ended.remove(crossing)
             self._judged.pop(crossing.key, None)
-            self._team.take_back(crossing)
+            self._take_back(crossing)
+
+    def _take_back(self, crossing: Crossing) -> None:
+        """Let another run have the lane of one that has failed, which is in order."""
+        index = crossing.lane.index
+        if index and crossing.is_broken:
+            self._team._lanes.pop(index, None)
+        if index and not crossing.lane_is_lost:
+            self._team._in_use.discard(index)
 
     async def _renew(self, crossing: RootCrossing) -> None:
         """Give lane 0 its next communicator.
@@ -100,12 +124,14 @@ class Recovery:
             CollectiveError: there is none; or a worker is lost.
         """
         made = self._renewals[crossing.key]
+        error = made if isinstance(made, Exception) else None
         try:
-            if isinstance(made, Exception):
-                raise made
-            with suppress(InterruptedStep):  # by the loss of a worker
-                await crossing.renew_lane(made)
-        except Exception as error:  # noqa: BLE001  (of the engine)
+            if not isinstance(made, Exception):
+                with suppress(InterruptedStep):  # by the loss of a worker
+                    await crossing.renew_lane(made)
+        except Exception as raised:  # noqa: BLE001  (of the engine)
+            error = raised
+        if error is not None:
             self._team.give_up(no_communicator(self._team.span.layout, crossing.report, error))
         if self._team.lost is not None:
             raise type(self._team.lost)(self._team.lost.report)

@@ -225,14 +225,14 @@ class RootCrossing(Crossing):
             self.group._fail(meeting, self._error)
         self._leave_lane()
 
-    def amend(self, verdict: Verdict) -> None:
+    def amend(self, verdict: Verdict) -> None:  # noqa: ARG002  (what it says is known to who has failed)
         """Hear a verdict once more: lane 0 has been begun anew meanwhile, and is to be left."""
         if self.breakdowns:
             self._team.break_down(self.breakdowns[-1])
 
     def take_over(self, breakdown: Breakdown) -> None:
         """Tell of a step before, on the same lane, that this worker cannot carry out."""
-        self.breakdowns.append(breakdown)
+        self.breakdowns.append(replace(breakdown, late=True))
         self.tell()
 
     def leave_values(self) -> None:
@@ -259,7 +259,11 @@ class RootCrossing(Crossing):
         """Return what this worker has to tell, and by which digests others know the calls that it has begun."""
         digests, first = self._team.digests, self.group.members[0]
         found = {}
+        meeting: Rendezvous | None
         for number, meeting in list(self.group.open.items()):
             refused = number == first.abandoned and first.refusal
             found[number] = digests.of_refused(meeting.call) if refused else digests.of(meeting.call)
+        for _, meeting, _ in self._withheld:
+            if meeting is not None:
+                found[meeting.number] = digests.of(meeting.call)
         return replace(super().state(**told), digests=found)

@@ -367,14 +367,10 @@ class Team:
         self._root = None
         self._incidents += 1
         self.recovery.ended.append(root)
-        if root.is_broken:
-            self.recovery.renew(root, -self._incidents)
+        self.recovery.renew(root, -self._incidents)
         begun = root.group.members[0].sequence
         self._unheard.extend((verdict.error(), verdict.calls[n]) for n in sorted(verdict.calls) if n >= begun)
-        if not verdict.heard_all or root.is_broken:  # others have given up what only this worker has seen agreed on
-            for crossing in list(self._crossings.values()):
-                if crossing.key[1] == root.key[1] and crossing.key[0] > verdict.complete:
-                    crossing.ask(None)
+        self.recovery.end_runs_behind(root, verdict, list(self._crossings.values()))
         self.asked_of_runs.go_on()
         self._turns.go_on()
 
@@ -383,18 +379,8 @@ class Team:
         if self._root is not None and self._root.told:
             await self._root.judged.wait()
 
-    def take_back(self, crossing: Crossing) -> None:
-        """Let another run have the lane of one that has failed, which is in order."""
-        index = crossing.lane.index
-        if not index:
-            return
-        if crossing.is_broken:
-            self._lanes.pop(index, None)
-        if not crossing.lane_is_lost:
-            self._in_use.discard(index)
-
     def break_down(self, breakdown: Breakdown) -> None:
-        """Tell the others, in the present use of lane 0, that this worker has not carried out a step of the one before."""
+        """Tell the others, in the present use of lane 0, of a step in the one before."""
         with suppress(CollectiveError):  # where a worker is lost, nothing is gone on with
             self._root_crossing().take_over(breakdown)
 

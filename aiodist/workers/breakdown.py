@@ -46,6 +46,7 @@ class Breakdown:
         number: of the meeting; None where it is the end of a run, or of a group.
         call: what is asked for; None there.
         failure: what was raised.
+        late: it was known only when what is outside of replicas had begun anew.
     """
 
     lane: int
@@ -54,6 +55,7 @@ class Breakdown:
     number: int | None
     call: WireCall | None
     failure: Failure
+    late: bool = False
 
     @classmethod
     def of(cls, lane: int, group: SyncGroup, meeting: Rendezvous | None, error: BaseException) -> Breakdown:
@@ -67,7 +69,7 @@ class Breakdown:
     @property
     def in_trouble(self) -> int | None:
         """The number of the meeting in the run's own group that cannot complete."""
-        return self.number if self.lane == OWN_LANE else None
+        return self.number if self.lane == OWN_LANE and not self.late else None
 
 
 def found_in(states: Mapping[int, WorkerState]) -> list[Found]:
@@ -108,9 +110,9 @@ def _line(breakdown: Breakdown, rank: int, layout: Layout) -> str:
 
 
 def _what(breakdown: Breakdown) -> str:
-    group = "" if breakdown.group is None else f" of {breakdown.group}"
     if breakdown.number is None or breakdown.call is None:
-        return f"the end of the {'run' if breakdown.group is None else 'group'}{group}"
+        return f"the end of {breakdown.group or 'the run'}"
+    group = "" if breakdown.group is None else f" of {breakdown.group}"
     signature, code, offset = from_wire(breakdown.call)
     if breakdown.number < 0:
         return f"the creation{group}"
