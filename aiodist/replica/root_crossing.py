@@ -165,7 +165,11 @@ class RootCrossing(Crossing):
         return UnderWay(meeting, self._open(meeting, opening))
 
     def _open(self, meeting: Rendezvous, opening: RunOpening) -> Steps[int]:
-        """Open a run. What all workers have agreed on, they all carry out, be it that a lane is to be made."""
+        """Open a run. What all workers have agreed on, they all carry out, be it that a lane is to be made.
+
+        Raises:
+            InterruptedStep: one of them cannot.
+        """
         plane = self._team.plane
         use = None if plane is None else plane.hold()
         linked, lane = False, None
@@ -180,6 +184,8 @@ class RootCrossing(Crossing):
         finally:
             if use is not None and not linked:
                 use.release()
+        if self.is_broken:  # another worker could not open it, which was heard when all was ready here
+            raise InterruptedStep
         opening.decided = True
         if plane is not None and plane.refusal:
             opening.refusal = plane.refusal

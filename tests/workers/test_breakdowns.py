@@ -1,0 +1,245 @@
+"""A step that fails on one worker, others being in the midst of it: all hear of it, and the next one is right."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import (
+    IncompleteCollectiveError,
+    MultiWorkerMirroredStrategy,
+    Variable,
+    WorkerLostError,
+    get_replica_context,
+)
+from aiodist.replica.breaking import Breaking
+from aiodist.replica.crossing import Crossing
+from aiodist.workers.simulated import SimulatedCommunicator
+from tests.workers.breaking import Fault
+from tests.workers.simulated import Job
+
+pytestmark = pytest.mark.anyio
+Operation = Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]
+LARGE = 150_000  # two segments of float64, so that one is in flight when another fails
+
+
+def check(found: Any, expected: Any) -> None:
+    """Check a result where it is: a wrong one is never taken for what has failed."""
+    np.testing.assert_array_equal(found, expected)
+
+
+async def _sums() -> None:
+    ctx = get_replica_context()
+    n = ctx.num_replicas_in_sync
+    for size in (3, 1000, LARGE):
+        check(await ctx.all_reduce("SUM", np.full(size, 1.5)), np.full(size, 1.5 * n))
+
+
+async def _others() -> None:
+    ctx = get_replica_context()
+    r, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
+    rows = np.repeat(range(n), range(1, n + 1))
+    check(await ctx.all_gather(np.full((r + 1, 200), r), 0), rows[:, None].repeat(200, 1))
+    check(await ctx.broadcast(np.full(LARGE, r), n - 1), np.full(LARGE, n - 1))
+    check((await ctx.all_to_all(np.arange(100 * n)))[:100], np.arange(100 * r, 100 * r + 100))
+    assert await ctx.merge_call(lambda _: 4) == 4
+    if r:
+        check(await ctx.all_reduce("SUM", np.ones(300)), np.full(300, float(n - 1)))
+    await ctx.join()
+
+
+async def _group() -> None:
+    ctx = get_replica_context()
+    n = ctx.num_replicas_in_sync
+    group = ctx.new_group(range(n), "all")
+    check(await group.all_reduce("SUM", np.ones(LARGE)), np.full(LARGE, float(n)))
+    check(await ctx.all_reduce("SUM", np.ones(300)), np.full(300, float(n)))
+
+
+async def sums(strategy: MultiWorkerMirroredStrategy) -> None:
+    await strategy.run(_sums)
+
+
+async def others(strategy: MultiWorkerMirroredStrategy) -> None:
+    await strategy.run(_others)
+
+
+async def group(strategy: MultiWorkerMirroredStrategy) -> None:
+    await strategy.run(_group)
+
+
+async def reduce(strategy: MultiWorkerMirroredStrategy) -> None:
+    n = strategy.num_replicas_in_sync
+    check(await strategy.reduce("SUM", np.ones(LARGE), None), np.full(LARGE, float(n)))
+
+
+async def gather(strategy: MultiWorkerMirroredStrategy) -> None:
+    n = strategy.num_replicas_in_sync
+    assert (await strategy.gather(np.ones((300, 2)), 0)).shape == (300 * n, 2)
+
+
+async def variable(strategy: MultiWorkerMirroredStrategy) -> None:
+    with strategy.scope():
+        created = Variable(np.full(500, 2.0), aggregation="mean")
+    assert await strategy.reduce("SUM", 1, None) == strategy.num_replicas_in_sync
+    check(created.read_value(), np.full(500, 2.0))
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
+    """Let a worker have a fault."""
+    return Fault(monkeypatch)
+
+
+async def _outcomes(job: Job, fault: Fault, operation: Operation) -> list[Any]:
+    async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
+        return await fault.on(job.strategies.index(strategy), operation(strategy))
+
+    return await job.everywhere(one)
+
+
+def _check_what_is_told(outcomes: list[Any], fault: Fault) -> None:
+    """Check that all raise one report, which names who has failed and why, and that one what it was."""
+    told = [outcome for rank, outcome in enumerate(outcomes) if rank != fault.victim]
+    if all(outcome is None for outcome in told):  # its record was with the others, who have heard all that they need
+        return
+    assert all(isinstance(outcome, IncompleteCollectiveError) for outcome in told), outcomes
+    assert len({str(outcome) for outcome in told}) == 1
+    text = f"{type(fault.error).__name__}: {fault.error}"
+    if "could not carry out" in str(told[0]):  # else it lacked memory when all was there, and a replica raised that
+        assert f"worker {fault.victim} of {len(outcomes)} (replica {fault.victim}) could not carry out" in str(told[0])
+    else:
+        text = f"Replica {fault.victim} raised {text}"
+    assert text in str(told[0])
+    assert all(repr(outcome.__cause__) == repr(fault.error) for outcome in told)
+    own = outcomes[fault.victim]
+    if own is not fault.error:  # nobody waits in the creation of a group, or of a variable, or at the end
+        assert (own.report, own.__cause__) == (told[0].report, fault.error)
+
+
+async def _check_that_it_works(job: Job) -> None:
+    await job.check_that_it_works()
+    for operation in (sums, group, reduce):
+        assert await job.everywhere(operation) == [None] * len(job.strategies)
+
+
+@pytest.mark.parametrize("how", ["begin", "test", "memory"])
+@pytest.mark.parametrize(
+    ("workers", "victim", "operation"),
+    [
+        (2, 1, sums),
+        (3, 0, sums),
+        (3, 2, others),
+        (2, 0, group),
+        (3, 1, group),
+        (3, 2, reduce),
+        (2, 0, gather),
+        (2, 1, variable),
+    ],
+)
+async def test_every_worker_hears_of_it_wherever_it_happens(
+    workers: int, victim: int, operation: Operation, how: str, fault: Fault
+) -> None:
+    error = MemoryError("no room") if how == "memory" else RuntimeError("the engine is broken")
+    at = 0
+    fault.happened = True
+    fault.victim = victim
+    while fault.happened:
+        job = Job(*[1] * workers)
+        fault.strike(at, how, error.with_traceback(None), times=3 if how == "memory" else 1)
+        outcomes = await _outcomes(job, fault, operation)
+        if fault.happened and any(outcomes):
+            _check_what_is_told(outcomes, fault)
+        else:
+            assert not any(outcomes)
+        happened = fault.happened
+        fault.strike(None)
+        await _check_that_it_works(job)
+        fault.happened = happened
+        at += 1
+    assert at > 1
+
+
+@pytest.mark.parametrize("verify", ["ahead", "alongside"])
+async def test_a_replica_that_catches_it_is_told_at_its_next_collective(verify: str, fault: Fault) -> None:
+    async def program() -> Any:
+        ctx = get_replica_context()
+        for _ in range(3):
+            await ctx.all_reduce("SUM", np.ones(1000))
+        try:
+            return await ctx.all_reduce("SUM", np.ones(2000))
+        except MemoryError:
+            await ctx.barrier()
+
+    fault.victim = 1
+    job = Job(1, 1, verify=verify)
+    fault.strike(3, "memory", MemoryError("no room"), times=5)
+    outcomes = await _outcomes(job, fault, lambda strategy: strategy.run(program))
+    fault.strike(None)
+    texts = {str(outcome) for outcome in outcomes}
+    assert len(texts) == 1
+    assert "(replica 1) could not carry out collective #3, all_reduce(SUM, float64[2000])" in texts.pop()
+    await _check_that_it_works(job)
+
+
+async def test_a_step_that_all_go_on_with_behind_the_verdict(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replica fails while values are on their way, which all carry over; then one worker cannot."""
+    fault.victim = 1
+    told = anyio.Event()
+
+    class Late:
+        """A request that fails when the others have had their verdict."""
+
+        def __init__(self, begun: Any, error: Exception) -> None:
+            self._begun, self._error = begun, error
+
+        def test(self) -> bool:
+            if told.is_set():
+                raise self._error
+            return False
+
+    monkeypatch.setattr("tests.workers.breaking.BadRequest", Late)
+
+    async def program() -> Any:
+        ctx = get_replica_context()
+        pending = ctx.all_reduce("SUM", np.ones(1000))
+        if ctx.replica_id_in_sync_group == 0:
+            await anyio.sleep(0.05)
+            raise ValueError("bad batch")
+        return await pending
+
+    def break_off(crossing: Crossing) -> None:
+        Breaking._break_off(crossing)
+        told.set()
+
+    monkeypatch.setattr(Crossing, "_break_off", break_off)
+    job = Job(1, 1, 1)
+    fault.strike(3, "test", RuntimeError("the engine is broken"))
+    outcomes = await _outcomes(job, fault, lambda strategy: strategy.run(program))
+    assert fault.happened
+    fault.strike(None)
+    assert repr(outcomes[0]) == "ValueError('bad batch')"
+    assert [type(outcome) for outcome in outcomes[1:]] == [IncompleteCollectiveError] * 2
+    await _check_that_it_works(job)
+
+
+async def test_a_strategy_without_another_communicator_says_so(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    def isplit(communicator: SimulatedCommunicator, *_: object) -> None:
+        raise RuntimeError("no more communicators")
+
+    monkeypatch.setattr(SimulatedCommunicator, "isplit", isplit)
+    job = Job(1, 1, 1)
+    fault.victim = 1
+    assert await job.everywhere(gather) == [None] * 3
+    fault.strike(1, "test")
+    assert (await _outcomes(job, fault, reduce))[1] is fault.error
+    for outcome in await job.everywhere(gather):
+        assert isinstance(outcome, WorkerLostError)
+        assert str(outcome).startswith(
+            "this strategy is of no use any more: worker 1 of 3 (replica 1) could not carry out"
+        )
+        assert "another one cannot be made: RuntimeError: no more communicators" in str(outcome)
