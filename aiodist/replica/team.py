@@ -386,7 +386,7 @@ class Team:
 
     def give_up(self, error: CollectiveError) -> None:
         """Let the strategy be of no use, and leave the others."""
-        self._control.close()
+        self._control.close(f"has given up, for {error.report.text}")
         self._lose_by(error)
 
     @property

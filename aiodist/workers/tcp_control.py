@@ -134,12 +134,13 @@ class TcpControl(Requests):
         with contextlib.suppress(ValueError):
             self._unfinished.remove(key)
 
-    def close(self) -> None:
-        """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
+    def close(self, why: str = "") -> None:
+        """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
         if os.getpid() != self._process:  # what the program has forked has no part in it
             return
         error = getattr(sys, "last_value", None)
-        self._leave(ENDED if error is None else f"{ENDED}: {_brief(error)}", error is not None)
+        why = why or (ENDED if error is None else f"{ENDED}: {_brief(error)}")
+        self._leave(why, why != ENDED)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def let_go(self) -> None:

@@ -109,8 +109,8 @@ class Control(Protocol):
     def settle(self, key: LaneKey) -> None:
         """Hear that nothing waits for other workers any more of what was judged."""
 
-    def close(self) -> None:
-        """Tell the others that this worker ends, and leave."""
+    def close(self, why: str = "") -> None:
+        """Tell the others that this worker ends, or leaves them for a reason, and leave."""
 
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""

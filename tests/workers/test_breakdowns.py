@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,10 +21,12 @@ from aiodist.replica.breaking import Breaking
 from aiodist.replica.crossing import Crossing
 from aiodist.workers.simulated import SimulatedCommunicator
 from tests.workers.breaking import Fault
+from tests.workers.launched import job
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
 Operation = Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]
+PROGRAM = Path(__file__).with_name("breakdown_job.py")
 LARGE = 150_000  # two segments of float64, so that one is in flight when another fails
 
 
@@ -95,11 +98,11 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
     return Fault(monkeypatch)
 
 
-async def _outcomes(job: Job, fault: Fault, operation: Operation) -> list[Any]:
+async def _outcomes(team: Job, fault: Fault, operation: Operation) -> list[Any]:
     async def one(strategy: MultiWorkerMirroredStrategy) -> Any:
-        return await fault.on(job.strategies.index(strategy), operation(strategy))
+        return await fault.on(team.strategies.index(strategy), operation(strategy))
 
-    return await job.everywhere(one)
+    return await team.everywhere(one)
 
 
 def _check_what_is_told(outcomes: list[Any], fault: Fault) -> None:
@@ -121,10 +124,10 @@ def _check_what_is_told(outcomes: list[Any], fault: Fault) -> None:
         assert (own.report, own.__cause__) == (told[0].report, fault.error)
 
 
-async def _check_that_it_works(job: Job) -> None:
-    await job.check_that_it_works()
+async def _check_that_it_works(team: Job) -> None:
+    await team.check_that_it_works()
     for operation in (sums, group, reduce):
-        assert await job.everywhere(operation) == [None] * len(job.strategies)
+        assert await team.everywhere(operation) == [None] * len(team.strategies)
 
 
 @pytest.mark.parametrize("how", ["begin", "test", "memory"])
@@ -145,21 +148,18 @@ async def test_every_worker_hears_of_it_wherever_it_happens(
     workers: int, victim: int, operation: Operation, how: str, fault: Fault
 ) -> None:
     error = MemoryError("no room") if how == "memory" else RuntimeError("the engine is broken")
-    at = 0
-    fault.happened = True
     fault.victim = victim
-    while fault.happened:
-        job = Job(*[1] * workers)
+    at, happened = 0, True
+    while happened:
+        team = Job(*[1] * workers)
         fault.strike(at, how, error.with_traceback(None), times=3 if how == "memory" else 1)
-        outcomes = await _outcomes(job, fault, operation)
-        if fault.happened and any(outcomes):
-            _check_what_is_told(outcomes, fault)
-        else:
-            assert not any(outcomes)
+        outcomes = await _outcomes(team, fault, operation)
         happened = fault.happened
+        if any(outcomes):
+            assert happened
+            _check_what_is_told(outcomes, fault)
         fault.strike(None)
-        await _check_that_it_works(job)
-        fault.happened = happened
+        await _check_that_it_works(team)
         at += 1
     assert at > 1
 
@@ -176,14 +176,14 @@ async def test_a_replica_that_catches_it_is_told_at_its_next_collective(verify: 
             await ctx.barrier()
 
     fault.victim = 1
-    job = Job(1, 1, verify=verify)
+    team = Job(1, 1, verify=verify)
     fault.strike(3, "memory", MemoryError("no room"), times=5)
-    outcomes = await _outcomes(job, fault, lambda strategy: strategy.run(program))
+    outcomes = await _outcomes(team, fault, lambda strategy: strategy.run(program))
     fault.strike(None)
     texts = {str(outcome) for outcome in outcomes}
     assert len(texts) == 1
     assert "(replica 1) could not carry out collective #3, all_reduce(SUM, float64[2000])" in texts.pop()
-    await _check_that_it_works(job)
+    await _check_that_it_works(team)
 
 
 async def test_a_step_that_all_go_on_with_behind_the_verdict(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,14 +217,14 @@ async def test_a_step_that_all_go_on_with_behind_the_verdict(fault: Fault, monke
         told.set()
 
     monkeypatch.setattr(Crossing, "_break_off", break_off)
-    job = Job(1, 1, 1)
+    team = Job(1, 1, 1)
     fault.strike(3, "test", RuntimeError("the engine is broken"))
-    outcomes = await _outcomes(job, fault, lambda strategy: strategy.run(program))
+    outcomes = await _outcomes(team, fault, lambda strategy: strategy.run(program))
     assert fault.happened
     fault.strike(None)
     assert repr(outcomes[0]) == "ValueError('bad batch')"
     assert [type(outcome) for outcome in outcomes[1:]] == [IncompleteCollectiveError] * 2
-    await _check_that_it_works(job)
+    await _check_that_it_works(team)
 
 
 async def test_a_strategy_without_another_communicator_says_so(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,14 +232,28 @@ async def test_a_strategy_without_another_communicator_says_so(fault: Fault, mon
         raise RuntimeError("no more communicators")
 
     monkeypatch.setattr(SimulatedCommunicator, "isplit", isplit)
-    job = Job(1, 1, 1)
+    team = Job(1, 1, 1)
     fault.victim = 1
-    assert await job.everywhere(gather) == [None] * 3
+    assert await team.everywhere(gather) == [None] * 3
     fault.strike(1, "test")
-    assert (await _outcomes(job, fault, reduce))[1] is fault.error
-    for outcome in await job.everywhere(gather):
+    assert (await _outcomes(team, fault, reduce))[1] is fault.error
+    for outcome in await team.everywhere(gather):
         assert isinstance(outcome, WorkerLostError)
-        assert str(outcome).startswith(
-            "this strategy is of no use any more: worker 1 of 3 (replica 1) could not carry out"
-        )
+        assert "this strategy is of no use any more: worker 1 of 3 (replica 1) could not carry out" in str(outcome)
         assert "another one cannot be made: RuntimeError: no more communicators" in str(outcome)
+
+
+@pytest.mark.parametrize(("workers", "how"), [(3, ("asyncio", "ahead")), (2, ("trio", "alongside"))], ids=str)
+def test_real_workers_hear_of_it_and_go_on(workers: int, how: tuple[str, str]) -> None:
+    code, output, _ = job(workers, *how, program=PROGRAM)
+    assert code == 0, output
+    for name in ("run", "group", "reduce"):
+        lines = [line for line in output.splitlines() if line.startswith(f"{name} ")]
+        assert sum("after" in line for line in lines) == workers
+        assert all(line.endswith(f"after: {workers}.0 {workers}.0") for line in lines if "after" in line)
+        last = workers - 1
+        assert f"{name} {last} soon: MemoryError: no room <- None" in lines
+        for rank in range(last):
+            told = next(line for line in lines if line.startswith(f"{name} {rank} soon: IncompleteCollectiveError: "))
+            assert f"worker {last} of {workers} (replica {last}) could not carry out collective #" in told
+            assert told.endswith(": MemoryError: no room <- MemoryError('no room')")
