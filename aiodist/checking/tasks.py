@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
 from aiodist.replica.scheduler import _Run
@@ -21,10 +22,12 @@ def member_of(task: Task[Any]) -> Member | None:
         if frame.f_code is _DRIVE:
             member: Member = frame.f_locals["member"]
             return member
-        awaitable = awaitable.cr_await or _not_begun(frame)
+        awaitable = awaitable.cr_await or _not_begun(awaitable)
     return None
 
 
-def _not_begun(frame: Any) -> Any:
+def _not_begun(wrapper: Any) -> Any:
     """Return the coroutine that anyio's wrapper of a task is going to await, before the task has begun."""
-    return getattr(frame.f_locals.get("self"), "_coro", None) if frame.f_lasti <= 0 else None
+    if getcoroutinestate(wrapper) != CORO_CREATED:
+        return None
+    return getattr(wrapper.cr_frame.f_locals.get("self"), "_coro", None)

@@ -90,7 +90,7 @@ def _program_traceback(error: BaseException) -> Iterator[str]:
     account = TracebackException.from_exception(error)
     for part in _parts(account):
         own = [frame for frame in part.stack if not frame.filename.startswith(_PLUMBING)]
-        if own or part.exc_type is SyntaxError:  # which has its place in its text
+        if own or hasattr(part, "text"):  # a SyntaxError, which has its place in its text
             part.stack[:] = own
     return account.format()
 

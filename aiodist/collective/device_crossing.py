@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
 from aiodist.collective.handing_out import each
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, TYPES, Signature
+from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, TYPES
 from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.moves import Move
@@ -30,7 +31,6 @@ from aiodist.gpu.pinned import array_of
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import symbol
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
-from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers.crossing import Partial, Span
 from aiodist_kernels import Accumulate, ReduceOp
@@ -60,27 +60,15 @@ class Landing(DeviceWork):
     """What the local replicas brought, on its way to the host.
 
     Args:
-        signature: what they asked for.
-        values: what they brought.
-        options: of which the accumulator counts.
-        positions: their own, in the group.
-        names: their devices.
+        brought: what they ask for, and bring.
         taken: the places among those values of what is needed; None: one fold of all.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        values: Sequence[Any],
-        options: CommunicationOptions,
-        positions: Sequence[int],
-        names: Sequence[str],
-        taken: Sequence[int] | None,
-    ) -> None:
+    def __init__(self, brought: Brought, taken: Sequence[int] | None) -> None:
         self._folds = taken is None
         self._taken: Sequence[int] = [0] if taken is None else taken
         self._numbers: dict[tuple[int, int], int] = {}
-        super().__init__(signature, values, options, positions, names)
+        super().__init__(brought)
 
     def layout(self) -> Any:
         """Return what the plan depends on: the shapes, where they may differ, and what is brought down."""
@@ -113,8 +101,11 @@ class Landing(DeviceWork):
             landed = Known(Place(HOST, symbol(self._numbers[place, taken])), sources[taken].shape, sources[taken].dtype)
             self.move([Move(landed.view(), sources[taken].view())])
 
-    def _collect(self) -> Any:
-        """Return what each replica brought, on the host; in the place of what is not needed stands None."""
+    def landed(self) -> Any:
+        """Return what each replica brought, in memory of the host; in the place of what is not needed stands None.
+
+        What came from devices is there when the work is done.
+        """
         rows: list[list[Any]] = [list(row) for row in zip(*self.columns, strict=True)]
         for place in self._places:
             column = self.columns[place]
@@ -125,36 +116,26 @@ class Landing(DeviceWork):
                 rows[taken][place] = Partial(landed, column[taken].dtype) if self._folds else landed
         return [row[0] for row in rows] if self.single else rows
 
+    def _collect(self) -> Any:
+        return self.landed()
+
 
 class Launching(DeviceWork):
     """Results on the host, on their way to the local replicas' devices.
 
     Args:
-        signature: what they asked for.
+        brought: what they ask for, and bring, by which each result's device is known.
         result: as kinds of collectives give it: for all, or for each.
-        brought: what they had brought, by which each result's device is known.
-        options: not counted.
-        positions: their own, in the group.
-        names: their devices.
         outs: by position, the buffers that they want the result in.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        result: Any,
-        brought: Sequence[Any],
-        options: CommunicationOptions,
-        positions: Sequence[int],
-        names: Sequence[str],
-        outs: Mapping[int, OutBuffers] | None,
-    ) -> None:
-        self._shared = signature[KIND].shared
-        single = signature[STRUCTURE] is None
-        rows = list(result) if not self._shared else [result] * len(brought)
-        columns = [tuple(brought)] if single else list(zip(*brought, strict=True))
+    def __init__(self, brought: Brought, result: Any, outs: Mapping[int, OutBuffers] | None = None) -> None:
+        self._shared = brought.signature[KIND].shared
+        single, came = brought.signature[STRUCTURE] is None, brought.values
+        rows = list(result) if not self._shared else [result] * len(came)
+        columns = [tuple(came)] if single else list(zip(*came, strict=True))
         self._ordinals = [tuple([getattr(leaf, "ordinal", HOST) for leaf in column]) for column in columns]
-        super().__init__(signature, rows, options, positions, names, outs)
+        super().__init__(brought._replace(values=rows), outs)
 
     def ordinals(self, place: int) -> Sequence[int]:
         """Return the GPUs that a leaf came from."""
@@ -191,15 +172,15 @@ class Ferry:
         self._meeting = meeting
         self._span = span
         there = [member for member in group.members if member.position not in (meeting.absent or ())]
-        self._positions = [member.position for member in there]
-        self._names = [member.device for member in there]
-        self._values = [meeting.values[position] for position in self._positions]
+        positions, names = [member.position for member in there], [member.device for member in there]
+        values = [meeting.values[position] for position in positions]
+        self._brought = Brought(meeting.signature, values, meeting.options, positions, names)
         types = meeting.signature[TYPES]
         self._marks: Sequence[Any] = [types] if meeting.signature[STRUCTURE] is None else types
 
     def landing(self, accumulate: Accumulate) -> Work:
         """Return the work that gives the values as on the host, folded with that accumulator where they can be."""
-        folds = self._meeting.signature[OP] is not None and len(self._values) > 1 and not self._span.ordered
+        folds = self._meeting.signature[OP] is not None and len(self._brought.values) > 1 and not self._span.ordered
         return self._landing(accumulate, None if folds else self._needed())
 
     def landing_one_by_one(self) -> Work:
@@ -208,17 +189,16 @@ class Ferry:
 
     def _landing(self, accumulate: Accumulate, taken: Sequence[int] | None) -> Work:
         options = dataclasses.replace(self._meeting.options, accumulate=accumulate)
-        signature = self._meeting.signature
-        return Landing(signature, self._values, options, self._positions, self._names, taken).work()
+        return Landing(self._brought._replace(options=options), taken).work()
 
     def _needed(self) -> Sequence[int]:
         """Return the places of the replicas whose values are needed elsewhere."""
-        signature, layout = self._meeting.signature, self._span.layout
+        signature, layout, positions = self._meeting.signature, self._span.layout, self._brought.positions
         if signature[KIND].detail is not Reason.SOURCE:
-            return range(len(self._values))
+            return range(len(positions))
         worker, position = layout.worker_of(signature[DETAIL])
-        needed = worker == layout.rank and position in self._positions
-        return [self._positions.index(position)] if needed else []
+        needed = worker == layout.rank and position in positions
+        return [positions.index(position)] if needed else []
 
     def staged(self, result: Any) -> Any:
         """Return a result with its device leaves in memory that devices copy from; in any thread."""
@@ -236,10 +216,7 @@ class Ferry:
 
     def launching(self, staged: Any) -> Work:
         """Return the work that gives each replica's result, by position."""
-        meeting, values = self._meeting, self._values
-        return Launching(
-            meeting.signature, staged, values, meeting.options, self._positions, self._names, meeting.outs
-        ).work()
+        return Launching(self._brought, staged, self._meeting.outs).work()
 
 
 def staged(leaf: np.ndarray[Any, Any]) -> DeviceArray:

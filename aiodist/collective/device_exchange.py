@@ -5,22 +5,21 @@ What all replicas of a device get is moved there once, for the first of them, an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from aiodist.collective import exchange
+from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_reduction import AllReduce
 from aiodist.collective.device_work import DeviceWork
 from aiodist.collective.handing_out import each
-from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import DETAIL, OP, Signature
+from aiodist.collective.signature import DETAIL, OP
 from aiodist.gpu.moves import Move, View
 from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.options import CommunicationOptions
 
 
 class _Exchange(DeviceWork):
@@ -44,17 +43,9 @@ class _Exchange(DeviceWork):
 class Broadcast(_Exchange):
     """A broadcast."""
 
-    def __init__(
-        self,
-        signature: Signature,
-        values: Sequence[Any],
-        options: CommunicationOptions,
-        positions: Sequence[int],
-        names: Iterable[str],
-        outs: Mapping[int, OutBuffers] | None = None,
-        targets: tuple[int, ...] | None = None,
-    ) -> None:
-        super().__init__(signature, [values[i] for i in positions], options, positions, names, outs, targets)
+    def __init__(self, brought: Brought, *others: Any) -> None:
+        there = [brought.values[position] for position in brought.positions]
+        super().__init__(brought._replace(values=there), *others)
 
     @property
     def source(self) -> int:

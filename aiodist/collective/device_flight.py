@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_crossing import Launching
 from aiodist.collective.device_work import DeviceWork
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import OP, Signature
+from aiodist.collective.signature import OP
 from aiodist.gpu.execute import Completion
 from aiodist.gpu.moves import Move
 from aiodist.gpu.nccl import Buffer
 from aiodist.gpu.plan import Job
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
-from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels.rules import Finish, Rule, end_of, part_of, rule_for
 
 _rule_for = cache(rule_for)
@@ -32,25 +32,13 @@ class Takeoff(DeviceWork):
     """What the local replicas brought, folded into one part.
 
     Args:
-        signature: what they asked for: leaves on devices alone.
-        values: what they brought.
-        options: of which the accumulator counts.
-        positions: their own, in the group.
-        names: their devices.
+        brought: what they ask for, and bring: leaves on devices alone.
         ordinal: the GPU that takes the parts.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        values: Sequence[Any],
-        options: CommunicationOptions,
-        positions: Sequence[int],
-        names: Sequence[str],
-        ordinal: int,
-    ) -> None:
+    def __init__(self, brought: Brought, ordinal: int) -> None:
         self._ordinal = ordinal
-        super().__init__(signature, values, options, positions, names)
+        super().__init__(brought)
 
     def layout(self) -> Any:
         """Return what the plan depends on."""
@@ -97,31 +85,17 @@ class Touchdown(Launching):
     """Totals on one GPU, on their way to the local replicas' results.
 
     Args:
-        signature: what the replicas asked for.
+        brought: what the replicas ask for, and bring, by which each result's device is known.
         totals: by leaf, or the only one.
-        brought: what they had brought, by which each result's device is known.
-        options: of which the accumulator counts.
-        positions: their own, in the group.
-        names: their devices.
         outs: by position, the buffers that they want the result in.
         replicas: how many there are over all workers.
     """
 
-    def __init__(
-        self,
-        signature: Signature,
-        totals: Any,
-        brought: Sequence[Any],
-        options: CommunicationOptions,
-        positions: Sequence[int],
-        names: Sequence[str],
-        outs: Mapping[int, OutBuffers] | None,
-        replicas: int,
-    ) -> None:
-        first = brought[0]
+    def __init__(self, brought: Brought, totals: Any, outs: Mapping[int, OutBuffers] | None, replicas: int) -> None:
+        first = brought.values[0]
         self._dtypes = [leaf.dtype for leaf in (first if isinstance(first, list) else [first])]
         self._replicas = replicas
-        super().__init__(signature, totals, brought, options, positions, names, outs)
+        super().__init__(brought, totals, outs)
 
     def layout(self) -> Any:
         """Return what the plan depends on."""

@@ -11,16 +11,17 @@ What a collective comes to depends on shapes, dtypes and devices, and on nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Course, Known, Make, alike
 from aiodist.collective.device_out import Outs
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES, LeafMark, Signature
+from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES, LeafMark
 from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.execute import Completion, Executor
@@ -29,7 +30,6 @@ from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch, number_of, symbol
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
 from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
-from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = "tuple[Any, ...]"
@@ -47,11 +47,7 @@ class DeviceWork:
     Kinds of collectives say what becomes of a leaf on devices, by adding reductions and moves, and of one on the host.
 
     Args:
-        signature: what the replicas asked for, with device arrays among the leaves.
-        values: what those brought that take part.
-        options: how the result is to be made.
-        positions: the replicas' own, in the group.
-        names: the devices on whose streams values may have been made.
+        brought: what the replicas ask for, and bring.
         outs: by position, the buffers that they want the result in.
         targets: the GPUs that get a result each; None: each replica's for itself, leaf by leaf.
 
@@ -61,22 +57,16 @@ class DeviceWork:
 
     def __init__(
         self,
-        signature: Signature,
-        values: Sequence[Any],
-        options: CommunicationOptions,
-        positions: Sequence[int],
-        names: Iterable[str],
+        brought: Brought,
         outs: Mapping[int, OutBuffers] | None = None,
         targets: tuple[int, ...] | None = None,
     ) -> None:
+        signature, values, self.options, self.positions, self._names = brought
         self.signature = signature
-        self.options = options
         self.targets = targets
         self.single = signature[STRUCTURE] is None
         self.columns: list[Column] = [tuple(values)] if self.single else list(zip(*values, strict=True))
         self.marks: Sequence[LeafMark] = [signature[TYPES]] if self.single else signature[TYPES]
-        self.positions = positions
-        self._names = names
         self._executor: Executor = process.executor()
         self._places = [place for place, mark in enumerate(self.marks) if isinstance(mark, DeviceType)]
         self.arrays: list[DeviceArray] = [array for place in self._places for array in self.columns[place]]

@@ -18,6 +18,7 @@ from aiodist.workers import crossing
 from aiodist.workers.crossing import Crossing
 
 if TYPE_CHECKING:
+    from aiodist.collective.brought import Brought
     from aiodist.collective.device_work import DeviceWork
 
 
@@ -55,10 +56,10 @@ class Kind:
         return self.name
 
 
-def _on_devices(signature: Signature, *others: Any) -> DeviceWork:
+def _on_devices(brought: Brought, *others: Any) -> DeviceWork:
     from aiodist.collective.device_exchange import WORK  # loaded where there are arrays on GPUs
 
-    return WORK[signature[KIND].name](signature, *others)
+    return WORK[brought.signature[KIND].name](brought, *others)
 
 
 ALL_REDUCE = Kind(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist.collective.all_reduce import all_reduce_into
+from aiodist.collective.brought import Brought
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.presence import check_present
@@ -146,7 +147,8 @@ class Rendezvous:
             taking_part = [i for i in range(self.size) if i not in (self.absent or ())]
             names = [members[i].device for i in taking_part]
             on_devices = signature[KIND].on_devices
-            work: Work = on_devices(signature, self.values, self.options, taking_part, names, self.outs).work()
+            brought = Brought(signature, self.values, self.options, taking_part, names)
+            work: Work = on_devices(brought, self.outs).work()
             return work
         if self.outs is None:
             result = signature[KIND].combine(signature, self.values, self.options)

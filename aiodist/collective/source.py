@@ -86,7 +86,7 @@ def _branches(source: str) -> tuple[ast.stmt | ast.expr, ...]:
 def _parsed(source: str) -> list[ast.AST]:
     try:
         return list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, SystemError):  # the last: CPython 3.11 counts what two threads parse together
         return []
 
 

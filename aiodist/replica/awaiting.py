@@ -244,3 +244,7 @@ class _Timer:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        """Give it back, where its user has been left behind in a loop that is over."""
+        self.close()

@@ -27,6 +27,7 @@ class Breaking(Carrier):
 
     Attributes:
         breakdowns: the steps of its own, and its groups, that this worker cannot carry out.
+        half_open: another worker could not open the run.
     """
 
     key: LaneKey
@@ -37,6 +38,7 @@ class Breaking(Carrier):
         self._parts: list[PartCrossing] = []
         self._verdict: Verdict | None = None
         self._first_verdict: Verdict | None = None
+        self.half_open = False
         self._told: WorkerState | None = None
         self._withheld: list[tuple[Carrier, Rendezvous | None, BaseException]] = []
 
@@ -100,6 +102,8 @@ class Breaking(Carrier):
     @property
     def lane_is_lost(self) -> bool:
         """Whether others may have left its lane to another run before they could hear that it is broken."""
+        if self.half_open:
+            return True
         heard = self._first_verdict is None or OWN_LANE in self._first_verdict.broken
         return any(breakdown.number is None or not heard for breakdown in self.breakdowns if breakdown.lane == OWN_LANE)
 

@@ -19,7 +19,6 @@ step does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,8 @@ from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep
 from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
-from aiodist.replica.under_way import UnderWay
+from aiodist.replica.lasting_event import LastingEvent
+from aiodist.replica.under_way import UnderWay, When
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
@@ -50,20 +50,6 @@ if TYPE_CHECKING:
 _ENGINE_GRACE_SECONDS = 2.0
 _OF_THIS_WORKER = (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)
 _AT_ONCE_SECONDS = 50e-6
-
-
-class When:
-    """A request that is complete when something is so; whoever makes it so rings the bell.
-
-    Args:
-        condition: returns whether it is.
-    """
-
-    def __init__(self, condition: Callable[[], bool]) -> None:
-        self.test = condition
-
-    def add_done_callback(self, fn: Callable[[], object], /) -> None:
-        """Do nothing: the bell is rung."""
 
 
 class Carrier:
@@ -82,7 +68,7 @@ class Carrier:
         patience: for how long to ask at once whether they have, in seconds.
     """
 
-    judged: anyio.Event
+    judged: LastingEvent
 
     def __init__(self, team: Team, lane: Lane | None, group: SyncGroup, span: Span) -> None:
         self._team = team
@@ -127,8 +113,12 @@ class Carrier:
             self._queue.append(meeting)
         self._bell.ring()
 
-    def _disagree(self) -> None:
-        """Tell the coordinator that the workers have brought different digests."""
+    def _disagree(self, number: int | None) -> None:
+        """Have it told that the workers do not mean the same, once the local replicas have shown what they do.
+
+        Args:
+            number: the meeting's; None where there is none, or it is a join.
+        """
         raise NotImplementedError
 
     def _end_well(self) -> Steps[int]:
@@ -174,7 +164,7 @@ class Carrier:
             raise InterruptedStep from None
         except Disagreement:
             self._step = None
-            self._disagree()
+            self._disagree(None if step.meeting is None or step.meeting.number == JOIN else step.meeting.number)
             raise InterruptedStep from None
         except (get_cancelled_exc_class(), GeneratorExit):
             raise
@@ -216,8 +206,14 @@ class Carrier:
             except StopIteration as end:
                 return int(end.value)
             if self.moving is moving:
-                waited = await until(request, bell)
-                step.request = None
+                try:
+                    waited = await until(request, bell)
+                    step.request = None
+                except InterruptedStep:
+                    raise
+                except Exception as error:  # noqa: BLE001  (its steps raise it, or another one)
+                    step.fail(error)
+                    waited = False
                 if not waited and perf_counter() - turn > LONGEST_TURN_SECONDS:
                     await next_turn()
                     waited = True

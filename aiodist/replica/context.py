@@ -13,15 +13,15 @@ import numpy as np
 
 from aiodist.collective import joining, kinds
 from aiodist.collective.callsite import call_path
-from aiodist.collective.member import Member
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import NAME, PATH, Signature
 from aiodist.replica import arguments, refusal
 from aiodist.replica.branching import member_of_new_group, tell_when_gone
-from aiodist.replica.current import Block, current
+from aiodist.replica.current import current
 from aiodist.replica.handle import CollectiveHandle
+from aiodist.replica.identity import Identity
 from aiodist.replica.merge import MergeCall, function_key
-from aiodist.replica.worker import DeviceWorker, check_plain
+from aiodist.replica.worker import check_plain
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import ReduceOp
@@ -29,7 +29,7 @@ from aiodist_kernels import ReduceOp
 T = TypeVar("T")
 
 
-class ReplicaContext(Block):
+class ReplicaContext(Identity):
     """One replica's view of its sync group. `strategy.run` makes one for each replica; `get_replica_context` finds it.
 
     A collective is issued by the call, in the order of the calls, and completed by the await of what it returns. Every
@@ -53,70 +53,7 @@ class ReplicaContext(Block):
         replica_id_in_sync_group: its id.
     """
 
-    __slots__ = ("__weakref__", "_branches", "_member", "_run", "_strategy", "_thread", "_worker")
-
-    def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
-        if not hasattr(strategy, "_standing_group"):
-            raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
-        members = strategy._standing_group().members
-        index = arguments.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
-        if not 0 <= index < len(members):
-            raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
-        self._bind(strategy, members[index], None)
-
-    @classmethod
-    def _of(cls, strategy: Any, member: Member, worker: DeviceWorker | None) -> ReplicaContext:
-        """Return the context of a replica that runs."""
-        context = cls.__new__(cls)
-        context._bind(strategy, member, worker)
-        return context
-
-    def _bind(self, strategy: Any, member: Member, worker: DeviceWorker | None) -> None:
-        Block.__init__(self)
-        self._strategy = strategy
-        self._member = member
-        self._worker = worker
-        self._thread = member.group.thread
-        self._run: ReplicaContext | None = None
-        self._branches: WeakSet[ReplicaContext] | None = None
-
-    @property
-    def _of_run(self) -> ReplicaContext:
-        """The same replica's context in the run's own group."""
-        return self._run or self
-
-    def _retire(self) -> None:
-        """Refuse collectives from now on: the replica's function is over."""
-        self._thread = refusal.RETIRED
-        for branch in self._branches or ():
-            branch._thread = refusal.RETIRED
-
-    def __repr__(self) -> str:
-        group, me = self._member.group, f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
-        where = f"{me} in {group.label}" if group.label is not None else me
-        return f"<ReplicaContext: {where} on {self._member.device}>"
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        """This replica's id, from 0; in a group that `new_group` made, its position there."""
-        return self._member.group.places[self._member.position]
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas the sync group has."""
-        return self._member.group.world_size
-
-    @property
-    def strategy(self) -> Any:
-        """The strategy that the replica belongs to."""
-        return self._strategy
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """The replica's devices, in canonical form."""
-        return (self._member.device,)
-
-    # Collectives.
+    __slots__ = ()
 
     def all_reduce(
         self,
@@ -335,7 +272,7 @@ class ReplicaContext(Block):
         refusal.check_current(self, "new_group")
         member = member_of_new_group(self, replica_ids, name, _getframe(1))
         run = self._of_run
-        context = ReplicaContext._of(self._strategy, member, self._worker)
+        context = self._of(self._strategy, member, self._worker)
         context._run = run
         run._branches = run._branches if run._branches is not None else WeakSet()
         run._branches.add(context)

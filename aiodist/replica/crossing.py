@@ -11,7 +11,6 @@ from contextvars import copy_context
 from types import CodeType
 from typing import TYPE_CHECKING
 
-import anyio
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
@@ -22,8 +21,9 @@ from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.breaking import Breaking
-from aiodist.replica.carrying import When
+from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.part_crossing import PartCrossing, part_of
+from aiodist.replica.under_way import When
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
@@ -61,7 +61,7 @@ class Crossing(Breaking):
         self._base = lane.posted
         self._asked = False
         self._finishing = False
-        self._busy = False
+        self._busy = self._idle = False  # the driving task is at work; it only waits for a verdict
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
         self._engine_error: BaseException | None = None
@@ -69,8 +69,8 @@ class Crossing(Breaking):
         self._unmade: tuple[GroupKey, ...] | None = None
         self._start: Callable[[PartCrossing], object] | None = None
         self.clean = False
-        self.judged = anyio.Event()
-        self._stopped = anyio.Event()
+        self.judged = LastingEvent()
+        self._stopped = LastingEvent()
         layout = team.span.layout
         group.span(self, layout.offset, layout.replicas)
         team.enter(self)
@@ -191,7 +191,7 @@ class Crossing(Breaking):
         self._loss = error
         self._values.interrupt()
         self._interrupt(lost=True)
-        if not self._busy:
+        if not self._busy or self._idle:
             self._end(error)
 
     def _end_by_loss(self) -> None:
@@ -362,12 +362,14 @@ class Crossing(Breaking):
         """Go on with the step that was left in the midst, where all workers have begun it."""
         if self._step is None or self._loss is not None or not (self.told or self.judged.is_set()):
             return
+        self._idle = True  # who would judge may be lost meanwhile
         await self.judged.wait()
+        self._idle = False
         if self._verdict is not None and self._verdict.posted_by_all >= self.brought and not self.is_broken:
             await self.finish_step()
 
-    def _disagree(self) -> None:
-        self.tell()
+    def _disagree(self, number: int | None) -> None:
+        self.ask(number)
 
     def _end_well(self) -> Steps[int]:
         notice = Notice.GROUPS if self._parts else Notice.NONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.device_flight import Takeoff, Touchdown, buffer_of
 from aiodist.collective.portion import Portion
 from aiodist.collective.signature import OP, STRUCTURE
@@ -28,9 +29,10 @@ class Flight:
     """
 
     def __init__(self, portion: Portion, group: SyncGroup, use: Use, replicas: int) -> None:
-        self._portion = portion
-        self._positions = [member.position for member in group.members]
-        self._names = [member.device for member in group.members]
+        positions, names = [member.position for member in group.members], [member.device for member in group.members]
+        values = [portion.values[position] for position in positions]
+        self._brought = Brought(portion.signature, values, portion.options, positions, names)
+        self._outs = portion.outs
         self._use = use
         self._replicas = replicas
 
@@ -40,16 +42,15 @@ class Flight:
         Raises:
             RuntimeError: NCCL has failed.
         """
-        portion, positions, names = self._portion, self._positions, self._names
-        signature, values = portion.signature, [portion.values[position] for position in positions]
-        options = dataclasses.replace(portion.options, accumulate=accumulate)
-        takeoff = Takeoff(signature, values, options, positions, names, self._use.ordinal)
+        signature, options = self._brought.signature, self._brought.options
+        brought = self._brought._replace(options=dataclasses.replace(options, accumulate=accumulate))
+        takeoff = Takeoff(brought, self._use.ordinal)
         work = takeoff.work()
         if work.ready is None:  # its kernels are to be compiled
             yield from by_hand(hands, wait_for, work)
         parts = takeoff.parts()
         totals = parts[0] if signature[STRUCTURE] is None else parts
-        touchdown = Touchdown(signature, totals, values, options, positions, names, portion.outs, self._replicas)
+        touchdown = Touchdown(brought, totals, self._outs, self._replicas)
         if not touchdown.is_loaded():
             yield from by_hand(hands, touchdown.load)
         op = ReduceOp.SUM if signature[OP] is ReduceOp.MEAN else signature[OP]

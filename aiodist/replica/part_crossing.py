@@ -171,8 +171,11 @@ class PartCrossing(Carrier):
         if number not in self._run.broken_lanes and self._run.was_begun_by_all(number, self.lane.posted):
             await self.finish_step()
 
-    def _disagree(self) -> None:
-        self._run.tell()
+    def _disagree(self, number: int | None) -> None:
+        if number is None:
+            self._run.tell()
+        else:
+            self.group.consider_all(number)
 
     def _break_down(self, meeting: Rendezvous | None, error: BaseException) -> None:
         assert self.grant is not None

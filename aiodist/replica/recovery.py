@@ -84,6 +84,7 @@ class Recovery:
             if crossing.key[1] != root.key[1] or crossing.key[0] <= verdict.complete:
                 continue
             if root.is_broken:
+                crossing.half_open = True
                 lanes = frozenset({OWN_LANE, *self._team.group_lanes.of(crossing.key)})
                 self._team._judge(crossing.key, replace(verdict, broken=lanes))
             elif not verdict.heard_all:  # others have given up what only this worker has seen agreed on

@@ -190,6 +190,7 @@ class RootCrossing(Crossing):
         if plane is not None and plane.refusal:
             opening.refusal = plane.refusal
         elif lane is not None:
+            self._team._lanes[lane.index] = lane
             self._team._in_use.add(lane.index)
             crossing = opening.opened(lane)
             crossing.use = use if linked else None
@@ -203,7 +204,7 @@ class RootCrossing(Crossing):
         if index not in lanes:
             duplication = self.lane.communicator.idup()
             yield duplication
-            lanes[index] = Lane(duplication.result(), index)
+            return Lane(duplication.result(), index)
         return lanes[index]
 
     def judge(self, verdict: Verdict) -> None:

@@ -283,8 +283,13 @@ def _in_a_future(end: Any) -> _Found:
 
 
 def _sources(future: asyncio.Future[Any]) -> Iterator[Any]:
-    """Yield the futures that the callbacks of a future hold on to: what it is a copy, or a shield, of."""
+    """Yield the futures that the callbacks of a future hold on to: what it is a copy, or a shield, of.
+
+    A shield of Python 3.14 holds on to the task that waits in it, too.
+    """
     for callback, *_ in getattr(future, "_callbacks", None) or ():
         for cell in getattr(callback, "__closure__", None) or ():
-            if isinstance(cell.cell_contents, (concurrent.futures.Future, asyncio.Future)):
-                yield cell.cell_contents
+            source = cell.cell_contents
+            waits_here = getattr(source, "_fut_waiter", None) is future
+            if isinstance(source, (concurrent.futures.Future, asyncio.Future)) and not waits_here:
+                yield source

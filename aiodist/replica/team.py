@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from threading import get_ident
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +22,14 @@ from aiodist.replica.asked import Asked
 from aiodist.replica.awaiting import InterruptedStep, outlast
 from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
-from aiodist.replica.engine import current_loop
 from aiodist.replica.group_lanes import GroupLanes
+from aiodist.replica.home_loop import HomeLoop
 from aiodist.replica.recovery import Recovery
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
 from aiodist.replica.turns import Turn, Turns
-from aiodist.vocabulary.errors import CollectiveError
+from aiodist.vocabulary.errors import CollectiveError, ReplicaContextError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
@@ -89,18 +88,13 @@ class Team:
         self._root: RootCrossing | None = None
         self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
         self._turns = Turns(self._end_of_trouble, self._abandon_before)
-        self._loop: Any = None
-        self._thread = 0
-        self._call: Callable[..., object] = lambda fn, *args: fn(*args)
+        self._home = HomeLoop()
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
         """Call a function in the event loop; now, where none runs any more."""
-        try:
-            self._call(fn, *args)
-        except RuntimeError:
-            fn(*args)
+        self._home.call_soon_threadsafe(fn, *args)
 
     # What the control plane calls, in any thread.
 
@@ -218,22 +212,24 @@ class Team:
         return made
 
     def refuse(self, signature: Signature, code: CodeType, offset: int, error: Exception) -> None:
-        """Note that a call was refused for its arguments; the next one tells the others."""
+        """Tell the others that a call was refused for its arguments; where no event loop runs, the next one does."""
         if self.span.layout.workers > 1:
             self._turns.refuse(error, signature, code, offset)
+            with suppress(ReplicaContextError):
+                self._move_in()
+                self.call_soon_threadsafe(self._turns.go_on)
 
-    async def perform(
-        self, signature: Signature, code: CodeType, offset: int, value: Any, options: CommunicationOptions | None = None
-    ) -> Any:
-        """Carry out an operation with all workers; return its result.
+    async def perform(self, signature: Signature, code: CodeType, offset: int, value: Any, ready: Any = None) -> Any:
+        """Carry out an operation with all workers, once what it brings is ``ready``; return its result.
 
         Raises:
             CollectiveError: the workers do not meet in it.
             Exception: what it raises on all of them.
         """
-        async with self._turn(signature, code, offset):
+        async with self.turn(signature, code, offset) as turn:
+            await turn.wait_for(ready)
             meeting = self.begin(signature, code, offset, value)
-            await self._carry(meeting, options)
+            await self._carry(meeting, None)
             return meeting.result
 
     async def open_run(
@@ -250,7 +246,7 @@ class Team:
             CollectiveError: the workers do not meet in it.
             RuntimeError: too many runs at a time.
         """
-        async with self._turn(signature, code, offset):
+        async with self.turn(signature, code, offset):
             meeting = self.begin(signature, code, offset, None)
             opening = self._root_crossing().open_run(meeting, group)
             with opening:
@@ -282,14 +278,14 @@ class Team:
 
     # Lane 0.
 
-    def _turn(self, *call: Any) -> Turn:
+    def turn(self, *call: Any) -> Turn:
         """Return a turn at lane 0, for a call: its signature, and its place."""
-        loop, call_soon = current_loop()
-        if loop is not self._loop:
-            self._loop, self._call, self._thread = loop, call_soon, get_ident()
-            if self._root is not None:
-                self._root.move_to_this_loop()
+        self._move_in()
         return self._turns.turn(*call)
+
+    def _move_in(self) -> None:
+        if self._home.move_in() and self._root is not None:
+            self._root.move_to_this_loop()
 
     def _abandon_before(self, signature: Signature, code: CodeType, offset: int, refusal: str = "") -> bool:
         """Tell the others that a caller has left before its turn, which is now; return whether that can be done yet."""
@@ -392,7 +388,7 @@ class Team:
     @property
     def is_here(self) -> bool:
         """Whether this is the thread in which the engine is called."""
-        return get_ident() == self._thread
+        return self._home.is_here
 
     def settle(self, crossing: Crossing, *, well: bool = True) -> None:
         """Hear that nothing of a crossing that was judged waits for others any more, or that some always will."""

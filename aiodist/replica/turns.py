@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import anyio
+
+from aiodist.replica.lasting_event import LastingEvent
 
 _MOST_CHARACTERS: Final = 300
 
 
-def refusal_text(error: Exception) -> str:
+def refusal_text(error: BaseException) -> str:
     """Return what other workers read of an error in the arguments of a call."""
     told = f"{type(error).__name__}: {error}".partition("\n")[0]
     return told if len(told) <= _MOST_CHARACTERS else f"{told[: _MOST_CHARACTERS - 2]} …"
@@ -42,17 +44,23 @@ class Turns:
         return Turn(self, call)
 
     def refuse(self, error: Exception, *call: Any) -> None:
-        """Note, in any thread, a call that was refused for its arguments; the others are told with the next one."""
+        """Note, in any thread, a call that was refused for its arguments; `go_on` tells the others, or the next one."""
         turn = Turn(self, (*call, refusal_text(error)))
         turn.left = True
         self._waiting.append(turn)
+
+    def pass_on(self, turn: Turn) -> None:
+        """Take a turn whose caller has left already."""
+        turn.left = True
+        self._waiting.append(turn)
+        self.go_on()
 
     async def begin(self, turn: Turn) -> None:
         """Wait for a turn."""
         self._waiting.append(turn)
         try:
             if self._waiting[0] is not turn:
-                turn.ready = anyio.Event()
+                turn.ready = LastingEvent()
                 self.go_on()
                 await turn.ready.wait()
             await self._prepare()
@@ -92,12 +100,35 @@ class Turn:
         self._turns = turns
         self.call = call
         self.left = False
-        self.ready: anyio.Event | None = None
+        self.ready: LastingEvent | None = None
 
-    async def __aenter__(self) -> None:
+    def leave(self) -> None:
+        """Give it up before anybody waits for it."""
+        self._turns.pass_on(self)
+
+    async def __aenter__(self) -> Self:
         await self._turns.begin(self)
+        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._turns.end()
+        if self.left:
+            self._turns.go_on()
+        else:
+            self._turns.end()
+
+    async def wait_for(self, ready: Callable[[], Awaitable[object]] | None) -> None:
+        """Wait for what the call brings, where that is to be waited for; who is cancelled, is behind it.
+
+        Raises:
+            Exception: what goes wrong with it; the others hear of that.
+        """
+        if ready is None:
+            return
+        try:
+            with anyio.CancelScope(shield=True):
+                await ready()
+        except BaseException as error:
+            self.left, self.call = True, (*self.call, refusal_text(error))
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -18,7 +19,7 @@ class UnderWay:
         meeting: the meeting; None for the end of the run.
         steps: its way, which has begun.
         request: what is to be complete before it goes on.
-        error: what came out of it before it could be waited for.
+        error: what has gone wrong with it, and is still to be raised, or to be told to its steps.
     """
 
     __slots__ = ("error", "meeting", "request", "steps")
@@ -32,10 +33,15 @@ class UnderWay:
     def next(self) -> Request:
         """Return the request that it waits for, or comes to next; raise what ends it."""
         if self.error is not None:
-            raise self.error
+            error, self.error = self.error, None
+            self.request = self.steps.throw(error)
         if self.request is None:
             self.request = next(self.steps)
         return self.request
+
+    def fail(self, error: Exception) -> None:
+        """Let its steps hear what has gone wrong with a request, when they go on: they may have something to undo."""
+        self.request, self.error = None, error
 
     def go(self, carrier: Moving) -> bool:
         """Go on until it is over, which is returned, or would take long.
@@ -91,3 +97,17 @@ class _Failed:
     def test(self) -> bool:
         """Raise that."""
         raise self._error
+
+
+class When:
+    """A request that is complete when something is so; whoever makes it so rings the bell.
+
+    Args:
+        condition: returns whether it is.
+    """
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.test = condition
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Do nothing: the bell is rung."""

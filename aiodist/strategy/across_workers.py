@@ -1,7 +1,7 @@
 """Reducing and gathering per-replica values in cross-replica context, over the replicas of all workers.
 
 Each worker brings the components of its own replicas. With one local replica a plain value is its component, as `run`
-returns it.
+returns it; with several it is the component of each, so that workers with other numbers of replicas mean the same.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
+from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import LeafMark, LeafType, Signature
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
@@ -39,41 +40,57 @@ class _Leaf(NamedTuple):
     axis: Any
 
 
+class _Same(NamedTuple):
+    """A leaf that is the same everywhere: each worker makes the result by itself."""
+
+    make: Callable[[], Any]
+    nbytes: int
+    mark: LeafMark
+
+
 class Prepared(NamedTuple):
     """An operation, checked and described, before any worker is disturbed.
 
     Attributes:
         leaves: what takes part.
         rebuild: makes the nest of the leaves' results.
+        nbytes: of leaves whose results that makes.
     """
 
     leaves: list[_Leaf]
     rebuild: Finish
+    nbytes: int
 
 
-def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | None], marks: Sequence[LeafMark] | None) -> Prepared:
-    """Take a nest apart into leaves that take part, and others, which come back as they are."""
+def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | _Same | None], marks: Sequence[LeafMark] | None) -> Prepared:
+    """Take a nest apart into leaves that take part, those that are the same everywhere, and others, which stay."""
     given, structure = nests.flatten_with_none(value)
     found = [leaf_of(as_distributed(leaf)) for leaf in given]
     for place, mark in enumerate(marks or ()):
         leaf = found[place]
         if mark is not None and leaf is not None:
             found[place] = leaf._replace(mark=mark)
-    places = [place for place, leaf in enumerate(found) if leaf is not None]
+    taking_part = [leaf for leaf in found if isinstance(leaf, _Leaf)]
 
     def rebuild(results: Sequence[Any]) -> Any:
-        leaves = list(given)
-        for place, result in zip(places, results, strict=True):
-            leaf = found[place]
-            assert leaf is not None
-            leaves[place] = across._given(leaf.mark, result)
+        totals, leaves = iter(results), list(given)
+        for place, leaf in enumerate(found):
+            if leaf is not None:
+                result = next(totals) if isinstance(leaf, _Leaf) else leaf.make()
+                leaves[place] = across._given(leaf.mark, result)
         return nests.unflatten(structure, leaves)
 
-    return Prepared([leaf for leaf in found if leaf is not None], rebuild)
+    return Prepared(taking_part, rebuild, sum(leaf.nbytes for leaf in found if isinstance(leaf, _Same)))
 
 
 def prepare_reduce(
-    op: ReduceOp, value: Any, axis: Any, local: Sequence[int], marks: Sequence[LeafMark] | None = None
+    op: ReduceOp,
+    value: Any,
+    axis: Any,
+    local: Sequence[int],
+    marks: Sequence[LeafMark] | None = None,
+    *,
+    bare: bool = False,
 ) -> Prepared:
     """Check a reduction on this worker.
 
@@ -83,18 +100,27 @@ def prepare_reduce(
         axis: None, or what to reduce along.
         local: the ids of its replicas, over all workers.
         marks: of leaves that came from elsewhere, what they are there.
+        bare: some worker has a single replica, whose component nothing tells from a value that is the same for all.
 
     Raises:
         TypeError: the op does not take a leaf's dtype.
         ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
     """
-    return _prepared(value, partial(_reduced_leaf, op, axis, local), marks)
+    return _prepared(value, partial(_reduced_leaf, op, axis, local, bare), marks)
 
 
-def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
-    if leaf is None or not _takes_part(op, leaf, local):
+def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], bare: bool, leaf: Any) -> _Leaf | _Same | None:
+    if leaf is None:
         return None
     components = across.components(op, leaf, local)
+    if not (bare or _differs(op, leaf, local)):
+        return _same(op, _checked(op, axis, local, components))
+    if len(components) < len(local):  # one stands for all of them
+        components = [components[0]] * len(local)
+    return _checked(op, axis, local, components)
+
+
+def _checked(op: ReduceOp, axis: Any, local: Sequence[int], components: Sequence[Any]) -> _Leaf:
     shapes, dtypes, marks, arrays = across._described(components, local)
     dtypes = [across._native(dtype) for dtype in dtypes]
     if LeafType.INDEXED_SLICES in marks:
@@ -110,14 +136,27 @@ def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], leaf: Any) -> _
     return _Leaf(arrays, shapes[0], dtypes[0], marks[0], None)
 
 
-def _takes_part(op: ReduceOp, leaf: Any, local: Sequence[int]) -> bool:
+def _differs(op: ReduceOp, leaf: Any, local: Sequence[int]) -> bool:
     """Whether a leaf differs by worker. A mirrored value is the same everywhere, and a plain one must be."""
     if isinstance(leaf, Mirrored):
         return op in (ReduceOp.SUM, ReduceOp.PRODUCT)
-    if isinstance(leaf, DistributedValues) or len(local) == 1:
-        return True
-    across.components(op, leaf, local)  # which refuses a SUM
-    return False
+    return isinstance(leaf, DistributedValues) or len(local) == 1
+
+
+def _same(op: ReduceOp, leaf: _Leaf) -> _Same:
+    """Return a leaf that one component stands for on all workers, as on one machine."""
+
+    def make() -> Any:
+        if leaf.axis is None:
+            return reduce_leaf(op, leaf.arrays, leaf.mark)
+        return across._frozen(across._whole(op, leaf.dtype, _parts(op, leaf, "native"), leaf.axis))
+
+    return _Same(make, sum(getattr(array, "nbytes", 0) for array in leaf.arrays), leaf.mark)
+
+
+def _parts(op: ReduceOp, leaf: _Leaf, accumulate: Accumulate) -> list[across.Part]:
+    """Reduce each local component of a leaf along its axes."""
+    return [across._part(op, array, leaf.axis, accumulate) for array in leaf.arrays]
 
 
 def _along(op: ReduceOp, arrays: list[Any], axis: Any, mark: LeafMark, local: Sequence[int]) -> _Leaf:
@@ -176,7 +215,9 @@ def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumu
         return _plan_along(op, along, prepared.rebuild, accumulate, span)
     marks = [None if isinstance(leaf.mark, DeviceType) else leaf.mark for leaf in whole]
     plan = reduce_columns(op, [leaf.arrays for leaf in whole], marks, accumulate, span)
-    return plan._replace(finish=lambda results: prepared.rebuild(plan.finish(results)))
+    return plan._replace(
+        finish=lambda results: prepared.rebuild(plan.finish(results)), nbytes=plan.nbytes + prepared.nbytes
+    )
 
 
 def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumulate: Accumulate, span: Span) -> Plan:
@@ -184,7 +225,7 @@ def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumula
     nbytes = sum(array.nbytes for leaf in leaves for array in leaf.arrays)
 
     def parts(leaves: Sequence[_Leaf]) -> list[list[Any]]:
-        return [[across._part(op, array, leaf.axis, accumulate) for array in leaf.arrays] for leaf in leaves]
+        return [_parts(op, leaf, accumulate) for leaf in leaves]
 
     def finish(results: Sequence[Any]) -> Any:
         columns = [[part for worker in results[0] for part in worker[i]] for i in range(len(leaves))]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -87,15 +88,27 @@ def plan_aggregate(
         return Plan(plan.transfers, lambda results: plan.finish(results)[0])
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return Plan([Broadcast(values[0], 0, span.layout.rank, values[0].nbytes)], lambda results: results[0])
-    _check_equal(values, name, span.layout.offset)
+    return plan_equal(values, span, partial(_differ, name))
+
+
+def plan_equal(values: Sequence[Array], span: Span, differ: Callable[[int], Exception]) -> Plan:
+    """Plan to compare the values of the replicas of all workers, and to give the one that they are.
+
+    Args:
+        values: this worker's.
+        span: the workers.
+        differ: returns the error, by the id of the first replica with another value than replica 0.
+    """
+    odd = next((place for place, value in enumerate(values) if not equal(value, values[0])), None)
 
     def finish(results: Sequence[Any]) -> Array:
-        for worker, found in enumerate(results[0]):
-            if found != results[0][0]:
-                raise _differ(name, span.layout.offset_of(worker))
+        right, _ = results[0][0]
+        for worker, (found, place) in enumerate(results[0]):
+            if found != right or place is not None:
+                raise differ(span.layout.offset_of(worker) + (place or 0 if found == right else 0))
         return values[0]
 
-    return Plan([Gathering(_digest(values[0]))], finish)
+    return Plan([Gathering((_digest(values[0]), odd))], finish)
 
 
 def _digest(value: Array) -> bytes:
@@ -119,6 +132,15 @@ def _differ(name: str, replica_id: int, first: int = 0) -> ValueError:
         f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
         f"replica {replica_id}'s is not replica {first}'s. Give the variable an aggregation ('sum', 'mean' or "
         "'only_first_replica'), assign what a collective returned, or make it synchronization='on_read'"
+    )
+
+
+def update_differs(name: str, replica_id: int) -> ValueError:
+    """Return the error for an update that would give a mirrored variable different components."""
+    return ValueError(
+        f"the update gives the components of the mirrored variable {name!r} different values: component "
+        f"{replica_id} is not component 0; reduce its arguments first, e.g. with `await "
+        "extended.reduce_to(op, value, variable)`, or make the variable synchronization='on_read'"
     )
 
 

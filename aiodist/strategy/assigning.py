@@ -15,6 +15,7 @@ from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.collective.work import Work
 from aiodist.replica import refusal
+from aiodist.strategy import sharing
 from aiodist.strategy.aggregation import aggregate, parts, plan_aggregate, updated
 from aiodist.strategy.changing import Change, settle
 from aiodist.strategy.conversion import converted
@@ -108,6 +109,8 @@ def across(variable: Variable, method: str, value: Any) -> None:
     """Assign outside replicas, at once; see `Variable.assign`."""
     settle(variable)
     size = len(variable._present())
+    if variable._mirrored and variable._strategy is not None and variable._strategy._shares_variables:
+        sharing.check_assignable(variable, method, value)
     if isinstance(value, DistributedValues):
         _check_count(variable, value, size)
     if isinstance(value, Mirrored):

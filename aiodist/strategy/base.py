@@ -185,7 +185,9 @@ class Strategy(DataMethods, V1Strategy):
         accumulate = self._extended.communication_options.accumulate
         if axis is not None:
             through = ThroughHost(self, value, replicas)
-            host = await through.down()
+            if through.down is not None:
+                await through.down()
+            host = through.value
             result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
             return await through.up(result)
         there = OnDevices(self, [value])

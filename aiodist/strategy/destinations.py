@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.device_frameworks import type_of as on_gpu
 from aiodist.vocabulary.devices import resolve
 from aiodist.vocabulary.foreign_arrays import type_of
 from aiodist.vocabulary.values import DistributedValues, Mirrored
@@ -17,7 +20,7 @@ def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
 
     Args:
         destinations: a device string, a sequence of them, a distributed value or a variable (the devices of the
-            replicas whose components it has).
+            replicas whose components it has). One replica's values are bare, so here its array is one, too.
         replicas: the devices of the strategy's replicas.
 
     Raises:
@@ -35,6 +38,8 @@ def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
         return tuple(replicas)
     if isinstance(destinations, str):
         return resolve([destinations])
+    if len(replicas) == 1 and _is_array(destinations):
+        return tuple(replicas)
     if not isinstance(destinations, Sequence):
         raise TypeError(
             "destinations must be a device such as 'CPU:0', a sequence of devices, a distributed value or a variable, "
@@ -43,11 +48,20 @@ def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
     return resolve(destinations)
 
 
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or type_of(value) is not None or on_gpu(value) is not None
+
+
 def placed(value: Any, devices: Sequence[str]) -> Any:
-    """Return a nest of results as it stands on these devices: bare on one, each leaf mirrored on several."""
+    """Return a nest of results as it stands on these devices: bare on one, each leaf mirrored on several.
+
+    What is mirrored already stands there.
+    """
     if len(devices) == 1:
         return value
-    return nests.map_leaves(lambda leaf: None if leaf is None else Mirrored(_each(leaf, len(devices))), value)
+    return nests.map_leaves(
+        lambda leaf: leaf if leaf is None or isinstance(leaf, Mirrored) else Mirrored(_each(leaf, len(devices))), value
+    )
 
 
 def _each(leaf: Any, count: int) -> list[Any]:

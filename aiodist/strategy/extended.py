@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +21,7 @@ from aiodist.strategy.destinations import devices_of, placed
 from aiodist.strategy.off_loop import call_off_loop, nbytes
 from aiodist.strategy.on_devices import OnDevices, to_copy, to_reduce
 from aiodist.strategy.scope import replicas_here, require_cross_replica
-from aiodist.strategy.update import VariableComponent, update_components
+from aiodist.strategy.update import Update, VariableComponent, update_of
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.devices import resolve
@@ -149,7 +149,7 @@ class StrategyExtended:
         replicas = replicas_here(strategy)
         op = arguments.reduce_op(reduce_op)
         chosen = self.communication_options.merge(arguments.options(options, None))
-        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in _pairs(pairs)]
+        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
         there = OnDevices(strategy, [value for value, _ in targets])
         values = there.on_host
         results: list[Any] = []
@@ -226,13 +226,20 @@ class StrategyExtended:
             ValueError: another strategy's variable; the components of a mirrored variable would differ.
         """
         self._required("extended.update")
+        update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
+        results = update.apply(variable)
+        return regroup(results, replicas=replicas_here(variable._strategy)) if group else tuple(results)
+
+    async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:  # noqa: ARG002  (for workers)
+        return await make()
+
+    async def _new_update(self, variable: Any, fn: Any, args: Any, kwargs: Any) -> Update:
         self._check_own(variable)
         if not callable(fn):
             raise TypeError(f"extended.update expects a function, got {fn!r}")
         args, kwargs = arguments.call_arguments(args, kwargs)
         await checkpoint()
-        results = await update_components(variable, fn, args, kwargs)
-        return regroup(results, replicas=replicas_here(variable._strategy)) if group else tuple(results)
+        return await update_of(variable, fn, args, kwargs)
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that a component belongs to, in an update; anything else as it is."""
@@ -267,7 +274,12 @@ class StrategyExtended:
             raise ValueError(f"{variable!r} was not created under {self._strategy!r}; create it in its scope()")
 
 
-def _pairs(given: Any) -> list[tuple[Any, Any]]:
+def pairs_of(given: Any) -> list[tuple[Any, Any]]:
+    """Return pairs of a value and its destinations.
+
+    Raises:
+        TypeError: they are none.
+    """
     alone = isinstance(given, (DistributedValues, Variable)) or not isinstance(given, Iterable)
     pairs: list[Any] = [given] if alone else list(given)
     for pair in pairs:

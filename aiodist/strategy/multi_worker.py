@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,25 +21,27 @@ from aiodist.replica import arguments
 from aiodist.replica.merge import function_key
 from aiodist.replica.refusal import NO_RUN, group_here
 from aiodist.replica.team import Team
-from aiodist.strategy import across_workers
+from aiodist.strategy import across_workers, sharing
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.destinations import devices_of, placed
-from aiodist.strategy.extended import StrategyExtended
+from aiodist.strategy.extended import StrategyExtended, pairs_of
+from aiodist.strategy.on_devices import gpus_by_leaf
 from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.through_host import ThroughHost
 from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Reason
-from aiodist.workers.communicator import Communicator, SharingCommunicator
+from aiodist.workers.communicator import Communicator, Intracomm, SharingCommunicator
 from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.engines import default_communicator
+from aiodist.workers.engines import communicator_of
 from aiodist.workers.joining import Hello, Joining
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Awaitable, Iterable
 
+    from aiodist.strategy.update import Update
     from aiodist.workers.layout import Layout
     from aiodist.workers.nccl_choice import Offer
     from aiodist.workers.nccl_plane import DataPlane
@@ -59,7 +60,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
 
     Args:
         communicator: the workers. None: those that a launcher has started, such as ``aiodist run -n 4`` or ``mpiexec -n
-            4``; without a launcher this process alone.
+            4``; without a launcher this process alone. A communicator of mpi4py's (``mpi4py.MPI.Intracomm``): its
+            processes, all of which make the strategy; it is duplicated, and stays the program's own.
         devices: one device a local replica, as `MirroredStrategy` has them. None: all GPUs, else CPU:0.
         communication_options: the options of every collective.
         order_check: what makes two calls the same collective, as `MirroredStrategy` has it.
@@ -69,12 +71,13 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
         RuntimeError: ``communication_options`` demand NCCL, and a worker cannot use it.
         TypeError: an argument of the wrong type.
-        ValueError: a device is misspelled or given twice; an unknown ``order_check``.
+        ValueError: a device is misspelled or given twice; an unknown ``order_check``; a communicator that this process
+            is not in.
     """
 
     def __init__(
         self,
-        communicator: Communicator | None = None,
+        communicator: Communicator | Intracomm | None = None,
         devices: Sequence[str] | None = None,
         *,
         communication_options: CommunicationOptions | None = None,
@@ -82,7 +85,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     ) -> None:
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
-        self._communicator = default_communicator() if communicator is None else communicator
+        self._communicator = communicator_of(communicator)
         offer = _offer(self._communicator, extended.devices[0], extended.communication_options)
         hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer)
         self._joining = Joining(self._communicator, hello)
@@ -129,6 +132,10 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     def _span(self) -> tuple[int, int]:
         layout = self._team.span.layout
         return layout.offset, layout.replicas
+
+    @property
+    def _has_bare_values(self) -> bool:
+        return 1 in self._team.span.layout.counts
 
     @property
     def _shares_variables(self) -> bool:
@@ -221,7 +228,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
 
         Args:
             reduce_op: as in `Strategy.reduce`.
-            value: this worker's components; with one local replica, its plain value.
+            value: this worker's components; a plain value is that of each of its replicas.
             axis: as in `Strategy.reduce`.
 
         Returns:
@@ -240,8 +247,10 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             op = arguments.reduce_op(reduce_op)
             replicas = replicas_here(self)
             through = ThroughHost(self, value, replicas)
-        prepare = partial(across_workers.prepare_reduce, op, axis=axis, local=replicas)
-        return self._on_host(across_workers.REDUCE, op, through, prepare, frame)
+            prepared = across_workers.prepare_reduce(
+                op, through.value, axis, replicas, through.marks, bare=self._has_bare_values
+            )
+        return self._together(across_workers.REDUCE, op, prepared, frame, through)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order over all workers.
@@ -264,35 +273,21 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         replicas = replicas_here(self)
         with self._noting_refusal(across_workers.GATHER, frame):
             through = ThroughHost(self, value, replicas)
-        prepare = partial(across_workers.prepare_gather, axis=axis, local=replicas)
-        return self._on_host(across_workers.GATHER, None, through, prepare, frame)
+            prepared = across_workers.prepare_gather(through.value, axis, replicas, through.marks)
+        return self._together(across_workers.GATHER, None, prepared, frame, through)
 
-    def _on_host(
+    async def _together(
         self,
         kind: Kind,
         op: ReduceOp | None,
-        through: ThroughHost,
-        prepare: Callable[..., across_workers.Prepared],
+        prepared: across_workers.Prepared,
         frame: FrameType,
-    ) -> Any:
-        if through.marks is None:  # all is there: what is wrong with it is said at the call
-            with self._noting_refusal(kind, frame):
-                prepared = prepare(through.value)
-            return self._together(kind, op, prepared, frame)
-
-        async def by_way_of_the_host() -> Any:
-            value = await through.down()
-            with self._noting_refusal(kind, frame):
-                prepared = prepare(value, marks=through.marks)
-            return await through.up(await self._together(kind, op, prepared, frame))
-
-        return by_way_of_the_host()
-
-    async def _together(
-        self, kind: Kind, op: ReduceOp | None, prepared: across_workers.Prepared, frame: FrameType
+        through: ThroughHost,
+        targets: Sequence[tuple[int, ...]] | None = None,
     ) -> Any:
         signature = (*across_workers.signature_of(kind, op, prepared)[:-1], self._path(frame))
-        return await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared)
+        result = await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared, through.down)
+        return await through.up(result, targets)
 
     @contextmanager
     def _noting_refusal(self, kind: Kind, frame: FrameType) -> Iterator[None]:
@@ -339,10 +334,18 @@ class MultiWorkerExtended(StrategyExtended):
         with strategy._noting_refusal(across_workers.REDUCE_TO, frame):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
-            targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs]
-            prepared = across_workers.prepare_reduce(op, [value for value, _ in targets], None, replicas_here(strategy))
-        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame)
+            targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
+            replicas = replicas_here(strategy)
+            gpus = gpus_by_leaf(targets)
+            through = ThroughHost(strategy, [value for value, _ in targets], replicas)
+            prepared = across_workers.prepare_reduce(
+                op, through.value, None, replicas, through.marks, bare=strategy._has_bare_values
+            )
+        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame, through, gpus)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+
+    async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
+        return await sharing.update_together(self._strategy, make, variable, caller())
 
 
 def _offer(communicator: Communicator, device: str, options: CommunicationOptions) -> Offer | None:

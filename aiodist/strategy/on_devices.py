@@ -14,6 +14,7 @@ import numpy as np
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import describe_leaf
@@ -102,7 +103,7 @@ class OnDevices:
         if not self._there:
             return list(results)
         columns = [
-            describe(leaf, None if destinations is None else _ordinals(destinations[number]))
+            describe(leaf, None if destinations is None else ordinals_of(destinations[number]))
             for number, _, leaf in self._there
         ]
         options = CommunicationOptions(accumulate=accumulate)
@@ -125,7 +126,8 @@ class OnDevices:
         signature = kind, op, detail, None, len(columns), shapes, dtypes, marks, None
         values = [list(row) for row in zip(*[column.arrays for column in columns], strict=True)]
         assert kind.on_devices is not None
-        work = kind.on_devices(signature, values, options, range(len(values)), self._names, None, columns[0].targets)
+        brought = Brought(signature, values, options, range(len(values)), self._names)
+        work = kind.on_devices(brought, None, columns[0].targets)
         return columns, work.work()
 
 
@@ -136,7 +138,12 @@ def is_on_gpus(leaf: Any) -> bool:
     return type(first) is not np.ndarray and type_of(first) is not None
 
 
-def _ordinals(names: Sequence[str]) -> tuple[int, ...]:
+def ordinals_of(names: Sequence[str]) -> tuple[int, ...]:
+    """Return the GPUs that results go to.
+
+    Raises:
+        TypeError: one of the destinations is none.
+    """
     for name in names:
         if not name.startswith("GPU:"):
             raise TypeError(
@@ -144,6 +151,22 @@ def _ordinals(names: Sequence[str]) -> tuple[int, ...]:
                 "what it is before"
             )
     return tuple([gpus.logical.ordinal(name) for name in names])
+
+
+def gpus_by_leaf(pairs: Sequence[tuple[Any, Sequence[str]]]) -> list[tuple[int, ...]]:
+    """Return for each leaf of values the GPUs that its results go to, where it is on GPUs; none for the others.
+
+    Args:
+        pairs: each value, and its destinations.
+
+    Raises:
+        TypeError: one of them is no GPU, and the value has leaves on GPUs.
+    """
+    return [
+        ordinals_of(names) if is_on_gpus(leaf) else ()
+        for value, names in pairs
+        for leaf in nests.flatten_with_none(value)[0]
+    ]
 
 
 def _alike(columns: Sequence[Column]) -> list[list[Column]]:

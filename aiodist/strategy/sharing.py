@@ -7,7 +7,7 @@ strategy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,8 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiodist.collective.callsite import call_path
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
+from aiodist.replica.refusal import check_all_workers_are_here
+from aiodist.strategy.aggregation import plan_equal, update_differs
 from aiodist.vocabulary.arraylike import Array
+from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.reports import Reason
+from aiodist.vocabulary.values import PerReplica
 from aiodist.workers.crossing import Plan, Span, frozen
 from aiodist.workers.transfers import Broadcast
 from aiodist_kernels import Accumulate
@@ -24,6 +28,7 @@ from aiodist_kernels import Accumulate
 if TYPE_CHECKING:
     from aiodist.replica.context import ReplicaContext
     from aiodist.strategy.creation import Site
+    from aiodist.strategy.update import Update
     from aiodist.strategy.variable import Variable
 
 V = TypeVar("V", bound="Variable")
@@ -76,3 +81,69 @@ def check_readable(variable: Variable) -> None:
             f"the sync-on-read variable {variable.name!r} has components on other workers, which a read cannot wait "
             "for; outside a replica write `await strategy.reduce(op, variable, axis=None)`, or look at variable.values"
         )
+
+
+def check_assignable(variable: Variable, method: str, value: Any) -> None:
+    """Check that what a mirrored variable is assigned outside of replicas can be the same on all workers.
+
+    Raises:
+        ReplicaContextError: this is the merge function of a group, which only some workers run.
+        ValueError: it is a per-replica value, whose other components are elsewhere.
+    """
+    check_all_workers_are_here()
+    if isinstance(value, PerReplica):
+        raise ValueError(  # noqa: TRY004  (the type is right elsewhere, and this value is not)
+            f"{method} outside a replica is not for a per-replica value where the mirrored variable {variable.name!r} "
+            "has components on other workers, which it cannot wait for: the other replicas' values are there. Write "
+            f"`variable.{method}(await strategy.reduce(op, value, axis=None))`, or {method} in a replica"
+        )
+
+
+async def update_together(
+    strategy: Any, make: Callable[[], Awaitable[Update]], variable: Any, frame: FrameType
+) -> Update:
+    """Make an update of a variable, and compare that of a mirrored one with the other workers'.
+
+    Args:
+        strategy: the strategy.
+        make: makes this worker's.
+        variable: the variable, as the user has given it.
+        frame: that which has called.
+
+    Raises:
+        CollectiveError: the workers do not meet.
+        ReplicaContextError: this is the merge function of a group, which only some workers run.
+        ValueError: the components would differ.
+        Exception: whatever ``make`` raises.
+    """
+    if not strategy._shares_variables or not getattr(variable, "_mirrored", True):
+        return await make()
+    check_all_workers_are_here()
+    team, place = strategy._team, (frame.f_code, frame.f_lasti)
+    path = call_path(frame) if team.paths else None
+    try:
+        own = await make()
+    except ReplicaContextError:
+        raise
+    except Exception as error:
+        team.refuse((_UPDATE, *[None] * 7, path), *place, error)
+        raise
+    except BaseException:
+        team.turn(_update_of(variable, path), *place).leave()
+        raise
+    await team.perform(_update_of(variable, path), *place, own)
+    return own
+
+
+def _update_of(variable: Variable, path: Any) -> Signature:
+    kinds, name = variable._kinds, variable.name
+    if "update" not in kinds:
+
+        def plan(_: Signature, values: Sequence[Update], __: Accumulate, span: Span) -> Plan:
+            return plan_equal(values[0].components, span, partial(update_differs, name))
+
+        kinds["update"] = Kind(_UPDATE.name, _UPDATE.detail, None, across=plan, token=variable._token)
+    return (kinds["update"], None, None, None, None, variable.shape, variable.dtype, None, path)
+
+
+_UPDATE = Kind("extended.update", Reason.AXIS, None)

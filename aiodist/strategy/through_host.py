@@ -1,27 +1,33 @@
 """Values on GPUs by way of the host: for what is done there alone, such as reductions along an axis.
 
 Along an axis NumPy adds in an order of its own, which no framework's sum does. So that the bits are those of the host,
-what is on GPUs is copied to page-locked memory of the host, worked on as any value there, and copied back.
+what is on GPUs is copied to page-locked memory of the host, worked on as any value there, and copied back. The memory
+is there before anything is in it: so whatever is wrong with the arrays is found at the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from aiodist.collective.brought import Brought
 from aiodist.collective.kinds import BROADCAST
 from aiodist.collective.signature import LeafMark, Signature
-from aiodist.collective.work import Work
+from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import described, is_on_gpus, result_of
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType
 from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.values import DistributedValues
+from aiodist.vocabulary.values import DistributedValues, Mirrored
+
+if TYPE_CHECKING:
+    from aiodist.collective.device_work import DeviceWork
 
 
 class ThroughHost:
@@ -33,70 +39,90 @@ class ThroughHost:
         replicas: the ids of those that have a component each, for errors.
 
     Attributes:
-        value: the nest.
+        value: the nest on the host; what was on GPUs is there when `down` has returned.
         marks: for each leaf whose arrays it has, if they are on GPUs; None where no leaf's are.
+        down: copies it down, with the devices waited for, whoever is cancelled; None where nothing is on GPUs.
 
     Raises:
+        ImportError: what copies to and from GPUs is not installed.
         TypeError: a component that cannot take part.
         ValueError: components that are not all on GPUs and of one framework.
     """
 
     def __init__(self, strategy: Any, value: Any, replicas: Sequence[int]) -> None:
         self._names: tuple[str, ...] = strategy.extended.devices
-        self._leaves, self._structure = nests.flatten_with_none(value)
-        self.value = value
+        self._leaves, structure = nests.flatten_with_none(value)
         self._there: dict[int, tuple[DeviceType, list[DeviceArray]]] = {}
         for place, leaf in enumerate(self._leaves):
             if is_on_gpus(leaf):
                 self._there[place] = described(_components(leaf), replicas)
-        self.marks: Sequence[LeafMark] | None = (
-            [self._mark(place) for place in range(len(self._leaves))] if self._there else None
-        )
         self._landed: dict[int, Any] = {}
+        self.value = value
+        self.marks: Sequence[LeafMark] | None = None
+        self.down: Callable[[], Awaitable[object]] | None = None
+        if self._there:
+            self.marks = [self._mark(place) for place in range(len(self._leaves))]
+            self.value = nests.unflatten(structure, self._land())
 
     def _mark(self, place: int) -> DeviceType | None:
         return self._there[place][0] if place in self._there else None
 
-    async def down(self) -> Any:
-        """Return the nest on the host."""
-        if not self._there:
-            return self.value
+    def _land(self) -> list[Any]:
+        """Make ready to copy down; return the leaves on the host."""
         from aiodist.collective.device_crossing import Landing  # loaded where there are arrays on GPUs
 
         arrays = [array for _, arrays in self._there.values() for array in arrays]
         marks = [mark for mark, arrays in self._there.values() for _ in arrays]
         signature = _signature([(array.shape, array.dtype) for array in arrays], marks)
-        work = Landing(signature, [arrays], CommunicationOptions(), [0], self._names, [0]).work()
-        (found,) = await _finished(work)
-        landed, leaves = iter(found), list(self._leaves)
+        landing = Landing(Brought(signature, [arrays], CommunicationOptions(), [0], self._names), [0])
+        self.down = partial(_finished, landing)
+        landed, leaves = iter(landing.landed()[0]), list(self._leaves)
         for place, (_, there) in self._there.items():
             parts = [next(landed) for _ in there]
             leaf = as_distributed(leaves[place])
             self._landed[place] = leaves[place] = type(leaf)(parts) if isinstance(leaf, DistributedValues) else parts[0]
-        return nests.unflatten(self._structure, leaves)
+        return leaves
 
-    async def up(self, result: Any) -> Any:
-        """Return what the host has made of the nest, with each result where its leaf came from."""
+    async def up(self, result: Any, targets: Sequence[tuple[int, ...]] | None = None) -> Any:
+        """Return what the host has made of the nest, with the results of what is on GPUs there.
+
+        Args:
+            result: the nest of results.
+            targets: for each leaf, the GPUs that get a result each: bare for one, mirrored for several. None: where the
+                first of its components came from; what is still what came down stays as it was.
+        """
         if not self._there:
             return result
+        leaves, structure = nests.flatten_with_none(result)
+        alike: dict[tuple[int, ...], list[int]] = {}
+        for place, (_, there) in self._there.items():
+            if targets is None and leaves[place] is self._landed[place]:
+                leaves[place] = self._leaves[place]
+            else:
+                alike.setdefault(targets[place] if targets else (there[0].ordinal,), []).append(place)
+        for ordinals, places in alike.items():
+            rows = await self._launched({place: leaves[place] for place in places}, ordinals)
+            for place, *found in zip(places, *rows, strict=True):
+                leaves[place] = found[0] if len(found) == 1 else Mirrored(found)
+        await checkpoint_if_cancelled()
+        return nests.unflatten(structure, leaves)
+
+    async def _launched(self, leaves: Mapping[int, Any], ordinals: Sequence[int]) -> list[list[Any]]:
+        """Return arrays on each GPU with the values of these leaves, which are on the host."""
         from aiodist.collective.device_crossing import Launching, staged
 
-        leaves, structure = nests.flatten_with_none(result)
-        unchanged = [place for place, landed in self._landed.items() if leaves[place] is landed]
-        for place in unchanged:
-            leaves[place] = self._leaves[place]
-        made = {place: there for place, there in self._there.items() if place not in unchanged}
-        if not made:
-            return nests.unflatten(structure, leaves)
-        arrays = [staged(np.asarray(leaves[place])) for place in made]
-        marks = [mark for mark, _ in made.values()]
-        came_from = [there[0] for _, there in made.values()]
-        signature = _signature([(array.shape, array.dtype) for array in arrays], marks)
-        work = Launching(signature, arrays, [came_from], CommunicationOptions(), [0], self._names, None).work()
-        found = await _finished(work)
-        for place, array in zip(made, found[0], strict=True):
-            leaves[place] = array
-        return nests.unflatten(structure, leaves)
+        arrays = await call_off_loop(list(leaves.values()), lambda: [staged(np.asarray(v)) for v in leaves.values()])
+        signature = _signature([(v.shape, v.dtype) for v in arrays], [self._there[place][0] for place in leaves])
+        takers = [[_Taker(ordinal)] * len(arrays) for ordinal in ordinals]
+        brought = Brought(signature, takers, CommunicationOptions(), range(len(takers)), self._names)
+        found = await _finished(Launching(brought, arrays))
+        return [found[place] for place in range(len(takers))]
+
+
+class _Taker(NamedTuple):
+    """Who gets a result, as far as that counts."""
+
+    ordinal: int
 
 
 def _components(leaf: Any) -> Sequence[Any]:
@@ -110,10 +136,7 @@ def _signature(specs: Sequence[tuple[Any, Any]], marks: Sequence[DeviceType]) ->
     return BROADCAST, None, 0, None, len(marks), shapes, dtypes, tuple(marks), None
 
 
-async def _finished(work: Work) -> Any:
+async def _finished(work: DeviceWork) -> Any:
     """Return a result; the devices are waited for, whoever is cancelled."""
-    result: Any = None
     with CancelScope(shield=True):
-        result = await result_of(work)
-    await checkpoint_if_cancelled()
-    return result
+        return await result_of(work.work())

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiodist.strategy.aggregation import equal, updated
+from aiodist.strategy.aggregation import equal, update_differs, updated
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable import Variable
 from aiodist.vocabulary.arraylike import Array, ArrayLike
@@ -70,16 +70,42 @@ class VariableComponent(ArrayLike):
         return self
 
 
-async def update_components(
-    variable: Variable, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> list[Any]:
-    """Call a function on each component, with its part of the arguments; return what the calls returned.
+class Update(NamedTuple):
+    """What a variable becomes.
 
-    The variable changes when all calls have returned, and not at all when one raises.
+    Attributes:
+        results: what the calls returned.
+        before: the components that they have seen.
+        components: the new ones.
+    """
+
+    results: list[Any]
+    before: tuple[Array, ...]
+    components: list[Array]
+
+    def apply(self, variable: Variable) -> list[Any]:
+        """Change the variable; return what the calls returned.
+
+        Raises:
+            RuntimeError: it was assigned to in the meantime.
+            ValueError: the components of a mirrored variable would differ.
+        """
+        _check_unchanged(variable, self.before)
+        components = self.components
+        if variable._mirrored:
+            _check_equal(variable.name, components)
+            components = components[:1] * len(components)
+        variable._put(components)
+        return self.results
+
+
+async def update_of(
+    variable: Variable, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Update:
+    """Call a function on each component, with its part of the arguments.
 
     Raises:
         RuntimeError: the variable was assigned to in the meantime.
-        ValueError: the components of a mirrored variable would differ.
     """
     before = variable.values
     components = list(before)
@@ -89,23 +115,19 @@ async def update_components(
         own_args, own_kwargs = select_replica(replica_id, (list(args), dict(kwargs)), size)
         result = fn(VariableComponent(variable, components, replica_id), *own_args, **own_kwargs)
         results.append(await result if inspect.isawaitable(result) else result)
+    _check_unchanged(variable, before)
+    return Update(results, before, components)
+
+
+def _check_unchanged(variable: Variable, before: Sequence[Array]) -> None:
     if any(now is not then for now, then in zip(variable.values, before, strict=True)):
         raise RuntimeError(
             f"the variable {variable.name!r} was assigned to while it was updated; in the function of an update assign "
             "to the component that it is passed, and let other assignments wait"
         )
-    if variable._mirrored:
-        _check_equal(variable.name, components)
-        components = components[:1] * size
-    variable._put(components)
-    return results
 
 
 def _check_equal(name: str, components: Sequence[Array]) -> None:
     for replica_id, component in enumerate(components):
         if not equal(component, components[0]):
-            raise ValueError(
-                f"the update gives the components of the mirrored variable {name!r} different values: component "
-                f"{replica_id} is not component 0; reduce its arguments first, e.g. with `await extended.reduce_to(op, "
-                "value, variable)`, or make the variable synchronization='on_read'"
-            )
+            raise update_differs(name, replica_id)

@@ -4,6 +4,9 @@ Every agent leaves two notes in the job's folder: that its worker has started, a
 processes have; or some seconds after the first worker has failed, which are for the last words of the others; or some
 seconds after the user has asked for it, which are for the workers to end on their own. A second Ctrl-C ends it at once.
 
+The job's exit code is that of the first worker that has failed by itself: one that ends while others need it makes them
+fail, too, and may come to its end after them. Those note that they are echoes.
+
 A worker notes there, too, that it waits to meet the others. They all meet at once, so where one has ended and none has
 met, those that wait do so in vain.
 """
@@ -32,7 +35,7 @@ _FAREWELL_SECONDS: Final = 1.0
 
 
 def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: Switchboard | None = None) -> int:
-    """Wait for the end of a job, or bring it about; return the exit code of the first worker that has failed, or 0.
+    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
 
     Args:
         starters: the processes that this one has started for it: a launcher, or agents.
@@ -48,6 +51,7 @@ def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: 
             while job.runs() and not job.is_over():
                 with suppress(subprocess.TimeoutExpired):
                     job.running[0].wait(_POLL_SECONDS)
+            told = job.first_failure()  # before those that are left are killed
         finally:
             job.end()
         if signal.SIGINT in asked.numbers:
@@ -58,7 +62,7 @@ def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: 
         if job.complaint:
             print(f"Error: {job.complaint}", file=sys.stderr)
             return 1
-        return job.first_failure() or next((code for code in map(_exit_code, starters) if code), 0)
+        return told or job.first_failure() or next((code for code in map(_exit_code, starters) if code), 0)
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
@@ -147,9 +151,11 @@ class _Job:
         leftovers.note_memory(self._notes, workers)
 
     def first_failure(self) -> int:
-        """Return the exit code of the first worker that has failed; 0 where none has."""
+        """Return the exit code of the first worker that has failed, an echo of another's only if all are; else 0."""
         ended = sorted(self._notes.glob("ended.*"), key=lambda note: note.stat().st_mtime_ns)
-        return next((code for note in ended if (code := int(note.read_text() or 0))), 0)
+        codes = {note: code for note in ended if (code := int(note.read_text() or 0))}
+        own = (code for note, code in codes.items() if not note.with_name(f"echo{note.suffix}").exists())
+        return next(own, next(iter(codes.values()), 0))
 
     def _started(self) -> list[tuple[int, int]]:
         """Return the agents and workers of this machine, as far as they have come."""

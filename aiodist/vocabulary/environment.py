@@ -11,6 +11,7 @@
 ``AIODIST_WORKER_PROCESS``: the process of the worker that has started this one, or this one's own.
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
+``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """
 
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 
 _STALL_SECONDS = 10.0
 _WORKER_PROCESS = "AIODIST_WORKER_PROCESS"
+_OPEN_MPI_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
 LAUNCHED = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -125,8 +127,12 @@ def agent() -> str | None:
 
 
 def with_workers(**settings: str) -> dict[str, str]:
-    """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings."""
+    """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings.
+
+    Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
+    """
     inherited = {name: value for name, value in os.environ.items() if name != _WORKER_PROCESS}  # of a job around it
+    inherited.setdefault(_OPEN_MPI_FOLDER, settings["notes"])
     return {**inherited, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
 
 

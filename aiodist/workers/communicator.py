@@ -64,6 +64,18 @@ class Duplication(Request, Protocol):
         ...
 
 
+class Intracomm(Protocol):
+    """What a program that uses mpi4py has: ``mpi4py.MPI.Intracomm``."""
+
+    def Get_rank(self) -> int:  # noqa: N802  (mpi4py's name)
+        """Return this process's number."""
+        ...
+
+    def Idup(self) -> Any:  # noqa: N802
+        """Begin another of the same processes."""
+        ...
+
+
 class Communicator(Protocol):
     """The workers of a job as one of them sees it, and the collectives between them.
 

@@ -1,13 +1,44 @@
-"""Which engine serves a program that names none: what a launcher has started, or the local one."""
+"""Which engine serves a program: what a launcher has started, the local one, or a communicator of the program's own."""
 
 from __future__ import annotations
 
 import os
+import sys
+from typing import Any
 
 from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.local import LocalCommunicator
 from aiodist.workers.meeting import told_to_the_launcher
+
+
+def communicator_of(given: Any) -> Communicator:
+    """Return the workers that a program names.
+
+    Args:
+        given: an engine's communicator, as it is; one of mpi4py's, which is duplicated; None: the default.
+
+    Raises:
+        ImportError, RuntimeError: as `default_communicator`.
+        TypeError: it is something else.
+        ValueError: it is none that this process is in, or one between two groups.
+    """
+    if given is None:
+        return default_communicator()
+    if hasattr(given, "iallgatherv"):
+        return given  # type: ignore[no-any-return]
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(given, mpi.Comm):
+        kind = type(given)
+        raise TypeError(
+            "communicator must be an mpi4py.MPI.Intracomm, or None for all workers that a launcher has started, got "
+            f"{kind.__module__}.{kind.__qualname__}: {given!r}"
+        )
+    from aiodist.workers.mpi import MpiCommunicator
+
+    found = MpiCommunicator.of_program(given)
+    environment.note_worker(os.getpid())
+    return LocalCommunicator() if found.size == 1 else found
 
 
 def default_communicator() -> Communicator:

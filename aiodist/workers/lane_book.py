@@ -114,6 +114,8 @@ class LaneBook:
         asked -= Counter(workers)
         if not asked:
             del self._asked[run][key, workers]
+            if not self._asked[run]:
+                del self._asked[run]
         free = self._free[workers]
         number = free.pop() if free else len(self._lanes) + 1
         self._lanes[number] = workers

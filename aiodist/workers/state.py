@@ -7,15 +7,18 @@ verdict on many workers is the verdict on one.
 from __future__ import annotations
 
 import pickle
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from aiodist.collective.camps import camps_of
 from aiodist.collective.group import Record, SyncGroup
-from aiodist.collective.member import Ending, Member
+from aiodist.collective.member import JOIN, Ending, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location, ReplicaState
@@ -69,13 +72,16 @@ class Failure:
 
     @classmethod
     def of(cls, replica_id: int, error: BaseException) -> Failure:
-        """Return what there is to tell of an exception; one that cannot be pickled travels as its text."""
+        """Return what there is to tell of an exception; one that cannot be pickled travels as its text.
+
+        It is told as others get it: a verdict that is kept keeps no frames of the program's, nor what they hold.
+        """
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
         try:
-            pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
+            travelled = pickle.loads(pickle.dumps(error))  # noqa: S301  (our own)
         except Exception:  # noqa: BLE001  (whatever its own methods raise)
             return cls(replica_id, text)
-        return cls(replica_id, text, error)
+        return cls(replica_id, text, travelled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +300,8 @@ def whole_group(
     _restore_history(group, states)
     for number in sorted({number for state in states.values() for number in state.open}):
         _restore_meeting(group, number, states, offsets)
+        _note_agreement(group, number)
+    group.agreed = deque(sorted(group.agreed, key=itemgetter(0)), group.agreed.maxlen)
     return group
 
 
@@ -362,6 +370,16 @@ def _restore_meeting(
         for place in state.waiting.get(number, ()):
             meeting.waiters[offsets[rank] + place] = True
     _set_deadline(meeting, number, states)
+
+
+def _note_agreement(group: SyncGroup, number: int) -> None:
+    """Take a meeting for agreed on at which all replicas mean the same, though some have not seen it complete yet."""
+    meeting = group.open.get(number)
+    if meeting is None or number >= JOIN or not all(member.arrived_at(number) for member in group.members):
+        return
+    if len(camps_of(group, meeting)) == 1:
+        meeting.agreed = True
+        group.agreed.append((number, *meeting.call, meeting.others))
 
 
 def _set_deadline(meeting: Rendezvous, number: int, states: Mapping[int, WorkerState]) -> None:

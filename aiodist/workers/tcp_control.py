@@ -18,7 +18,6 @@ import os
 import pickle
 import selectors
 import socket
-import sys
 import threading
 import time
 import warnings
@@ -32,6 +31,7 @@ from typing import Any, Final
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers import star
 from aiodist.workers.addresses import Listening
+from aiodist.workers.ending import ENDED, farewell_of, last_error, tell_of_echo
 from aiodist.workers.health import Health
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
@@ -48,7 +48,6 @@ CUT_GRACE_SECONDS: Final = 1.0
 ANSWER_SECONDS: Final = 0.5
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
-ENDED: Final = "has ended"
 _BEAT: Final = message("beat")
 
 
@@ -75,6 +74,7 @@ class TcpControl(Requests):
         super().__init__()
         self._rank = layout.rank
         self._size = layout.workers
+        self._own = frozenset(layout.places[layout.rank])
         self._unfinished = unfinished
         self._listening_ref: weakref.ref[Listener] | None = None
         self._pulse = Pulse()
@@ -138,9 +138,9 @@ class TcpControl(Requests):
         """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
         if os.getpid() != self._process:  # what the program has forked has no part in it
             return
-        error = getattr(sys, "last_value", None)
-        why = why or (ENDED if error is None else f"{ENDED}: {_brief(error)}")
-        self._leave(why, why != ENDED)
+        error = last_error()
+        tell_of_echo(error, self._own)
+        self._leave(why or farewell_of(error), bool(why) or error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def let_go(self) -> None:
@@ -213,9 +213,12 @@ class TcpControl(Requests):
             self._wake_reader.recv(4096)
 
     def _may_leave(self) -> bool:
-        return self._leaving and (
-            time.monotonic() >= self._leave_by or all(peer.farewell is not None for peer in self._peers.values())
-        )
+        if not self._leaving:
+            return False
+        if time.monotonic() >= self._leave_by or all(peer.farewell is not None for peer in self._peers.values()):
+            return True
+        judging = self._coordinator is not None and self._coordinator.pending
+        return not (self._lingers or judging or self._unsent)
 
     def _beat(self, now: float) -> None:
         self._pulse.beat(self._listener, now)
@@ -263,7 +266,8 @@ class TcpControl(Requests):
 
     def _on_leave(self, why: str, wait: bool) -> None:
         self._leaving = True
-        self._leave_by = time.monotonic() + (LEAVE_SECONDS if wait else 0.0)
+        self._lingers = wait
+        self._leave_by = time.monotonic() + LEAVE_SECONDS
         farewell = message("farewell", why)
         for peer in self._peers.values():
             self._put(peer, farewell)
@@ -384,7 +388,3 @@ class TcpControl(Requests):
             self._later(FAREWELL_SECONDS, "lost", peer.rank, arguments[0])
         elif name != "beat":
             self._handle(name, *arguments)
-
-
-def _brief(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]

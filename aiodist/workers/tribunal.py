@@ -30,7 +30,7 @@ Request: TypeAlias = lane_book.Request | Waits
 Reply: TypeAlias = lane_book.Reply | TellWaits
 
 PATIENCE_SECONDS = 5.0
-_MOST_CONCLUDED = 1024
+_MOST_CONCLUDED = 128  # there are 64 lanes, and somebody may come late to the last use of each
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from aiodist_kernels.layout import address
 from aiodist_kernels.numpy_tier import fold_for
 from aiodist_kernels.recipes import UNROLLED_COUNT, Recipe, components, recipe_for
 from aiodist_kernels.rules import DType, Rule, is_bfloat16
+from aiodist_kernels.warnings_alone import leaving_warnings_alone
 
 Kernel = Any
 
@@ -49,7 +50,7 @@ def compile_for(rule: Rule, count: int) -> Kernel | None:
         return None
     with _compiling:
         if recipe not in _compiled and recipe not in _refused:
-            with considerately():
+            with considerately(), leaving_warnings_alone():
                 _compile(recipe, rule, count)
     return _compiled.get(recipe)
 
@@ -64,7 +65,7 @@ def compile_small_for(rule: Rule) -> Any:
         return None
     with _compiling:
         if (recipe, rule) not in _small:
-            with considerately():
+            with considerately(), leaving_warnings_alone():
                 _small[recipe, rule] = _compile_small(recipe, rule)
     return _small[recipe, rule]
 

@@ -42,7 +42,8 @@ GROUP: Final = 4
 
 # Where fields lie in an object, in bytes: of any object; of lists and tuples; of NumPy's arrays.
 _HEAD: Final = object.__basicsize__
-_TYPE, _SIZE, _ITEMS = _HEAD - 8, _HEAD, _HEAD + 8
+_TYPE, _SIZE, _LISTED = _HEAD - 8, _HEAD, _HEAD + 8
+_ITEMS: Final = tuple.__basicsize__  # behind a tuple's hash, since Python 3.14
 _DATA, _RANK, _SHAPE, _DTYPE, _FLAGS = _HEAD, _HEAD + 8, _HEAD + 16, _HEAD + 40, _HEAD + 48
 
 _LIST, _TUPLE, _ARRAY = id(list), id(tuple), id(np.ndarray)
@@ -68,7 +69,7 @@ def layout_is_known() -> bool:
     return (
         [_read(listed, _TYPE), _read(tupled, _TYPE), _read(array, _TYPE)] == [_LIST, _TUPLE, _ARRAY]
         and [_read(listed, _SIZE), _read(tupled, _SIZE)] == [2, 2]
-        and _read_at(_read(listed, _ITEMS) + 8) == _read(tupled, _ITEMS + 8) == id(scalar)
+        and _read_at(_read(listed, _LISTED) + 8) == _read(tupled, _ITEMS + 8) == id(scalar)
         and _read(array, _DATA) == array.__array_interface__["data"][0]
         and [_read(array, _RANK) & 0xFFFFFFFF, _read(array, _DTYPE)] == [3, id(array.dtype)]
         and [_read_at(_read(array, _SHAPE) + 8 * axis) for axis in range(3)] == [1, 3, 4]
@@ -162,7 +163,7 @@ def _items_of(listed: int) -> Any:
     """Return the place of the first of a list's or tuple's items; 0 for anything else."""
     kind = _peek(listed + _TYPE)
     if kind == _LIST:
-        return _peek(listed + _ITEMS)
+        return _peek(listed + _LISTED)
     return listed + _ITEMS if kind == _TUPLE else 0
 
 

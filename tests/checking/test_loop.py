@@ -226,6 +226,7 @@ def test_tasks_that_are_cancelled_from_a_set_unwind_in_the_order_of_their_creati
     assert value(main, seed=5) == list(range(9))
 
 
+@pytest.mark.filterwarnings("ignore:.*get_event_loop_policy:DeprecationWarning")
 def test_a_function_that_makes_loops_itself_gets_controlled_ones() -> None:
     def main() -> list[Any]:
         return [asyncio.run(letters(2)()), asyncio.run(letters(2)())]

@@ -110,12 +110,12 @@ class Step:
 
 
 def add_up(strategy: Any, value: Any) -> Any:
-    """Sum per-replica arrays of a nest of `NESTS`."""
+    """Sum per-replica arrays of a nest of `NESTS`; where a worker has one replica, they are bare."""
     if isinstance(value, dict):
         return {key: add_up(strategy, one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(add_up(strategy, one) for one in value)
-    return None if value is None else sum(leaf.astype("c16") for leaf in value.values)
+    return None if value is None else sum(leaf.astype("c16") for leaf in getattr(value, "values", (value,)))
 
 
 def folded(op: str, leaves: list[np.ndarray]) -> np.ndarray:

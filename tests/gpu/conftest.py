@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from aiodist.vocabulary.device_arrays import DeviceArray, DeviceBuffer, DeviceTy
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from aiodist.vocabulary.device_arrays import Spec
 
@@ -111,6 +113,28 @@ def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Ma
     patch.setattr(process, "executor", lambda: executor)
     patch.setitem(device_frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))
     return machine
+
+
+async def cancelled_and_held_back(machine: Machine, call: Callable[[], Awaitable[object]]) -> None:
+    """Cancel a call while devices read what it has brought, and check that it ends when they do not any more."""
+    gate = machine.driver.gate = threading.Event()
+    scope, ended = anyio.CancelScope(), anyio.Event()
+
+    async def wait() -> None:
+        with scope:
+            await call()
+        assert scope.cancelled_caught
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
+        scope.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert not ended.is_set()
+        gate.set()
+    assert ended.is_set()
+    machine.driver.gate = None
 
 
 @pytest.fixture

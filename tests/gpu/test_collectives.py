@@ -22,7 +22,7 @@ from aiodist import (
 from aiodist.gpu import process
 from aiodist.gpu.cuda_core import CudaCore
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray
+from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 
@@ -132,32 +132,14 @@ async def test_streams_that_threads_have_of_their_own_are_met_in_the_loops_threa
 
 async def test_cancelled_run_is_held_back_until_the_device_is_done(plant: Plant) -> None:
     machine = plant(2)
-    gate = machine.driver.gate = threading.Event()
-    strategy = MirroredStrategy()
-    ended = anyio.Event()
 
     async def step() -> None:
         ctx = replica()
         me = ctx.replica_id_in_sync_group
         await ctx.all_reduce(ReduceOp.SUM, machine.put(np.full(8, 1 + me, SINGLE), me))
 
-    scope = anyio.CancelScope()
-
-    async def run() -> None:
-        with scope:
-            await strategy.run(step)
-        assert scope.cancelled_caught
-        ended.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
-        scope.cancel()
-        await anyio.wait_all_tasks_blocked()
-        assert not ended.is_set(), "the device still reads what the replicas brought"
-        gate.set()
-    assert ended.is_set()
-    machine.driver.gate = None
+    strategy = MirroredStrategy()
+    await cancelled_and_held_back(machine, lambda: strategy.run(step))
     await all_reduced(machine, ReduceOp.SUM, SINGLE, [0, 1], (6,))
 
 

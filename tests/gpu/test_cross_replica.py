@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import numpy as np
 import pytest
 
 from aiodist import Mirrored, MirroredStrategy, PerReplica, ReduceOp, set_logical_devices
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray
+from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 
@@ -142,26 +140,6 @@ async def test_plain_values_are_gathered_as_they_are(plant: Plant) -> None:
         await alone.gather(value, 2)
 
 
-async def test_cancelled_reduce_along_an_axis_is_held_back(plant: Plant) -> None:
-    machine, strategy = planted(plant)
-    gate = machine.driver.gate = threading.Event()
-    value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
-    scope = anyio.CancelScope()
-
-    async def reduce_along() -> None:
-        with scope:
-            await strategy.reduce("SUM", value, axis=0)
-        assert scope.cancelled_caught
-        assert gate.is_set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reduce_along)
-        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
-        scope.cancel()
-        await anyio.wait_all_tasks_blocked()
-        gate.set()
-
-
 async def test_reduce_to_and_batch_reduce_to(plant: Plant) -> None:
     machine, strategy = planted(plant)
     values = arrays.buffers(3, 3, (50,), SINGLE)
@@ -220,24 +198,8 @@ async def test_what_cannot_be_is_refused(plant: Plant) -> None:
         await strategy.gather(kinds, 0)
 
 
-async def test_cancelled_reduce_is_held_back_until_the_device_is_done(plant: Plant) -> None:
+@pytest.mark.parametrize("axis", [None, 0])
+async def test_cancelled_reduce_is_held_back_until_the_device_is_done(plant: Plant, axis: int | None) -> None:
     machine, strategy = planted(plant)
-    gate = machine.driver.gate = threading.Event()
     value = per_replica(machine, [np.ones(4, SINGLE)] * 3)
-    ended = anyio.Event()
-    scope = anyio.CancelScope()
-
-    async def wait() -> None:
-        with scope:
-            await strategy.reduce("SUM", value, axis=None)
-        assert scope.cancelled_caught
-        ended.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(wait)
-        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
-        scope.cancel()
-        await anyio.wait_all_tasks_blocked()
-        assert not ended.is_set()
-        gate.set()
-    assert ended.is_set()
+    await cancelled_and_held_back(machine, lambda: strategy.reduce("SUM", value, axis))

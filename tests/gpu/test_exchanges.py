@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, ReduceOp, ReplicaContext, get_replica_context, set_logical_devices
 from aiodist.gpu import plan
 from aiodist_kernels import reduce
-from tests.gpu.conftest import Machine, PlantedArray
+from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
 
@@ -138,24 +136,9 @@ async def test_replicas_that_have_joined_bring_nothing(plant: Plant) -> None:
 
 async def test_cancelled_exchange_keeps_its_memory_until_the_device_is_done(plant: Plant) -> None:
     machine = plant(2)
-    gate = machine.driver.gate = threading.Event()
-    ended = anyio.Event()
-    scope = anyio.CancelScope()
 
     async def step() -> None:
         me = replica().replica_id_in_sync_group
         await replica().all_gather(machine.put(np.full((4, 3), me, SINGLE), me), 1)
 
-    async def run() -> None:
-        with scope:
-            await MirroredStrategy().run(step)
-        ended.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        await anyio.to_thread.run_sync(machine.driver.waited_for.wait)
-        scope.cancel()
-        await anyio.wait_all_tasks_blocked()
-        assert not ended.is_set(), "the device still reads what the replicas brought"
-        gate.set()
-    assert ended.is_set()
+    await cancelled_and_held_back(machine, lambda: MirroredStrategy().run(step))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import warnings
 from typing import Any
 
 import anyio
@@ -15,6 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from aiodist import CollectiveHandle, MirroredStrategy, get_replica_context
 from tests.replica.programs import Relay, here, mirrored, on_each, replica
+from tests.replica.warned import warned
 
 pytestmark = pytest.mark.anyio
 
@@ -143,16 +143,15 @@ async def test_dropped_handle_has_contributed_and_warns_with_its_call_site() -> 
         await here().barrier(name="later")
         return result
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warned() as told:
         results = await on_each(3, program)
     assert results == (3.0, None, 3.0)
-    (warning,) = [w for w in caught if "never awaited" in str(w.message)]
+    (warning,) = told
     first = inspect.getsourcelines(program)[1]
     assert warning.category is RuntimeWarning
-    assert (warning.filename, warning.lineno) == (__file__, first + 1)
-    assert "replica 1 never awaited all_reduce(SUM, np.float32)" in str(warning.message)
-    assert "it has contributed" in str(warning.message)
+    assert (warning.file, warning.line) == (__file__, first + 1)
+    assert "replica 1 never awaited all_reduce(SUM, np.float32)" in warning.text
+    assert "it has contributed" in warning.text
 
 
 async def test_handle_that_was_awaited_once_is_silent() -> None:
@@ -160,9 +159,9 @@ async def test_handle_that_was_awaited_once_is_silent() -> None:
         await here().barrier()
         gc.collect()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with warned() as told:
         await mirrored(2).run(program)
+    assert told == []
 
 
 async def test_handle_awaited_after_the_others_have_gone_on() -> None:
@@ -220,6 +219,7 @@ async def test_every_replica_gets_its_own_order_of_keys() -> None:
 async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> None:
     ctx = get_replica_context()
     before = dict(ctx._member.group.open)
-    with pytest.warns(RuntimeWarning, match="never awaited merge_call"):
+    with warned() as told:
         ctx.merge_call(len)
+    assert ["never awaited merge_call" in warning.text for warning in told] == [True]
     assert ctx._member.group.open == before

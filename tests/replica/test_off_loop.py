@@ -18,6 +18,7 @@ from aiodist import CollectiveError, CommunicationOptions, IndexedSlices
 from aiodist_kernels import policy
 from tests.replica.held_threads import HeldThreads, hold
 from tests.replica.programs import here, mirrored, on_each, replica, still_works
+from tests.replica.warned import warned
 
 pytestmark = pytest.mark.anyio
 
@@ -250,8 +251,10 @@ async def test_work_that_nobody_awaited_ends_before_the_run(held: HeldThreads) -
         await mirrored(2).run(program)
         assert held.open == 0
     assert all(handle.done() for handle in handles)
-    with pytest.warns(RuntimeWarning, match="never awaited"):
+    with warned() as told:
         handles.clear()
+    assert told
+    assert all("never awaited" in warning.text for warning in told)
 
 
 async def test_error_in_a_worker_thread_is_raised_in_every_replica(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
-from threading import get_ident
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -16,24 +13,17 @@ from aiodist import ReplicaContext
 from aiodist.collective.observer import observing
 from tests.collective.runs import mirrored, run
 from tests.collective.test_observer import Listener
+from tests.replica.warned import warned
 
 pytestmark = pytest.mark.anyio
 Program = Callable[[ReplicaContext], Awaitable[None]]
 
 
-async def warned(program: Program, *, observed: bool = True) -> list[str]:
+async def told_of(program: Program, *, observed: bool = True) -> list[str]:
     """Return the texts of the warnings that two replicas' run of a program gives."""
-    caught: list[str] = []
-    here = get_ident()
-
-    def warn(text: str, *_: Any) -> None:
-        if get_ident() == here:
-            caught.append(text)
-
-    with pytest.MonkeyPatch.context() as patch, observing(Listener()) if observed else nullcontext():
-        patch.setattr(warnings, "warn_explicit", warn)  # not by filters, which a thread that compiles kernels changes
+    with warned() as told, observing(Listener()) if observed else nullcontext():
         await run(mirrored(2, "signature"), program)
-    return caught
+    return [warning.text for warning in told]
 
 
 async def actor(ctx: ReplicaContext) -> None:
@@ -53,7 +43,7 @@ async def side_by_side(ctx: ReplicaContext) -> None:
 
 
 async def test_racing_tasks_are_named_with_their_lines() -> None:
-    (text,) = await warned(side_by_side)  # one for all replicas
+    (text,) = await told_of(side_by_side)  # one for all replicas
     assert text.startswith("tasks of replica 0 race for the next collective: the task of actor() at ")
     assert text.count("issued all_reduce(SUM, float) at ") == 2
     assert ", the task of learner() at " in text
@@ -61,7 +51,7 @@ async def test_racing_tasks_are_named_with_their_lines() -> None:
 
 
 async def test_nobody_looks_in_a_run_that_is_not_observed() -> None:
-    assert await warned(side_by_side, observed=False) == []
+    assert await told_of(side_by_side, observed=False) == []
 
 
 async def test_a_replicas_own_task_can_race_with_its_child() -> None:
@@ -71,7 +61,7 @@ async def test_a_replicas_own_task_can_race_with_its_child() -> None:
             for _ in range(5):
                 await ctx.all_reduce("SUM", 3.0)
 
-    (text,) = await warned(program)
+    (text,) = await told_of(program)
     assert "replica 0 issued all_reduce(SUM, float) at " in text
 
 
@@ -112,4 +102,4 @@ async def a_child_of_a_child(ctx: ReplicaContext) -> None:
     "program", [in_turn, a_group_each, one_that_issues_beside_one_that_does_not, a_child_of_a_child]
 )
 async def test_tasks_in_an_order_give_no_warning(program: Program) -> None:
-    assert await warned(program) == []
+    assert await told_of(program) == []

@@ -16,6 +16,7 @@ from aiodist import ReplicaContext, StallWarning
 from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.vocabulary.environment import stall_seconds
 from tests.collective.runs import Program, mirrored, run
+from tests.replica.warned import warned
 
 pytestmark = pytest.mark.anyio
 
@@ -73,14 +74,12 @@ async def test_who_stands_still_is_told_once_with_the_circle(looks: Looks) -> No
     def act() -> None:
         looks.pass_time(2.5)
         looks.pass_time(2.5)
-        with pytest.warns(StallWarning) as caught:
+        with warned() as told:
             looks.pass_time(10.0)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
             looks.pass_time(20.0)
-        (warning,) = caught
-        assert warning.filename == __file__
-        assert re.sub(r"\(\S*test_stall.py:\d+\)", "(here)", str(warning.message)).splitlines() == [
+        (warning,) = told
+        assert (warning.category, warning.file) == (StallWarning, __file__)
+        assert re.sub(r"\(\S*test_stall.py:\d+\)", "(here)", warning.text).splitlines() == [
             "no replica has got on for 12.5 s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
             "  replica 0 waits in barrier #0 (here) for replicas 1 and 2",
             "  replicas 1 and 2 wait for an anyio.Lock (here), which replica 0 holds",
@@ -120,13 +119,17 @@ async def test_the_timer_ends_when_nothing_runs(looks: Looks) -> None:
     assert len(looks.due) == 1
 
 
-async def test_a_stall_is_logged_where_warnings_are_errors(looks: Looks, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_stall_is_logged_where_warnings_are_errors(
+    looks: Looks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(text: str, category: type[Warning], *_: Any) -> None:  # as a filter has it, which threads share
+        raise category(text)
+
     def act() -> None:
         looks.pass_time(2.5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            looks.pass_time(10.0)
+        looks.pass_time(10.0)
 
+    monkeypatch.setattr(warnings, "warn_explicit", warn)
     with caplog.at_level(logging.ERROR, "aiodist"):
         await while_it_runs(lock_across_a_barrier(), act)
     assert "no replica has got on for 10 s" in caplog.text

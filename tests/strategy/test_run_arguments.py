@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica, get_replica_context
 from tests.replica.programs import here, mirrored, replica
+from tests.replica.warned import warned
 
 pytestmark = pytest.mark.anyio
 
@@ -107,10 +107,9 @@ async def test_wrong_call_of_the_function_is_the_replicas_failure() -> None:
 async def test_coroutines_are_not_made_before_arguments_are_known_to_be_good() -> None:
     async def program(x: Any) -> None: ...
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "coroutine ... was never awaited"
-        with pytest.raises(ValueError, match="3 components"):
-            await mirrored(3).run(program, args=(PerReplica([1, 2]),))
+    with warned() as told, pytest.raises(ValueError, match="3 components"):
+        await mirrored(3).run(program, args=(PerReplica([1, 2]),))
+    assert told == []  # of a coroutine that nobody awaited
 
 
 @pytest.mark.parametrize("where", ["run", "strategy"])

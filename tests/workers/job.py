@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -138,6 +140,8 @@ def go_wrong(kind: str) -> None:
         os.kill(os.getppid(), signal.SIGSTOP)  # the agent, too
     if kind in {"stopped", "frozen"}:
         os.kill(os.getpid(), signal.SIGSTOP)
+    if kind == "exits":
+        sys.exit(5)
     if kind == "raises":
         raise ValueError("bad batch")
     if kind == "blocked":
@@ -168,7 +172,8 @@ async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> 
 def caught() -> None:
     """End in good order after errors that the program has caught."""
     options = CommunicationOptions(verify="alongside")
-    strategy = MultiWorkerMirroredStrategy(communication_options=options)
+    mpi = importlib.import_module("mpi4py.MPI")  # before aiodist has made it ready
+    strategy = MultiWorkerMirroredStrategy(mpi.COMM_WORLD, communication_options=options)
     asyncio.run(disagree(strategy, in_group=False))
     asyncio.run(disagree(strategy, in_group=True))
     if strategy._span[0] > 0:
@@ -190,11 +195,24 @@ def main() -> None:
     asyncio.run(all_faults(strategy, kinds))
 
 
+async def refused(strategy: MultiWorkerMirroredStrategy) -> None:
+    """Let all reduce a value; the last worker's is none, and the error is caught there."""
+    offset, replicas = strategy._span
+    if offset < replicas - 1:
+        await strategy.reduce("SUM", np.ones(3), None)
+    else:
+        with suppress(TypeError):
+            await strategy.reduce("SUM", "three", None)
+
+
 async def all_faults(strategy: MultiWorkerMirroredStrategy, kinds: list[str]) -> None:
     """Let all these faults happen, and print what is told of each; raise the last."""
     for kind in kinds:
         begun = time.monotonic()
         try:
+            if kind == "argument":
+                await refused(strategy)
+                continue
             await strategy.run(lambda kind=kind: faulty(aiodist.get_replica_context(), kind))
         except Exception as error:
             seconds = time.monotonic() - begun

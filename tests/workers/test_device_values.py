@@ -13,9 +13,7 @@ import pytest
 from aiodist import (
     CollectiveMismatchError,
     CommunicationOptions,
-    Mirrored,
     MultiWorkerMirroredStrategy,
-    PerReplica,
     Reason,
     ReduceOp,
     ReplicaContext,
@@ -107,53 +105,6 @@ async def check(
 async def test_all_reduce(plant: Plant, op: ReduceOp, dtype: np.dtype, layout: tuple[int, ...], size: int) -> None:
     values = arrays.buffers(5, sum(layout), (size,), dtype)
     await check(planted(plant), layout, lambda ctx, value: ctx.all_reduce(op, value), values)
-
-
-@pytest.mark.parametrize("axis", [None, 0, "gather"], ids=str)
-async def test_cross_replica_values(plant: Plant, axis: Any) -> None:
-    machine = planted(plant)
-    job, plain = DeviceJob(machine, 1, 2), Job(1, 2)
-    values = [arrays.values(k, (4 if axis is None else 2 + k, 3), SINGLE) for k in range(3)]
-    rows = [values[:1], values[1:]]
-
-    async def done(strategy: Any, value: Any) -> Any:
-        return await (strategy.gather(value, 0) if axis == "gather" else strategy.reduce("MEAN", value, axis))
-
-    async def on_host(strategy: Any) -> Any:
-        return await done(strategy, PerReplica(rows[plain.strategies.index(strategy)]))
-
-    async def on_devices(strategy: Any) -> Any:
-        row = rows[job.strategies.index(strategy)]
-        there = PerReplica([machine.put(value, place // 2) for place, value in enumerate(row)])
-        return await done(strategy, {"x": there, "host": PerReplica(row), "none": None})
-
-    wanted = await plain.everywhere(on_host)
-    for nest, same in zip(await job.everywhere(on_devices), wanted, strict=True):
-        assert isinstance(nest["x"], PlantedArray)
-        assert nest["x"].ordinal == 0
-        assert_same_bits(nest["x"].numpy(), same)
-        assert_same_bits(nest["host"], same)
-        assert nest["none"] is None
-
-
-async def test_mirrored_values_that_are_the_same_everywhere_stay(plant: Plant) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 1, 2)
-    same = {
-        strategy: Mirrored([machine.put(np.ones(2, SINGLE), 0)] * count)
-        for strategy, count in zip(job.strategies, job.counts, strict=True)
-    }
-    found = await job.everywhere(lambda strategy: strategy.reduce("MAX", same[strategy], None))
-    assert found == list(same.values())
-
-
-async def test_arrays_on_gpus_and_on_the_host_do_not_meet(plant: Plant) -> None:
-    machine = planted(plant)
-    job = DeviceJob(machine, 1, 1)
-    values = {job.strategies[0]: machine.put(np.ones(2, SINGLE), 0), job.strategies[1]: np.ones(2, SINGLE)}
-    for outcome in await job.everywhere(lambda strategy: strategy.reduce("SUM", values[strategy], None)):
-        assert isinstance(outcome, CollectiveMismatchError)
-        assert outcome.report.reason is Reason.DEVICE
 
 
 @pytest.mark.parametrize("options", [{"reduction": "ordered"}, {"accumulate": "float64"}], ids=str)

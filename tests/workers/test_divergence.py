@@ -27,6 +27,7 @@ from aiodist import (
 from aiodist.replica.stall import StallWatch
 from tests.collective.runs import mirrored, run
 from tests.replica.test_stall import Looks
+from tests.replica.warned import warned
 from tests.workers.simulated import Job, Program, on_uvloop_too
 
 elements = 3  # of the programs' arrays
@@ -304,8 +305,10 @@ async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: 
     async def later() -> None:
         await anyio.wait_all_tasks_blocked()
         looks.pass_time(5)
-        with pytest.warns(StallWarning, match="and another worker's have not: timeout_seconds"):
+        with warned() as stalls:
             looks.pass_time(10)
+        assert [stall.category for stall in stalls] == [StallWarning]
+        assert "and another worker's have not: timeout_seconds" in stalls[0].text
         told.set()
 
     async with anyio.create_task_group() as tasks:
@@ -326,3 +329,38 @@ async def test_other_functions_at_one_run() -> None:
     texts = {str(error) for error in await job.everywhere(call)}
     assert len(texts) == 1
     assert "The function must be the same on every worker." in texts.pop()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_report_tells_also_what_replicas_call_after_the_workers_have_parted(layout: tuple[int, ...]) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        first = ctx.all_reduce("MAX" if ctx.replica_id_in_sync_group == 2 else "SUM", np.ones(elements))
+        for _ in range(9):
+            await anyio.lowlevel.checkpoint()
+        second = ctx.barrier()
+        await first
+        await second
+
+    with pytest.raises(CollectiveMismatchError) as expected:
+        await run(mirrored(4), program)
+    for outcome in await Job(*layout).run(program):
+        assert without_workers(str(outcome)) == without_workers(str(expected.value))
+
+
+async def test_merge_call_that_some_worker_still_makes_was_agreed_on() -> None:
+    async def merged(_: Any) -> None:
+        for _ in range(9):
+            await anyio.lowlevel.checkpoint()
+
+    async def program(ctx: ReplicaContext) -> None:
+        pending = [ctx.merge_call(merged), ctx.barrier(name="next")]
+        if ctx.replica_id_in_sync_group == 2:
+            pending.append(ctx.barrier(name="odd"))
+        pending.append(ctx.all_gather(np.ones(elements), 0))
+        for handle in pending:
+            await handle
+
+    with pytest.raises(CollectiveMismatchError) as expected:
+        await run(mirrored(4), program)
+    for outcome in await Job(2, 2).run(program):
+        assert without_workers(str(outcome)) == without_workers(str(expected.value))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from aiodist import MultiWorkerMirroredStrategy, ReplicaContext, Variable, WorkerLostError, get_replica_context
 from aiodist.workers import tcp_control
 from aiodist.workers.separate import unfinished
+from tests.replica.warned import warned
 from tests.workers.over_tcp import strategies
 
 pytestmark = pytest.mark.anyio
@@ -79,8 +79,7 @@ async def use(workers: Sequence[MultiWorkerMirroredStrategy]) -> None:
 
 async def test_dropped_strategies_leave_when_they_are_collected(nothing_left: None) -> None:
     count = 50
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
+    with warned() as told:
         for number in range(count):
             workers = strategies(2)
             if number % 10 == 0:
@@ -89,7 +88,7 @@ async def test_dropped_strategies_leave_when_they_are_collected(nothing_left: No
             if number % 5 == 0:  # so that there are not a hundred threads at a time
                 gc.collect()
         gc.collect()
-    texts = [str(warning.message) for warning in told if warning.category is ResourceWarning]
+    texts = [warning.text for warning in told if warning.category is ResourceWarning]
     assert len(texts) == len(told) == 2 * count
     assert all("was dropped with its connections open; call strategy.close()" in text for text in texts)
 

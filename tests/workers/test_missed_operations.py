@@ -162,6 +162,26 @@ async def test_call_that_raises_for_its_arguments_on_one_worker_fails_on_the_oth
 
 
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+async def test_others_hear_of_such_a_call_also_where_nothing_else_is_called_there(call: Refused) -> None:
+    job = Job(1, 1)
+    heard = anyio.Event()
+
+    async def worker(strategy: MultiWorkerMirroredStrategy) -> Any:
+        if strategy is job.strategies[1]:
+            with pytest.raises((TypeError, ValueError)):
+                await call(strategy, True)
+            await heard.wait()
+            return None
+        with pytest.raises(IncompleteCollectiveError, match="for the call raised there"):
+            await call(strategy, False)
+        heard.set()
+        return None
+
+    assert await job.everywhere(worker) == [None, None]
+    await job.check_that_it_works()
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
 async def test_calls_that_raise_on_all_workers_disturb_nobody(call: Refused) -> None:
     async def worker(strategy: MultiWorkerMirroredStrategy) -> list[Any]:
         found: list[Any] = []

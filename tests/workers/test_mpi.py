@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
 @pytest.fixture(scope="module")
 def faults() -> Mapping[str, tuple[int, str, float]]:
     """Faults that end the job, each in a job of its own, and the others in one, all at once: most of it is waiting."""
-    jobs = (["killed"], ["stopped"], ["raises", "shape", "blocked"])
+    jobs = (["killed"], ["stopped"], ["exits"], ["argument", "raises", "shape", "blocked"])
     with ThreadPoolExecutor() as pool:
         ended = pool.map(lambda kinds: job(3, "fault", *kinds), jobs)
         return {kind: outcome for kinds, outcome in zip(jobs, ended, strict=True) for kind in kinds}
@@ -37,6 +38,8 @@ def faults() -> Mapping[str, tuple[int, str, float]]:
     [
         ("killed", "WorkerLostError 'worker 2 of 3 has died", 5),
         ("stopped", "WorkerLostError 'worker 2 of 3 is stopped", 8),
+        ("argument", "IncompleteCollectiveError 'replica 2 ", 5),
+        ("exits", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
         ("raises", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
         ("shape", "CollectiveMismatchError 'replicas disagree at collective #1", 5),
         ("blocked", "CollectiveTimeoutError 'collective #1 timed out after 0.5 s: replica 2 has not arrived", 6),
@@ -55,6 +58,13 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
         if kind == "blocked":
             assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[2])
             assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[2])
+
+
+def test_exit_code_is_that_of_the_worker_whose_end_has_made_the_others_fail(
+    faults: Mapping[str, tuple[int, str, float]],
+) -> None:
+    assert faults["exits"][0] == 5
+    assert faults["killed"][0] == 128 + signal.SIGKILL
 
 
 def test_job_that_has_caught_its_errors_ends_well_also_where_something_stays_in_the_air() -> None:
@@ -102,3 +112,41 @@ def test_crashed_worker_ends_for_mpi_does_not_handle_the_signals_of_crashes() ->
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment(), timeout=30
     )
     assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
+
+
+OWN = """
+import asyncio, mpi4py
+mpi4py.rc.initialize = False
+import aiodist
+def told(communicator):
+    try:
+        strategy = aiodist.MultiWorkerMirroredStrategy(communicator)
+        return asyncio.run(strategy.reduce("SUM", 3, None))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+print(told("world"))
+from mpi4py import MPI
+print(told(MPI.COMM_NULL))
+assert MPI.Is_initialized()
+freed = MPI.COMM_SELF.Dup()
+freed.Free()
+for communicator in (freed, MPI.COMM_SELF, MPI.COMM_SELF.Get_group()):
+    print(told(communicator))
+MPI.Finalize()
+print(told(MPI.COMM_SELF))
+"""
+
+
+def test_communicators_of_the_programs_own_and_what_are_none() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", OWN], capture_output=True, text=True, check=False, env=environment(), timeout=30
+    )
+    assert ended.returncode == 0, ended.stderr
+    text, null, freed, own, group, late = ended.stdout.splitlines()
+    assert text.startswith("TypeError: communicator must be an mpi4py.MPI.Intracomm, or None for all workers that")
+    assert text.endswith("got builtins.str: 'world'")
+    assert null == freed
+    assert null.startswith("ValueError: communicator is MPI.COMM_NULL: this process is not in it, or it was freed")
+    assert own == "3"
+    assert group.startswith("TypeError: communicator must be an mpi4py.MPI.Intracomm")
+    assert late.startswith("RuntimeError: the program has called MPI.Finalize already")

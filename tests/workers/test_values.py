@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import numpy as np
 import pytest
 
-from aiodist import CommunicationOptions, IndexedSlices, PerReplica, ReduceOp, ReplicaContext
+from aiodist import (
+    CommunicationOptions,
+    IndexedSlices,
+    Mirrored,
+    MirroredStrategy,
+    PerReplica,
+    ReduceOp,
+    ReplicaContext,
+)
 from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUTS = [(1,), (3,), (2, 2), (1, 3), (1, 1, 2), (3, 1, 2, 2)]
@@ -224,3 +233,23 @@ async def test_a_value_that_repeats_its_elements(op: str) -> None:
         return await ctx.all_reduce(op, np.broadcast_to(np.float64(ctx.replica_id_in_sync_group), (40, 50)))
 
     await check(program, (1, 1))
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (1, 3), (3, 1), (1, 1, 2), (1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("op", ["MEAN", "MIN", "MAX"])
+@pytest.mark.parametrize("axis", [None, 0, (0, 1)])
+async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_replicas(
+    layout: tuple[int, ...], op: str, axis: Any
+) -> None:
+    value = np.arange(6.0).reshape(2, 3)
+
+    async def program(strategy: Any) -> Any:
+        mirrored = Mirrored([value] * strategy._num_local_replicas)
+        return await strategy.reduce(op, {"plain": value, "mirrored": mirrored}, axis)
+
+    with anyio.fail_after(20):
+        expected = await program(MirroredStrategy([f"CPU:{i}" for i in range(sum(layout))]))
+    for found in await Job(*layout).everywhere(program):
+        for key, right in expected.items():
+            np.testing.assert_array_equal(found[key], right)
+            assert type(found[key]) is type(right)

@@ -68,9 +68,10 @@ async def test_different_values_without_aggregation_are_refused_everywhere() -> 
         v = Variable(0.0, name="v")
         await v.assign(ctx.replica_id_in_sync_group // 2)
 
-    for outcome in await Job(2, 1, 1).run(program):
-        assert isinstance(outcome, ValueError)
-        assert "mirrored variable 'v', whose aggregation is NONE: replica 2's is not replica 0's" in str(outcome)
+    for layout in [(2, 1, 1), (1, 3), (4,)]:
+        for outcome in await Job(*layout).run(program):
+            assert isinstance(outcome, ValueError)
+            assert "mirrored variable 'v', whose aggregation is NONE: replica 2's is not replica 0's" in str(outcome)
 
 
 async def test_swapped_assignments_of_unnamed_variables_are_told_apart() -> None:
@@ -158,3 +159,100 @@ async def test_cluster_settings_are_kept_where_they_fit() -> None:
         return strategy.cluster_resolver.task_id
 
     assert await Job(1, 1).everywhere(program) == [0, 1]
+
+
+async def _variable(strategy: Any, **how: Any) -> Variable:
+    with strategy.scope():
+        v = Variable(np.zeros(2), name="v", **how)
+    await strategy.run(lambda: None)
+    return v
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+async def test_update_of_a_mirrored_variable_is_the_same_on_all_workers_or_an_error_on_all(layout: Any) -> None:
+    async def program(strategy: Any) -> Any:
+        v = await _variable(strategy)
+        await strategy.extended.update(v, lambda component, x: component.assign_add(x), (np.ones(2),))
+        own = PerReplica([np.full(2, i) for i in range(first_of(strategy), first_of(strategy) + len(v.values))])
+        with pytest.raises(ValueError, match="mirrored variable 'v' different values: component 1 is not component 0"):
+            await strategy.extended.update(v, lambda component, x: component.assign(x), (own,))
+        return v.numpy().tolist(), int(await strategy.reduce("MAX", 3, None))
+
+    assert await Job(*layout).everywhere(program) == [([1, 1], 3)] * len(layout)
+
+
+@pytest.mark.parametrize("bad", ["argument", "function"])
+async def test_update_that_raises_on_one_worker_fails_on_the_others(bad: str) -> None:
+    job = Job(1, 1, 1)
+
+    def fail(component: Any) -> None:
+        raise ValueError("bad batch")
+
+    async def program(strategy: Any) -> Any:
+        v = await _variable(strategy)
+        found = []
+        for step in range(3):
+            odd = step == 1 and first_of(strategy) == 1
+            fn: Any = lambda component: component.assign_add(np.ones(2))  # noqa: E731
+            if odd:
+                fn = fail if bad == "function" else None
+            try:
+                await strategy.extended.update(v, fn)
+            except (ValueError, TypeError, CollectiveError) as error:
+                found.append(error)
+        return [*found, v.numpy().tolist()]
+
+    outcomes = await job.everywhere(program)
+    assert isinstance(outcomes[1][0], ValueError if bad == "function" else TypeError)
+    assert len({str(outcomes[rank][0]) for rank in (0, 2)}) == 1
+    assert outcomes[0][0].report.suspects == (1,)
+    assert [outcome[-1] for outcome in outcomes] == [[2, 2]] * 3
+
+
+async def test_updates_of_other_variables_do_not_meet() -> None:
+    async def program(strategy: Any) -> Any:
+        both = [await _variable(strategy), await _variable(strategy)]
+        await strategy.extended.update(both[first_of(strategy)], lambda component: component.assign_add(np.ones(2)))
+
+    for outcome in await Job(1, 1).everywhere(program):
+        assert isinstance(outcome, CollectiveError)
+        assert "extended.update" in str(outcome)
+
+
+async def test_update_of_a_sync_on_read_variable_is_each_workers_own() -> None:
+    async def program(strategy: Any) -> Any:
+        v = await _variable(strategy, synchronization="on_read", aggregation="sum")
+        if first_of(strategy) == 0:
+            await strategy.extended.update(v, lambda component: component.assign_add(np.ones(2)))
+        return (await strategy.reduce("SUM", v, None)).tolist()
+
+    assert await Job(2, 1).everywhere(program) == [[2, 2]] * 2
+
+
+@pytest.mark.parametrize("aggregation", ["sum", "none"])
+async def test_mirrored_variable_is_not_assigned_other_values_on_each_worker(aggregation: str) -> None:
+    async def program(strategy: Any) -> Any:
+        v = await _variable(strategy, aggregation=aggregation)
+        with pytest.raises(ValueError, match=r"has components on other workers, which it cannot wait for"):
+            v.assign(PerReplica([np.ones(2)] * len(v.values)))
+        v.assign(np.ones(2))
+        return v.numpy().tolist()
+
+    assert await Job(2, 1).everywhere(program) == [[1, 1]] * 2
+    assert await Job(2).everywhere(lambda strategy: strategy.run(lambda: None)) == [None]
+
+
+async def test_mirrored_variable_is_not_assigned_in_the_merge_function_of_a_group() -> None:
+    async def program(strategy: Any) -> None:
+        v = await _variable(strategy)
+
+        async def replica() -> None:
+            ctx = get_replica_context()
+            if ctx.replica_id_in_sync_group < 2:
+                with ctx.new_group([0, 1]) as group:
+                    await group.merge_call(lambda _: v.assign(np.ones(2)))
+
+        with pytest.raises(ReplicaContextError, match="which only the workers with members of it run"):
+            await strategy.run(replica)
+
+    assert (await Job(2, 1).everywhere(program))[0] is None

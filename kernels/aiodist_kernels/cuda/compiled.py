@@ -6,6 +6,7 @@ import functools
 import re
 from typing import Final
 
+from aiodist_kernels.beside import considerately
 from aiodist_kernels.cuda import provider
 from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.cuda.kernels import make
@@ -36,7 +37,8 @@ def compile_form(form: Form, capability: tuple[int, int]) -> Program:
     """
     from aiodist_kernels.cuda.intrinsics import Compiled, argument_types
 
-    ptx = provider.compile_ptx(make(form, Compiled(form)), argument_types(form), capability)
+    with considerately():
+        ptx = provider.compile_ptx(make(form, Compiled(form)), argument_types(form), capability)
     found = re.search(r"\.visible\s+\.entry\s+(\w+)", ptx)
     assert found is not None, "a kernel has an entry"
     return Program(

@@ -18,6 +18,8 @@ from typing import Any, Final
 import numba
 import numpy as np
 
+from aiodist_kernels.warnings_alone import leaving_warnings_alone
+
 INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
 """What brings a compiler for CUDA, its libraries, and what launches kernels."""
 
@@ -69,6 +71,11 @@ def types() -> Any:
     return importlib.import_module("numba.cuda.types")
 
 
+def _core() -> str:
+    """Return the package of the provider's compiler."""
+    return "numba.core" if importlib.util.find_spec("numba_cuda") is None else "numba.cuda.core"
+
+
 def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capability: tuple[int, int]) -> str:
     """Compile a kernel to PTX, with or without a GPU on this machine.
 
@@ -81,7 +88,7 @@ def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capab
         ImportError: the compiler's libraries are not installed.
     """
     try:
-        with _row_stack():
+        with _row_stack(), leaving_warnings_alone(_core()):
             text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
     except (OSError, RuntimeError, _NvvmError()) as error:
         raise _missing(error) from error

@@ -1,0 +1,206 @@
+"""Arrays on GPUs over several workers: their bits, and what collectives of them take beside those of host arrays.
+
+    python -m tests.benchmarks.cuda_workers                       # two simulated workers in one process
+    aiodist run -n 2 tests/benchmarks/cuda_workers.py             # real ones; with --engine gloo where there is no MPI
+
+Worker k takes GPU k as far as there are so many, and else they share them. With a GPU for each, and NCCL installed,
+all_reduce goes through that; the first line says so. It takes about a minute, 1 GiB of GPU memory, numba, and what
+``pip install 'aiodist[cuda]'`` brings. A line has microseconds, or what went wrong, and the first wrong value where
+there is one. Without a GPU it says so, and does nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiodist import MultiWorkerMirroredStrategy, PerReplica, ReplicaContext, get_replica_context
+from aiodist.vocabulary import gpus
+from aiodist.workers.engines import default_communicator
+from aiodist.workers.simulated import SimulatedCluster
+
+SIZES = {
+    "4 B": (1, 100),
+    "64 KiB": (1 << 14, 50),
+    "1 MiB": (1 << 18, 20),
+    "16 MiB": (1 << 22, 5),
+    "64 MiB": (1 << 24, 3),
+}
+"""Elements of float32, and how often."""
+
+LEAVES = 160, 1 << 10, 10
+ROUNDS = 3
+
+
+class Lab(Protocol):
+    """The GPUs as the benchmark needs them."""
+
+    def put(self, values: np.ndarray, ordinal: int) -> Any:
+        """Return an array on a GPU."""
+
+    def get(self, array: Any) -> np.ndarray:
+        """Return an array of the host's, with the values of one on a GPU."""
+        ...
+
+
+class Gpu:
+    """Numba's arrays."""
+
+    def __init__(self) -> None:
+        self._cuda: Any = importlib.import_module("numba.cuda")
+
+    def put(self, values: np.ndarray, ordinal: int) -> Any:
+        """Return an array on a GPU."""
+        with self._cuda.gpus[ordinal]:
+            return self._cuda.to_device(values)
+
+    def get(self, array: Any) -> np.ndarray:
+        """Return an array of the host's with the same values."""
+        found: np.ndarray = array.copy_to_host()
+        return found
+
+
+Call = Callable[[ReplicaContext, Any], Awaitable[Any]]
+
+CALLS: dict[str, Call] = {
+    "all_reduce": lambda ctx, value: ctx.all_reduce("SUM", value),
+    "all_gather": lambda ctx, value: ctx.all_gather(value, 0),
+    "broadcast": lambda ctx, value: ctx.broadcast(value, 1),
+}
+
+
+@dataclass
+class Row:
+    """One line: what was measured, in microseconds, for host arrays and for those on GPUs."""
+
+    what: str
+    host: float
+    gpu: float
+    wrong: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.what:24} host {self.host:10.0f}   gpu {self.gpu:10.0f}   {self.wrong or 'same bits'}"
+
+
+async def least(call: Callable[[], Awaitable[Any]], repeats: int) -> tuple[float, Any]:
+    """Return the least microseconds that a call takes, and what it has returned last."""
+    result = await call()
+    times = []
+    for _ in range(ROUNDS):
+        begun = time.perf_counter()
+        for _ in range(repeats):
+            result = await call()
+        times.append((time.perf_counter() - begun) / repeats)
+    return 1e6 * min(times), result
+
+
+def of(rank: int, size: int) -> np.ndarray:
+    """Return whole numbers, whose sums are exact in every order."""
+    values: np.ndarray = (np.arange(size) % 7 + rank).astype(np.float32)
+    return values
+
+
+def differ(got: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> str:
+    """Say where results on GPUs are not those on the host."""
+    for leaf, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        if one.shape != other.shape:
+            return f"WRONG: leaf {leaf} has the shape {one.shape}, not {other.shape}"
+        places = np.flatnonzero(one != other)
+        if places.size:
+            at = places[0]
+            return f"WRONG: {places.size} values, first {one.flat[at]} for {other.flat[at]} at {at} of leaf {leaf}"
+    return ""
+
+
+async def replica(lab: Lab, ordinal: int, sizes: dict[str, tuple[int, int]], leaves: tuple[int, int, int]) -> list[Row]:
+    """Measure collectives of a run."""
+    ctx = get_replica_context()
+    me, rows = ctx.replica_id_in_sync_group, []
+    for name, (size, repeats) in sizes.items():
+        for kind, call in CALLS.items():
+            value = of(me, size)
+            rows.append(await beside(lab, f"{kind} {name}", ctx, call, [value], ordinal, repeats))
+    count, size, repeats = leaves
+    nest = [of(me + leaf, size) for leaf in range(count)]
+    name = f"all_reduce {count} leaves"
+    rows.append(await beside(lab, name, ctx, CALLS["all_reduce"], nest, ordinal, repeats))
+    return rows
+
+
+async def beside(
+    lab: Lab, what: str, ctx: ReplicaContext, call: Call, values: list[np.ndarray], ordinal: int, repeats: int
+) -> Row:
+    """Measure a collective of host arrays, and of the same on a GPU."""
+    there = [lab.put(value, ordinal) for value in values]
+    host, wanted = await least(lambda: call(ctx, values), repeats)
+    gpu, found = await least(lambda: call(ctx, there), repeats)
+    return Row(what, host, gpu, differ([lab.get(array) for array in found], wanted))
+
+
+async def outside(lab: Lab, strategy: MultiWorkerMirroredStrategy, rank: int, ordinal: int, size: int) -> Row:
+    """Measure what is called outside of replicas."""
+    value = of(rank, size)
+    on_host, there = PerReplica([value]), PerReplica([lab.put(value, ordinal)])
+    to = strategy.extended.worker_devices[0]
+    host, wanted = await least(lambda: strategy.extended.reduce_to("SUM", on_host, to), 20)
+    gpu, found = await least(lambda: strategy.extended.reduce_to("SUM", there, to), 20)
+    return Row(f"reduce_to {4 * size >> 10} KiB", host, gpu, differ([lab.get(found)], [wanted]))
+
+
+async def measure(
+    lab: Lab,
+    strategy: MultiWorkerMirroredStrategy,
+    rank: int,
+    sizes: dict[str, tuple[int, int]] = SIZES,
+    leaves: tuple[int, int, int] = LEAVES,
+) -> list[Row]:
+    """Measure all on one worker, whose strategy has one replica."""
+    ordinal = gpus.logical.ordinal(strategy.extended.worker_devices[0])
+    (rows,) = strategy.experimental_local_results(await strategy.run(replica, (lab, ordinal, sizes, leaves)))
+    return [*rows, await outside(lab, strategy, rank, ordinal, min(1 << 18, max(size for size, _ in sizes.values())))]
+
+
+def show(strategy: MultiWorkerMirroredStrategy, rows: Sequence[Row]) -> None:
+    """Print what was found."""
+    way = "host memory" if strategy._team.plane is None else "NCCL, where all_reduce of more than 448 bytes takes it"
+    print(f"{strategy!r}, through {way}; microseconds")
+    for row in rows:
+        print(row)
+
+
+async def simulated(
+    lab: Lab, sizes: dict[str, tuple[int, int]] = SIZES, leaves: tuple[int, int, int] = LEAVES
+) -> tuple[MultiWorkerMirroredStrategy, list[Row]]:
+    """Measure with two workers in this process."""
+    strategies = [MultiWorkerMirroredStrategy(each, ["GPU:0"]) for each in SimulatedCluster(2).communicators]
+    workers = [measure(lab, strategy, rank, sizes, leaves) for rank, strategy in enumerate(strategies)]
+    return strategies[0], (await asyncio.gather(*workers))[0]
+
+
+def main() -> int:
+    """Run the benchmark; return 1 where a value is wrong, else 0."""
+    found = gpus.find().gpus
+    if not found:
+        print(f"There is no GPU to measure: {gpus.why_absent()}.")
+        return 0
+    gc.disable()
+    communicator = default_communicator()
+    if communicator.size == 1:
+        strategy, rows = asyncio.run(simulated(Gpu()))
+    else:
+        strategy = MultiWorkerMirroredStrategy(communicator, [f"GPU:{communicator.rank % len(found)}"])
+        rows = asyncio.run(measure(Gpu(), strategy, communicator.rank))
+    if communicator.rank == 0:
+        show(strategy, rows)
+    return 1 if any(row.wrong for row in rows) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,219 @@
+"""A strategy that serves one event loop after the other, as of a program that calls `asyncio.run` for each epoch."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import CollectiveError, MirroredStrategy, Variable, get_replica_context
+from aiodist.replica.awaiting import Bell
+from aiodist.replica.home_loop import HomeLoop
+from aiodist.replica.lasting_event import LastingEvent
+from tests.workers.over_tcp import strategies
+from tests.workers.simulated import Job
+
+PAIRS = [(first, second) for first in ("asyncio", "trio") for second in ("asyncio", "trio")]
+pairs = pytest.mark.parametrize(("first", "second"), PAIRS)
+Scenario = Callable[[Any], Awaitable[Any]]
+
+
+async def _replica_fails(strategy: Any) -> None:
+    async def program() -> None:
+        ctx = get_replica_context()
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 0:
+            raise ValueError("bad batch")
+        await ctx.barrier()
+
+    with pytest.raises((ValueError, CollectiveError)):
+        await strategy.run(program)
+
+
+async def _group_fails(strategy: Any) -> None:
+    async def program() -> None:
+        ctx = get_replica_context()
+        group = ctx.new_group(range(ctx.num_replicas_in_sync))
+        await group.all_reduce("SUM", np.ones(3 + ctx.replica_id_in_sync_group))
+
+    with pytest.raises(CollectiveError):
+        await strategy.run(program)
+
+
+async def _caller_leaves_a_run(strategy: Any) -> None:
+    async def program() -> None:
+        ctx = get_replica_context()
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 0:
+            await anyio.sleep_forever()
+        await ctx.barrier()
+
+    with anyio.move_on_after(0.01):
+        await strategy.run(program)
+
+
+async def _callers_leave_their_turns(strategy: Any) -> None:
+    async with anyio.create_task_group() as tasks:
+        for _ in range(3):
+            tasks.start_soon(_caller_leaves_a_run, strategy)
+
+
+async def _call_is_refused(strategy: Any) -> None:
+    with pytest.raises(TypeError):
+        await strategy.run(lambda: None, args=3)
+
+
+async def _variable_is_made(strategy: Any) -> None:
+    with strategy.scope():
+        Variable(np.zeros(3), aggregation="mean")
+
+
+SCENARIOS = [
+    _replica_fails,
+    _group_fails,
+    _caller_leaves_a_run,
+    _callers_leave_their_turns,
+    _call_is_refused,
+    _variable_is_made,
+]
+
+
+async def _works(strategy: Any) -> None:
+    async def program() -> Any:
+        ctx = get_replica_context()
+        return await ctx.all_reduce("SUM", 1)
+
+    n = strategy.num_replicas_in_sync
+    found = await strategy.run(program)
+    assert set(strategy.experimental_local_results(found)) == {n}
+    per_replica = await strategy.run(lambda: np.float64(2))
+    assert await strategy.reduce("SUM", per_replica, None) == 2 * n
+
+
+@pairs
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_strategy_works_in_the_next_loop(first: str, second: str, scenario: Scenario) -> None:
+    job, here = Job(1, 1), MirroredStrategy(["CPU:0", "CPU:1"])
+    anyio.run(job.everywhere, scenario, backend=first)  # where a caller leaves, the others fail
+    outcomes = anyio.run(job.everywhere, _works, backend=second)
+    assert all(outcome is None or isinstance(outcome, CollectiveError) for outcome in outcomes)  # of the call refused
+    for backend in (second, first, second):
+        assert anyio.run(job.everywhere, _works, backend=backend) == [None, None]
+    anyio.run(scenario, here, backend=first)
+    anyio.run(_works, here, backend=second)
+
+
+@pairs
+def test_a_verdict_that_comes_when_the_next_loop_runs(first: str, second: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, here = strategies(2), threading.get_ident()
+    go_on = threading.Event()
+    somebody_waits: list[anyio.Event] = []
+    wait = LastingEvent.wait
+
+    async def noted_wait(event: LastingEvent) -> None:
+        if threading.get_ident() == here and somebody_waits:
+            somebody_waits[0].set()
+        await wait(event)
+
+    monkeypatch.setattr(LastingEvent, "wait", noted_wait)
+
+    async def failing() -> None:
+        ctx = get_replica_context()
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 0:
+            raise ValueError("bad batch")
+        assert go_on.wait(20)
+
+    async def leave_while_waiting(strategy: Any) -> None:
+        somebody_waits.append(anyio.Event())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(strategy.run, failing)
+            await somebody_waits[0].wait()
+            tasks.cancel_scope.cancel()
+
+    async def work(strategy: Any) -> None:
+        go_on.set()
+        await _works(strategy)
+
+    def other() -> None:
+        with pytest.raises(CollectiveError):
+            anyio.run(job[1].run, failing, backend=first)
+        anyio.run(_works, job[1], backend=second)
+
+    with ThreadPoolExecutor(1) as pool:
+        elsewhere = pool.submit(other)
+        with suppress(ExceptionGroup):  # what the run raised, or its cancellation
+            anyio.run(leave_while_waiting, job[0], backend=first)
+        anyio.run(work, job[0], backend=second)
+        elsewhere.result(20)
+    for strategy in job:
+        strategy.close()
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_a_call_that_a_loop_has_not_come_to_is_made_in_the_next(closed: bool) -> None:
+    home = HomeLoop()
+    called: list[int] = []
+
+    async def move_in() -> bool:
+        return home.move_in()
+
+    left = asyncio.new_event_loop()
+    assert left.run_until_complete(move_in())
+    home.call_soon_threadsafe(called.append, 1)
+    if closed:
+        left.close()
+    assert not called
+
+    async def next_one() -> None:
+        assert home.move_in()
+        assert not home.move_in()
+        await asyncio.sleep(0)
+        assert called == [1]
+
+    asyncio.run(next_one())
+    home.call_soon_threadsafe(called.append, 2)  # no loop runs
+    assert called == [1, 2]
+    left.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts open files as Linux shows them")
+def test_a_strategy_gives_back_what_each_loop_had_of_the_system() -> None:
+    def bell_naps() -> None:
+        async def nap() -> None:
+            await Bell(lambda fn: fn()).nap(0.0)
+
+        asyncio.run(nap())
+
+    bell_naps()
+    gc.collect()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        bell_naps()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+@pairs
+def test_data_that_is_made_ahead_is_taken_in_the_next_loop(first: str, second: str) -> None:
+    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = strategy.experimental_make_numpy_dataset(np.arange(8)).batch(2).prefetch(2)
+    batches = iter(strategy.experimental_distribute_dataset(dataset))
+    taken: list[Any] = []
+
+    async def take() -> None:
+        taken.append(strategy.experimental_local_results(await anext(batches))[0].tolist())
+
+    for backend in (first, second, first, second):
+        anyio.run(partial(take), backend=backend)
+    assert taken == [[0], [2], [4], [6]]
