@@ -12,7 +12,8 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from aiodist.checking.outside import alarm_handler, alarm_is_set, busy_threads
+from aiodist.checking.outside import alarm_handler, alarm_is_set
+from aiodist.vocabulary.threads import busy_threads
 
 Events = list[tuple[selectors.SelectorKey, int]]
 

@@ -84,6 +84,7 @@ class SyncGroup:
         self.thread, self.closed = 0, False
         self.open: dict[int, Rendezvous] = {}
         self.agreed: deque[Record] = deque(maxlen=HISTORY)
+        self._checked: Signature | None = None  # the latest: mostly the next one asks for the same
         self.trouble: int | None = None
         self.verdict: CollectiveError | None = None
         self._ended_at = _NEVER
@@ -147,8 +148,14 @@ class SyncGroup:
         number = member.sequence
         meeting = self.open.get(number)
         if meeting is None:
-            signature[KIND].check(signature, self.world_size)
-            meeting = self._begin(number, signature, code, offset)
+            if signature != self._checked:
+                signature[KIND].check(signature, self.world_size)
+                self._checked = signature
+            if self._has_options or number >= self._ended_at:
+                meeting = self._begin(number, signature, code, offset)
+            else:
+                meeting = Rendezvous(number, signature, code, offset, self.size, self._clock())
+                self.open[number] = meeting
         elif offset != meeting.offset or code is not meeting.code or signature != meeting.signature:
             self._compare(member, meeting, signature, code, offset)
         if options is not None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import DTYPES, SHAPES, STRUCTURE, TYPES, Signature
+from aiodist.collective.signature import DETAIL, DTYPES, SHAPES, STRUCTURE, TYPES, Signature
 from aiodist.vocabulary.options import CommunicationOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,10 @@ def portion_of(meeting: Rendezvous, places: Sequence[int]) -> Portion:
     signature, values, outs = meeting.signature, meeting.values, meeting.outs
     if signature[STRUCTURE] is not None:
         fields = list(signature)
-        for field in (SHAPES, DTYPES, TYPES):
+        by_leaf = [SHAPES, DTYPES, TYPES]
+        if isinstance(signature[DETAIL], tuple):  # an axis for each
+            by_leaf.append(DETAIL)
+        for field in by_leaf:
             fields[field] = _taken(signature[field], places)
         signature = tuple(fields)
         values = [list(_taken(row, places)) for row in values]

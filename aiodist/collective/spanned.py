@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import Final
+from typing import Any, Final
 
 from aiodist.collective.bridge import Bridge, RunBridge
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.signature import STRUCTURE
 from aiodist.collective.subgroup import SubGroup
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 
 LONGEST_WITHOUT_A_TURN: Final = 500e-6
 """Seconds for which a replica that is alone on its worker may go from meeting to meeting, before others have a turn."""
+
+_IN_STEP: Final = 4
+"""At every so many-th meeting it may have waited half as long: workers come to give way at the same meetings by that,
+where each that gives way alone keeps the others waiting."""
 
 
 class _OfWorkers(SyncGroup):
@@ -48,11 +53,11 @@ class _Crossing(_OfWorkers):
     """What those have in common that have members elsewhere."""
 
     _arriving: Rendezvous | None = None
-    _gives_way_from = 0.0  # who is alone here has no order to take its place in, and gives way now and then
+    _gives_way_from = _may_give_way_from = 0.0  # who is alone here has no order to take its place in
 
     def _agree(self, meeting: Rendezvous, last: int) -> None:
         meeting.agreed = True
-        self.agreed.append((meeting.number, *meeting.call, meeting.others))
+        self.agreed.append((meeting.number, meeting.signature, meeting.code, meeting.offset, meeting.others))
         self._arriving = meeting
         self.bridge.cross(meeting)
         self._arriving = None
@@ -60,9 +65,11 @@ class _Crossing(_OfWorkers):
             return
         if self.size == 1:
             meeting.released = True  # nobody waits in it: its only replica is about to
-            if perf_counter() > self._gives_way_from:
-                self._gives_way_from = perf_counter() + LONGEST_WITHOUT_A_TURN
+            now = perf_counter()
+            if now > self._gives_way_from or (now > self._may_give_way_from and not meeting.number % _IN_STEP):
                 meeting.last = last
+                self._may_give_way_from = now + LONGEST_WITHOUT_A_TURN / 2
+                self._gives_way_from = now + LONGEST_WITHOUT_A_TURN
             return
         meeting.last = last
         if last == self.size - 1:
@@ -72,6 +79,21 @@ class _Crossing(_OfWorkers):
 
     def release(self, meeting: Rendezvous) -> None:
         """Wake those who wait in a complete meeting; where it is complete in its last arrival, after that."""
+        if meeting is not self._arriving:
+            super().release(meeting)
+
+    def finish_alone(self, meeting: Rendezvous, result: Any) -> None:
+        """Do what `finish_merge` does, where the group's only replica has brought arrays that nothing is special of."""
+        if meeting.outs is not None or self.trouble is not None or self.observer is not None:
+            meeting.take_from_afar(result)
+            self.finish_merge(meeting, meeting.result, None)
+            return
+        meeting.result = result
+        meeting.plain = meeting.signature[STRUCTURE] is None
+        meeting.shared_nest = not meeting.plain
+        meeting.complete = True
+        meeting.values = []
+        del self.open[meeting.number]
         if meeting is not self._arriving:
             super().release(meeting)
 

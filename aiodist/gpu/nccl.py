@@ -58,6 +58,13 @@ class Link(Protocol):
             RuntimeError: NCCL refuses.
         """
 
+    def broadcast(self, root: int, buffers: Sequence[Buffer], stream: int) -> None:
+        """Give all workers what one has in its buffers, all in one step, in the order of a stream.
+
+        Raises:
+            RuntimeError: NCCL refuses.
+        """
+
     def abort(self) -> None:
         """End it, and all that it has enqueued."""
 
@@ -153,18 +160,23 @@ class _Link:
 
     def all_reduce(self, op: ReduceOp, buffers: Sequence[Buffer], stream: int) -> None:
         """Reduce buffers in place over the workers."""
+        self._in_place("reduce", self._low.all_reduce, int(self._ops[_OPS[op]]), buffers, stream)
+
+    def broadcast(self, root: int, buffers: Sequence[Buffer], stream: int) -> None:
+        """Give all workers what one has in its buffers."""
+        self._in_place("broadcast", self._low.broadcast, root, buffers, stream)
+
+    def _in_place(self, what: str, call: Any, how: int, buffers: Sequence[Buffer], stream: int) -> None:
         low, communicator = self._low, self._low.Comm(self._communicator.ptr)
-        operation = int(self._ops[_OPS[op]])
         try:
             low.group_start()
             try:
                 for address, length, kind in buffers:
-                    number = int(self._types[kind.upper()])
-                    low.all_reduce(address, address, length, number, operation, communicator, stream)
+                    call(address, address, length, int(self._types[kind.upper()]), how, communicator, stream)
             finally:
                 low.group_end()
         except low.NCCLError as error:
-            raise _failure("cannot reduce", error) from error
+            raise _failure(f"cannot {what}", error) from error
 
     def abort(self) -> None:
         """End it, and all that it has enqueued."""

@@ -47,6 +47,10 @@ _LONGEST_NAP: Final = 4e-3
 _LONGEST_NAP_OF_VALUES: Final = 100e-6
 
 
+napping: Final[set[int]] = set()
+"""The timers of the system's on which somebody sleeps."""
+
+
 class InterruptedStep(Exception):  # noqa: N818  (no error: somebody has rung)
     """A request is not waited for any longer."""
 
@@ -90,6 +94,12 @@ class Bell:
         """Wait until it rings."""
         await self._event.wait()
         self._event = anyio.Event()
+
+    async def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until something is so, which whoever makes it so rings for; at most for so long."""
+        with anyio.move_on_after(seconds):
+            while not condition():
+                await self.wait()
 
     async def nap(self, elapsed: float, *, by_itself: bool = False) -> None:
         """Wait for a short time, the longer the longer it has been waited.
@@ -236,7 +246,11 @@ class _Timer:
         whole, rest = divmod(seconds, 1.0)
         spec = (ctypes.c_long * 4)(0, 0, int(whole), max(1, int(rest * 1e9)))  # no interval, then the first expiry
         self._libc.timerfd_settime(self._fd, 0, spec, None)
-        await wait_readable(self._fd)
+        napping.add(self._fd)
+        try:
+            await wait_readable(self._fd)
+        finally:
+            napping.discard(self._fd)
         with suppress(BlockingIOError):
             os.read(self._fd, 8)
 

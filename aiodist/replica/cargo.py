@@ -76,7 +76,7 @@ class Cargo:
         return plan
 
     def fly(self, hands: Hands) -> Steps[None]:
-        """Reduce what goes from GPU to GPU, with the accumulator that was landed with last.
+        """Let what goes from GPU to GPU go there, with the accumulator that was landed with last.
 
         Raises:
             RuntimeError: NCCL has failed.
@@ -134,7 +134,7 @@ class _Aloft:
         count = 1 if self._single else len(meeting.signature[TYPES])
         self._places = places
         self._rest = [place for place in range(count) if place not in set(places)]
-        self._flight: Flight = Flight(portion_of(meeting, places), group, use, span.layout.replicas)
+        self._flight: Flight = Flight(portion_of(meeting, places), group, use, span.layout)
         self._flown: Mapping[int, Any] = {}
         self._span = span
         self._near: Portion | None = portion_of(meeting, self._rest) if self._rest else None

@@ -23,7 +23,6 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from anyio import get_cancelled_exc_class
 
 from aiodist.collective import joining
@@ -34,6 +33,7 @@ from aiodist.replica.cargo import Cargo, nbytes_of
 from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
 from aiodist.replica.lasting_event import LastingEvent
+from aiodist.replica.straight import go_straight
 from aiodist.replica.under_way import UnderWay, When
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Span
@@ -43,7 +43,7 @@ from aiodist.workers.transfers import Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
+    from aiodist.collective.spanned import SpannedGroup, SpannedPart
     from aiodist.replica.team import Team
     from aiodist.workers.nccl_plane import Use
 
@@ -65,12 +65,13 @@ class Carrier:
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
         use: the run's use of NCCL; None where it has none.
+        hands: worker threads.
         patience: for how long to ask at once whether they have, in seconds.
     """
 
     judged: LastingEvent
 
-    def __init__(self, team: Team, lane: Lane | None, group: SyncGroup, span: Span) -> None:
+    def __init__(self, team: Team, lane: Lane | None, group: SpannedGroup | SpannedPart, span: Span) -> None:
         self._team = team
         self._lane = lane
         self.group = group
@@ -78,7 +79,7 @@ class Carrier:
         self._courses = team.courses if span is team.span else Courses(team.digests, span)
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
-        self._hands = Hands()
+        self.hands = Hands()
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
@@ -105,7 +106,9 @@ class Carrier:
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
-            step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
+            course = self._courses.straight(meeting)
+            steps = self._carry(meeting, ALL_FREE) if course is None else go_straight(self, meeting, course)
+            step = UnderWay(meeting, steps)
             if step.go(self):
                 return
             self._step = step
@@ -157,7 +160,7 @@ class Carrier:
         self._step = step
         try:
             common = await self._go_on(step)
-        except InterruptedStep:
+        except (InterruptedStep, get_cancelled_exc_class(), GeneratorExit):
             raise
         except FrozenLane:
             self._step = None
@@ -166,8 +169,6 @@ class Carrier:
             self._step = None
             self._disagree(None if step.meeting is None or step.meeting.number == JOIN else step.meeting.number)
             raise InterruptedStep from None
-        except (get_cancelled_exc_class(), GeneratorExit):
-            raise
         except Exception as error:  # noqa: BLE001  (whatever it is, it is for who waits)
             self._step = None
             await self._fail(step.meeting, error)
@@ -253,7 +254,7 @@ class Carrier:
             return free
         if meeting.others is not None:
             meeting.put_in_native_order()
-        course, hands, lane = self._courses.of(meeting), self._hands, self.lane
+        course, hands, lane = self._courses.of(meeting), self.hands, self.lane
         cargo: Cargo | None = None
         if course.ferried or meeting.absent is not None:
             cargo = Cargo(meeting, self.group, self._span, self.use)
@@ -265,6 +266,13 @@ class Carrier:
         notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
         alongside = hands if self._span.alongside and notice is Notice.NONE else None
         agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
+        return (yield from self.carry_on(meeting, course, cargo, agreed, free))
+
+    def carry_on(
+        self, meeting: Rendezvous, course: Course, cargo: Cargo | None, agreed: Agreed, free: int
+    ) -> Steps[int]:
+        """Carry a meeting over on which all workers have agreed; return the lanes that all have free."""
+        plan, hands, lane = agreed.plan, self.hands, self.lane
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self.moving = True
         if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
@@ -300,10 +308,10 @@ class Carrier:
             cargo.stay()
             return (yield from self._carry_out_without(cargo))
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
-        agreed = agreed._replace(plan=(yield from cargo.landed(other, self._hands)))
-        results = yield from self.lane.carry_out(agreed, self._hands)
+        agreed = agreed._replace(plan=(yield from cargo.landed(other, self.hands)))
+        results = yield from self.lane.carry_out(agreed, self.hands)
         self.lane.in_exchange = False
-        return (yield from agreed.plan.finished(results, self._hands))
+        return (yield from agreed.plan.finished(results, self.hands))
 
     async def _fail(self, meeting: Rendezvous | None, error: Exception) -> None:
         """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first.
@@ -314,14 +322,17 @@ class Carrier:
         if not self.lane.in_exchange:
             if meeting is None:
                 raise error
-            self.group.finish_merge(meeting, None, error)
+            if not self.moving:
+                self.lane.leave_out()
+            self.finish_with(meeting, error)
             return
         if isinstance(error, _OF_THIS_WORKER):
             self.finish_with(meeting, error)
             self._break_down(meeting, error)
         else:
             self._break_down(meeting, error)
-            await outlast(self._hear_of_it)
+            heard = lambda: self._team.lost is not None or self.judged.is_set()  # noqa: E731
+            await outlast(partial(self._bell.wait_until, heard, _ENGINE_GRACE_SECONDS))
             if self._team.lost is None:
                 self.finish_with(meeting, error)
         raise InterruptedStep from error
@@ -330,12 +341,6 @@ class Carrier:
         """Let those who wait in a meeting, where there is one, raise an error."""
         if meeting is not None:
             self.group.finish_merge(meeting, None, error)
-
-    async def _hear_of_it(self) -> None:
-        """Wait for a verdict, or for the loss of a worker, for a time."""
-        with anyio.move_on_after(_ENGINE_GRACE_SECONDS):
-            while self._team.lost is None and not self.judged.is_set():
-                await self._bell.wait()
 
     def _meet(self, name: bytes, notice: Notice = Notice.NONE) -> Steps[Agreed]:
         """Agree with the other workers that all have come to an end.
@@ -355,11 +360,11 @@ class Carrier:
     def _carry_out_without(self, cargo: Cargo) -> Steps[Any]:
         """Make a result without the replicas, here or elsewhere, that have joined."""
         signature, places = cargo.signature, self.group.places
-        values = yield from cargo.one_by_one(self._hands)
+        values = yield from cargo.one_by_one(self.hands)
         own = {places[position]: value for position, value in values.items()}
         told = yield from self._tell(Presence(cargo.accumulate, own))
         if policy.blocks(sum(nbytes_of(value) for presence in told for value in presence.values.values())):
-            return (yield from by_hand(self._hands, result_of, signature, told, self._span))
+            return (yield from by_hand(self.hands, result_of, signature, told, self._span))
         return result_of(signature, told, self._span)
 
     def _stand_by(self, meeting: Rendezvous) -> Steps[None]:
@@ -386,7 +391,7 @@ class Carrier:
             Disagreement: the replicas of one have ended, where others have joined.
         """
         self.moving = True
-        told = yield from tell(self.lane, own, self._hands)
+        told = yield from tell(self.lane, own, self.hands)
         self.lane.in_exchange = False
         if any(presence.ended for presence in told):
             raise Disagreement

@@ -345,7 +345,7 @@ class Crossing(Breaking):
                 if self.use is not None:
                     self.use.release()
                 self._stopped.set()
-                self._hands.close()
+                self.hands.close()
                 self._bell.close()
                 self._values.close()
 

@@ -144,7 +144,7 @@ class PartCrossing(Carrier):
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
                 self._break_down(None, error)
             finally:
-                self._hands.close()
+                self.hands.close()
                 self._bell.close()
                 self._values.close()
                 self._run.parted(self)

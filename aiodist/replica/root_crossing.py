@@ -154,7 +154,7 @@ class RootCrossing(Crossing):
             self._engine_error = error
             raise
         finally:
-            self._hands.close()
+            self.hands.close()
             self._end_by_loss()
             self._leave_lane()
 

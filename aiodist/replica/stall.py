@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
 from aiodist.collective.callsite import location
@@ -33,6 +33,9 @@ from aiodist.vocabulary.errors import StallWarning
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.rendezvous import Rendezvous
+
+TASK_NAME: Final = "aiodist stall report"
+"""The name of its task, on trio."""
 
 _LOOKS = 4
 _MOST_LINES = 20
@@ -195,4 +198,4 @@ def _after_on_trio(delay: float, fn: Callable[[], None]) -> None:
         await sleep(delay)
         fn()
 
-    spawn_system_task(wait, name="aiodist stall report")
+    spawn_system_task(wait, name=TASK_NAME)

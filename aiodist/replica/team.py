@@ -42,6 +42,7 @@ from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 if TYPE_CHECKING:
+    from aiodist.replica.standing import Standing
     from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.nccl_plane import DataPlane
 
@@ -59,6 +60,7 @@ class Team:
 
     Attributes:
         lost: what to raise, once a worker is lost.
+        standing: what those need to know who make further strategies.
         asked_of_runs: what others ask of runs that have no crossing here.
     """
 
@@ -89,6 +91,7 @@ class Team:
         self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
         self._turns = Turns(self._end_of_trouble, self._abandon_before)
         self._home = HomeLoop()
+        self.standing: Standing | None = None
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 

@@ -17,7 +17,7 @@ from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
 from aiodist.data.across_workers import WorkersDataMethods
-from aiodist.replica import arguments
+from aiodist.replica import arguments, standing
 from aiodist.replica.merge import function_key
 from aiodist.replica.refusal import NO_RUN, group_here
 from aiodist.replica.team import Team
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from aiodist.strategy.update import Update
     from aiodist.workers.layout import Layout
+    from aiodist.workers.makings import Makings
     from aiodist.workers.nccl_choice import Offer
     from aiodist.workers.nccl_plane import DataPlane
 
@@ -117,6 +118,11 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             alongside = layout.workers > 1 and options.verify == "alongside"
             span = Span(layout, options.reduction == "ordered", alongside)
             self._joined = Team(self._communicator, control, span, extended.order_check, options, plane)
+            standing.note(self._joined)
+            makings: Makings | None = getattr(control, "makings", None)
+            if makings is not None:
+                self._joined.standing = standing.Standing(self._joined, control, makings)
+                makings.add(weakref.ref(self._joined.standing))
             if plane is not None:
                 weakref.finalize(self, plane.abort)
             self._dropped = weakref.finalize(self, control.let_go)

@@ -7,8 +7,8 @@ seconds after the user has asked for it, which are for the workers to end on the
 The job's exit code is that of the first worker that has failed by itself: one that ends while others need it makes them
 fail, too, and may come to its end after them. Those note that they are echoes.
 
-A worker notes there, too, that it waits to meet the others. They all meet at once, so where one has ended and none has
-met, those that wait do so in vain.
+A worker notes there, too, that it waits to meet the others for a further strategy, and how often they have met. They
+all meet at once, so where one has ended that has met them no more often than one that waits, that one does so in vain.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ ENDING_SECONDS: Final = 4.0
 _POLL_SECONDS: Final = 0.05
 _LOST_AGENT_SECONDS: Final = 1.0
 _FAREWELL_SECONDS: Final = 1.0
+_WITH: Final = "after making {} MultiWorkerMirroredStrategy"
+_WITHOUT: Final = "without making a MultiWorkerMirroredStrategy"
 
 
 def follow(starters: Sequence[subprocess.Popen[bytes]], notes: Path, elsewhere: Switchboard | None = None) -> int:
@@ -110,6 +112,7 @@ class _Job:
         self._looks = leftovers.Looks()
         self._over_at: float | None = None
         self._agent_lost_at: float | None = None
+        self._in_vain_since: float | None = None
         self.complaint: str | None = None
 
     def runs(self) -> bool:
@@ -129,7 +132,7 @@ class _Job:
         if self._over_at is None and (self.first_failure() or self._has_lost_an_agent(now)):
             self._over_at = now + LAST_WORDS_SECONDS
             self._note_memory()
-        if self._over_at is None and (complaint := self._waits_in_vain()):
+        if self._over_at is None and (complaint := self._waits_in_vain(now)):
             self.complaint, self._over_at = complaint, now
         return self._over_at is not None and now >= self._over_at
 
@@ -172,15 +175,23 @@ class _Job:
         self._agent_lost_at = (self._agent_lost_at or now) if waiting else None
         return self._agent_lost_at is not None and now - self._agent_lost_at > _LOST_AGENT_SECONDS
 
-    def _waits_in_vain(self) -> str | None:
+    def _waits_in_vain(self, now: float) -> str | None:
         """Return what is to be said where workers wait to meet one that has ended; None where none does."""
-        ended = [note.suffix[1:].rpartition("-")[2] for note in self._notes.glob("ended.*")]
-        waiting = len(list(self._notes.glob("meeting.*")))
-        if not ended or not waiting or any(self._notes.glob("met.*")):
+        ended = {note.suffix[1:] for note in self._notes.glob("ended.*")}
+        met = {note.suffix[1:]: int(note.read_text() or 0) for note in self._notes.glob("met.*")}
+        waiting = {note.suffix[1:] for note in self._notes.glob("meeting.*")}  # after how often they had met before
+        if not ended:
             return None
+        first = min(sorted(ended), key=lambda worker: met.get(worker, 0))
+        made = met.get(first, 0)
+        in_vain = sum(met.get(worker, 0) >= made for worker in waiting - ended)
+        self._in_vain_since = (self._in_vain_since or now) if in_vain else None
+        if self._in_vain_since is None or (made and now - self._in_vain_since < LAST_WORDS_SECONDS):
+            return None  # those that have an earlier strategy know by that, and raise it themselves
+        what, where = (_WITH.format(made), "to make the next") if made else (_WITHOUT, "there")
         return (
-            f"the worker of process {ended[0]} has ended without making a MultiWorkerMirroredStrategy, and {waiting} "
-            f"other{'s wait' if waiting > 1 else ' waits'} for it there; every worker must run the same program"
+            f"the worker of process {first.rpartition('-')[2]} has ended {what}, and {in_vain} "
+            f"other{'s wait' if in_vain > 1 else ' waits'} for it {where}; every worker must run the same program"
         )
 
     def end(self) -> None:

@@ -79,6 +79,8 @@ def _run(arguments: Namespace) -> int:
 
 def _program(name: str, *, is_module: bool) -> list[str]:
     if not is_module:
+        if name == "-":
+            raise UsageError("a program from standard input would reach the first worker alone; write it to a file")
         if not Path(name).is_file():
             raise UsageError(f"there is no file {name!r}; -m takes the name of a module")
         return [name]
@@ -148,4 +150,10 @@ def _mpiexec(workers: int, hosts: Sequence[str], launcher: str | None) -> list[s
     if workers == 1 and not hosts and launcher is None:
         return []
     path = find_launcher(launcher)
+    sixes = [host for host in hosts if host.count(":") > 1]  # one comes before a count of workers
+    if sixes:
+        raise UsageError(
+            f"MPI's launchers take no numbers of IPv6 for machines, got {', '.join(sixes)}: give each a name, in "
+            "/etc/hosts say, or take --engine gloo"
+        )
     return [path, *flags(flavour_of(path), workers, hosts)]

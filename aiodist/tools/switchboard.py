@@ -79,9 +79,12 @@ class Switchboard:
             return line.known
         what, worker, code = words.decode().split()
         line.told = line.told or what == "ended"
-        (self._notes / f"{what}.{worker}").write_text(code)
-        if what == "apart":
-            (self._notes / f"meeting.{worker}").unlink(missing_ok=True)
+        note = self._notes / f"{what}.{worker}"
+        if what in {"apart", "met"}:
+            note.with_name(f"meeting.{worker}").unlink(missing_ok=True)
+        if what == "met":
+            code = str(int(note.read_text()) + 1 if note.exists() else 1)
+        note.write_text(code)
         return True
 
     def _note_loss(self, line: _Line) -> None:

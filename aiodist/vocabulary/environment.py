@@ -12,6 +12,7 @@
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
 ``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine.
+``TERM``: the kind of terminal; set for workers whose output goes to none.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
 """
 
@@ -129,10 +130,13 @@ def agent() -> str | None:
 def with_workers(**settings: str) -> dict[str, str]:
     """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings.
 
-    Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
+    Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes. It
+    gives workers a terminal, also where what they print goes to a file: such a terminal is one without colours.
     """
     inherited = {name: value for name, value in os.environ.items() if name != _WORKER_PROCESS}  # of a job around it
     inherited.setdefault(_OPEN_MPI_FOLDER, settings["notes"])
+    if sys.stdout is None or sys.stdout.closed or not sys.stdout.isatty():
+        inherited["TERM"] = "dumb"
     return {**inherited, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
 
 

@@ -51,7 +51,8 @@ class DeadlockError(CollectiveError):
 
     Raised on an event loop that can prove it: that of ``aiodist check`` and `aiodist.testing`. No timer is pending, and
     no thread, subprocess or socket is at work. The report says who waits for what, and shows the cycle where there is
-    one.
+    one. Raised by `MultiWorkerMirroredStrategy`, too, where another worker waits in an earlier strategy for the one
+    that makes this.
     """
 
 

@@ -2,10 +2,11 @@
 
 **The way of a step.** A worker's local replicas meet and are checked as on one machine (`collective.group`). Their
 values are reduced to one part a worker, in replica order (`crossing`). Then all workers open the step together with one
-collective of fixed size and kind, whatever the program does, so it always matches: a record with the chained digest of
-all calls so far (`record`, `digest`). Where the digests agree, the parts are combined (`transfers`): small ones travel
-in the record itself. Where they do not, no value has moved; every worker has seen it in the same buffer, tells the
-coordinator what its replicas did (`state`), and raises the one verdict that comes back (`tribunal`).
+collective of fixed size and kind, whatever the program does, so it always matches: a record with the digest of the call
+and of its place in the order of calls (`record`, `lane`). Where the digests agree, the parts are combined
+(`transfers`): small ones travel in the record itself. Where they do not, no value has moved; every worker has seen it
+in the same buffer, tells the coordinator what its replicas did (`state`), and raises the one verdict that comes back
+(`tribunal`).
 
 **Two planes.** Records and values go through a `Communicator`, which belongs to an engine: MPI, gloo, or the simulated
 one. What must arrive when an engine hangs goes through a `Control`: reports, verdicts, and who is dead, stopped or cut

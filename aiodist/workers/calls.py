@@ -232,8 +232,3 @@ def _travelling(part: object) -> object:
 def digest(value: object) -> bytes:
     """Return 16 bytes for a value, by its text."""
     return hashlib.blake2b(repr(value).encode(), digest_size=16).digest()
-
-
-def chained(before: bytes, after: bytes) -> bytes:
-    """Return the digest of everything up to now, and what follows."""
-    return hashlib.blake2b(before + after, digest_size=16).digest()

@@ -34,7 +34,8 @@ import numpy as np
 
 from aiodist.workers.addresses import own_numbers
 from aiodist.workers.communicator import Array, Request
-from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess
+from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
+from aiodist.workers.separate import SeparateProcess
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "the gloo engine needs PyTorch: pip install 'aiodist[torch]'"
@@ -125,6 +126,19 @@ class _Meeting:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # see the head of this file
         return GlooCommunicator(self, name, group)
 
+    def make_strategys(self) -> GlooCommunicator:
+        """Make the communicator of the next strategy; one that the others did not make in time is gone on with."""
+        made = _unmet.pop() if _unmet else GlooDuplication(self, str(next(_strategies)))
+        try:
+            makings.wait(made, self.rank, self.size)
+        except BaseException:
+            if not made.failed:
+                _unmet.append(made)
+            raise
+        found = made.result()
+        found.makings = makings
+        return found
+
 
 class GlooDuplication:
     """A communicator of gloo's in the making, in a thread of its own: gloo can only block in that.
@@ -145,6 +159,11 @@ class GlooDuplication:
         except Exception as error:  # noqa: BLE001  (it is for who waits)
             self._error = error
 
+    @property
+    def failed(self) -> bool:
+        """Whether it will never be complete."""
+        return self._error is not None
+
     def test(self) -> bool:
         """Return whether it is complete.
 
@@ -159,6 +178,10 @@ class GlooDuplication:
         """Return it."""
         assert self._made is not None
         return self._made
+
+
+_unmet: Final[list[GlooDuplication]] = []
+"""What was begun for a strategy that the others did not make in time."""
 
 
 class GlooCommunicator(SeparateProcess):
@@ -198,7 +221,7 @@ class GlooCommunicator(SeparateProcess):
         """
         found = load_gloo()
         if os.sep in rendezvous:
-            return _Meeting(lambda: found.FileStore(rendezvous), "127.0.0.1", rank, size).make(str(next(_strategies)))
+            return _Meeting(lambda: found.FileStore(rendezvous), "127.0.0.1", rank, size).make_strategys()
         host, _, port = rendezvous.rpartition(":")
         if not (host and port.isdigit() and 0 < int(port) <= _LAST_PORT):
             raise ValueError(
@@ -215,7 +238,7 @@ class GlooCommunicator(SeparateProcess):
                     f"worker 0 of {size} cannot listen at port {port} of its machine, where the others are to find it "
                     f"({str(error).splitlines()[0]}); start the job again, for `aiodist run` chooses another port"
                 ) from error
-        return _Meeting(connect, number, rank, size).make(str(next(_strategies)))
+        return _Meeting(connect, number, rank, size).make_strategys()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether gloo takes an op and dtype with our meaning: its MIN and MAX leave NaN open."""

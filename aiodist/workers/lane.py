@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from aiodist.workers.alongside import Alongside, Begun
-from aiodist.workers.calls import chained
+from aiodist.workers.calls import digest as digest_of
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.crossing import NOTHING, Plan
 from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Notice, Opening
@@ -60,6 +60,8 @@ class Lane:
         index: its number, the same on every worker.
 
     Attributes:
+        posted: how many records this worker has brought.
+        opening: the exchange of records.
         in_exchange: this worker's record is with the others, who may carry the step out; it has not done so yet.
     """
 
@@ -67,16 +69,16 @@ class Lane:
         self.communicator = communicator
         self.index = index
         self.posted = 0
-        self._opening = Opening(communicator)
+        self.opening = Opening(communicator)
         self._latest: Request | None = None
         self._alongside = Alongside(communicator)
-        self._chain = bytes(16)
+        self._use = 0
         self._frozen = self.in_exchange = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
     def begin(self, *use: int) -> None:
         """Begin a use of the lane, in which nothing has been agreed on yet but which use it is: one or two numbers."""
-        self._chain = b"".join(number.to_bytes(8, "little") for number in use).ljust(16, b"\0")
+        self._use = int.from_bytes(digest_of(use), "little") >> 1  # there is room for the number of a record
         self._frozen = self.in_exchange = False
         self._put_aside()
 
@@ -114,12 +116,11 @@ class Lane:
             Disagreement: the workers do not mean the same.
             FrozenLane: this worker has told of the lane already.
         """
-        opening, transfers, fast = self._opening, plan.transfers, Flag.NONE
+        transfers, fast = plan.transfers, Flag.NONE
         if alongside is not None:
             fast = self._flag(transfers)
-        chain = self._chain = chained(self._chain, digest)
-        length, payload = _payload(transfers) if transfers and opening.complete else (0, b"")
-        record = self._post(chain, length, free, flags | fast, notice, payload)
+        length, payload = _payload(transfers) if transfers and self.opening.complete else (0, b"")
+        record = self.open(digest, flags | fast, length, free, notice, payload)
         begun = None
         if alongside is not None and fast is Flag.BEGUN:
             begun = self._alongside.begin(transfers[0], alongside)
@@ -127,8 +128,65 @@ class Lane:
             with suppress(Exception):  # tried again when it is carried out: the record is on its way
                 plan.early(self.communicator)
         yield record
+        return self.agreed(plan, flags, begun, wants=fast is Flag.WANTED)
+
+    def open(
+        self,
+        digest: bytes,
+        flags: int,
+        length: int = 0,
+        free: int = ALL_FREE,
+        notice: Notice = Notice.NONE,
+        payload: bytes = b"",
+    ) -> Request:
+        """Begin to exchange records, which `agree` does; `agreed` ends it.
+
+        What must agree is the call, the use of the lane, and how many records have been brought to it. Those of this
+        use have agreed, so that there is no need to speak of them.
+
+        Args:
+            digest: the call's.
+            flags: as in the record, and likewise the others.
+            length: likewise.
+            free: likewise.
+            notice: likewise.
+            payload: likewise.
+
+        Raises:
+            FrozenLane: this worker has told of the lane already.
+        """
+        what = (self._use + self.posted) ^ int.from_bytes(digest, "little")
+        return self._post(what.to_bytes(16, "little"), length, free, flags, notice, payload)
+
+    def open_plainly(self, digest: int, flags: int) -> Request:
+        """Do what `open` does, of which nothing else is to be told, in fewer words: it is what most steps do.
+
+        Args:
+            digest: the call's, as a number.
+            flags: as in the record.
+
+        Raises:
+            FrozenLane: this worker has told of the lane already.
+        """
+        with self._lock:
+            if self._frozen:
+                raise FrozenLane
+            posted = self.posted
+            self.posted = posted + 1
+        self.in_exchange = True
+        what = (self._use + posted) ^ digest
+        latest = self._latest = self.opening.post_head(what.to_bytes(16, "little"), flags)
+        return latest
+
+    def agreed(self, plan: Plan, flags: int, begun: Begun | None = None, *, wants: bool = False) -> Agreed:
+        """Return what the records, which are here, agree on.
+
+        Raises:
+            Disagreement: the workers do not mean the same.
+        """
+        opening = self.opening
         if opening.alike():
-            return Agreed(plan, opening, True, Notice.NONE, begun, fast is Flag.WANTED)
+            return Agreed(plan, opening, True, Notice.NONE, begun, wants)
         if not opening.agreed():
             raise Disagreement
         self._drop_begun(opening)
@@ -142,12 +200,11 @@ class Lane:
             Disagreement: the others do not mean the same.
             FrozenLane: this worker has told of the lane already.
         """
-        opening = self._opening
-        yield self._post(self._chain, 0, ALL_FREE, Flag.NONE, Notice.JOINED, b"")
+        opening = self.opening
+        yield self._post(bytes(16), 0, ALL_FREE, Flag.NONE, Notice.JOINED, b"")
         if not (opening.alike() or opening.agreed()):
             raise Disagreement
         self._drop_begun(opening)
-        self._chain = opening.digest() or self._chain
         return Agreed(NOTHING, opening, notice=Notice.JOINED)
 
     def _post(self, digest: bytes, *what: Any) -> Request:
@@ -156,12 +213,12 @@ class Lane:
                 raise FrozenLane
             self.posted += 1
         self.in_exchange = True
-        latest = self._latest = self._opening.post(digest, *what)
+        latest = self._latest = self.opening.post(digest, *what)
         return latest
 
     def _flag(self, transfers: Sequence[Transfer]) -> int:
         """Return whether values move together with their record, or would if there were a communicator for it."""
-        room = _limit(transfers[0], transfers) if transfers and self._opening.complete else 0
+        room = _limit(transfers[0], transfers) if transfers and self.opening.complete else 0
         return self._alongside.flag(transfers, room)
 
     def _drop_begun(self, opening: Opening) -> None:
@@ -198,10 +255,14 @@ class Lane:
         room = transfer.room
         return transfer.from_records([payload[:room] for payload in opening.payloads()])
 
+    def leave_out(self) -> None:
+        """Bring nothing for a call that has failed here: where others have not left it out, too, nothing agrees."""
+        self._use = int.from_bytes(digest_of(("left out", self._use)), "little") >> 1
+
     def renew(self, communicator: Communicator, posted: int) -> None:
         """Go on over another communicator, in which nothing is in the air, as if so many records had been brought."""
         self.communicator, self.posted = communicator, posted
-        self._opening, self._latest = Opening(communicator), None
+        self.opening, self._latest = Opening(communicator), None
         self._alongside = Alongside(communicator)
 
     def catch_up(self, posted: int) -> None:
@@ -210,7 +271,7 @@ class Lane:
         while self.posted < posted:
             self._put_aside()
             self.posted += 1
-            self._latest = self._opening.post(bytes(16), notice=Notice.OVER)
+            self._latest = self.opening.post(bytes(16), notice=Notice.OVER)
         self._put_aside()
 
     def _put_aside(self) -> None:
@@ -221,7 +282,7 @@ class Lane:
         except Exception:  # noqa: BLE001  (of the engine, for who uses the lane next)
             over = False
         if not over:
-            self._opening = Opening(self.communicator)
+            self.opening = Opening(self.communicator)
 
 
 def _limit(transfer: Transfer, transfers: Sequence[Transfer]) -> int:

@@ -59,14 +59,16 @@ def _tell_agent(agent: str, stage: Stage) -> None:
 
 
 def _note(folder: str, stage: Stage) -> None:
-    """Leave a note; that of a meeting goes when it is over."""
+    """Leave a note; that of a meeting goes when it is over, and only then another says how often they have met."""
     from pathlib import Path  # only a launcher's workers need it
 
-    note = Path(folder, f"{Stage.MEETING.note}.{os.getpid()}")
+    note = Path(folder, f"{stage.note}.{os.getpid()}")
     if stage in (Stage.MET, Stage.APART):
-        note.rename(note.with_name(f"{stage.note}.{os.getpid()}"))
-    else:
-        note.with_name(f"{stage.note}.{os.getpid()}").touch()
+        note.with_name(f"{Stage.MEETING.note}.{os.getpid()}").unlink()
+    if stage is Stage.MET:
+        note.write_text(str(int(note.read_text()) + 1 if note.exists() else 1))
+    elif stage is not Stage.APART:
+        note.touch()
 
 
 def has_a_launcher() -> bool:

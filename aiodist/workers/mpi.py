@@ -21,7 +21,8 @@ from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.finalising import finalise, in_the_air
 from aiodist.workers.making import Making
-from aiodist.workers.separate import FIRST_MEETING_SECONDS, SeparateProcess
+from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
+from aiodist.workers.separate import SeparateProcess
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
@@ -89,6 +90,8 @@ def _bounded() -> Iterator[None]:
 class MpiRequest:
     """An operation of MPI's, and the buffers that it uses."""
 
+    __slots__ = ("_buffers", "_done", "_request")
+
     def __init__(self, request: Any, *buffers: object) -> None:
         self._request = request
         self._buffers = buffers
@@ -109,6 +112,8 @@ class MpiRequest:
 class MpiDuplication(MpiRequest):
     """A communicator of MPI's in the making."""
 
+    __slots__ = ("_made",)
+
     def __init__(self, made: Any, request: Any) -> None:
         super().__init__(request)
         self._made = made
@@ -116,6 +121,10 @@ class MpiDuplication(MpiRequest):
     def result(self) -> MpiCommunicator:
         """Return it."""
         return MpiCommunicator(self._made)
+
+
+_unmet: Final[list[MpiDuplication]] = []
+"""What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
 
 
 class MpiCommunicator(SeparateProcess):
@@ -130,6 +139,8 @@ class MpiCommunicator(SeparateProcess):
     def __init__(self, communicator: Any) -> None:
         self._mpi = load_mpi()
         self._communicator = communicator
+        self._byte = self._mpi.BYTE
+        self._in_place = self._mpi.IN_PLACE
         self._ops = {
             ReduceOp.SUM: self._mpi.SUM,
             ReduceOp.PRODUCT: self._mpi.PROD,
@@ -159,7 +170,16 @@ class MpiCommunicator(SeparateProcess):
                 f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
                 "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
             )
-        return cls.of_program(world)
+        made = _unmet.pop() if _unmet else MpiDuplication(*world.Idup())
+        try:
+            makings.wait(made, world.Get_rank(), expected)
+        except BaseException:
+            _unmet.append(made)
+            in_the_air.append((made._request, made))
+            raise
+        found = made.result()
+        found.makings = makings
+        return found
 
     @classmethod
     def of_program(cls, given: Any) -> MpiCommunicator:
@@ -198,29 +218,29 @@ class MpiCommunicator(SeparateProcess):
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
         """Reduce buffers over the workers."""
-        source = self._mpi.IN_PLACE if send is receive else send
+        source = self._in_place if send is receive else send
         return MpiRequest(self._communicator.Iallreduce(source, receive, self._ops[op]), send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
-        byte = self._mpi.BYTE
+        byte = self._byte
         return MpiRequest(self._communicator.Iallgather([send, byte], [receive, byte]), send, receive)
 
     def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
         """Put buffers of several sizes together by rank."""
-        byte = self._mpi.BYTE
+        byte = self._byte
         target = [receive, list(counts), _displacements(counts), byte]
         return MpiRequest(self._communicator.Iallgatherv([send, byte], target), send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite a buffer with that of one worker."""
-        return MpiRequest(self._communicator.Ibcast([buffer, self._mpi.BYTE], root), buffer)
+        return MpiRequest(self._communicator.Ibcast([buffer, self._byte], root), buffer)
 
     def ialltoallv(
         self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
     ) -> Request:
         """Send every worker its part."""
-        byte = self._mpi.BYTE
+        byte = self._byte
         source = [send, list(send_counts), _displacements(send_counts), byte]
         target = [receive, list(receive_counts), _displacements(receive_counts), byte]
         return MpiRequest(self._communicator.Ialltoallv(source, target), send, receive)

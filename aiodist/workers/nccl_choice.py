@@ -17,6 +17,11 @@ workers have launched the same, and two runs may come to that in another order o
 | 16 bits of integer | no such type | no such type | no such type |
 | bool | | | yes, as bytes |
 
+That holds for all_reduce and for reduce_scatter, which is the same until each replica takes its part. A broadcast moves
+bytes, of every dtype. Other kinds go through the host: what a worker sends in them depends on sizes that only the
+record tells, or is another for each worker. So do groups: their steps are of other lanes, and workers come to those in
+another order, each, than to the run's; what is given to NCCL must be in one.
+
 float16 and bfloat16 accumulate in float32, and NCCL never sees them: it would round after every addition. A mean is
 summed by NCCL, and divided by a kernel of aiodist's. What fits into the record is there before NCCL would have begun.
 """
@@ -130,7 +135,8 @@ def takes(op: ReduceOp, dtype: DType) -> bool:
 
 def places_for(signature: Signature) -> Sequence[int]:
     """Return the places of the leaves of a collective that go through NCCL; none where they would not be worth it."""
-    if signature[KIND].name != "all_reduce":
+    kind = signature[KIND].name
+    if kind not in {"all_reduce", "reduce_scatter", "broadcast"}:
         return ()
     single = signature[STRUCTURE] is None
     fields = (signature[SHAPES], signature[DTYPES], signature[TYPES])
@@ -138,7 +144,7 @@ def places_for(signature: Signature) -> Sequence[int]:
     found = [
         place
         for place, (_, dtype, mark) in enumerate(leaves)
-        if isinstance(mark, DeviceType) and takes(signature[OP], dtype)
+        if isinstance(mark, DeviceType) and (kind == "broadcast" or takes(signature[OP], dtype))
     ]
     nbytes = sum(_nbytes(*leaves[place][:2]) for place in found)
     return found if nbytes > PAYLOAD else ()

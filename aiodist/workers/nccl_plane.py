@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Final
@@ -22,13 +22,12 @@ import numpy as np
 
 from aiodist.gpu import nccl, process
 from aiodist.gpu.execute import Completion
-from aiodist.gpu.nccl import ID_BYTES, Buffer, Link
+from aiodist.gpu.nccl import ID_BYTES, Link
 from aiodist.vocabulary import gpus
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.layout import Layout
 from aiodist.workers.nccl_choice import Offer, why_not
 from aiodist.workers.transfers import Hands, Steps, as_bytes, by_hand
-from aiodist_kernels import ReduceOp
 
 LINK_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 2.0
@@ -177,8 +176,12 @@ class Use:
         """Wait for other workers no longer than some seconds: the run has failed."""
         self._until = perf_counter() + PATIENCE_SECONDS
 
-    def reduce(self, op: ReduceOp, buffers: Sequence[Buffer], hands: Hands) -> Steps[None]:
-        """Enqueue a reduction in place, on the GPU's own stream, behind what that was given before.
+    def take(self, step: Callable[[Link, int], None], hands: Hands) -> Steps[None]:
+        """Enqueue a step on the GPU's own stream, behind what that was given before.
+
+        Args:
+            step: is called with the link, and with the stream.
+            hands: wait for devices where that fails.
 
         Raises:
             RuntimeError: NCCL has failed, or the run is over.
@@ -188,14 +191,14 @@ class Use:
         driver = process.executor().driver
         try:
             with process.enqueuing, driver.using():
-                self._plane.link.all_reduce(op, buffers, driver.handle(self.ordinal))
+                step(self._plane.link, driver.handle(self.ordinal))
             yield _InTheAir(self)
         except BaseException as error:
             yield from self._end(error, hands)
             raise
 
     def finish(self, completion: Completion, hands: Hands) -> Steps[None]:
-        """Wait until a reduction, and what was enqueued behind it, is done.
+        """Wait until a step, and what was enqueued behind it, is done.
 
         Raises:
             RuntimeError: NCCL has failed.

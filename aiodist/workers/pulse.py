@@ -9,6 +9,7 @@ import traceback
 from types import FrameType
 from typing import Final
 
+from aiodist.collective.wording import shown_file
 from aiodist.workers.tribunal import Listener
 
 PULSE_SECONDS: Final = 1.0
@@ -43,6 +44,15 @@ class Pulse:
         text = f"its event loop has been silent for {seconds:.1f} s: something blocks it."
         frame = sys._current_frames().get(self._loop_thread or 0)
         return text if frame is None else f"{text} Its thread is at\n{_chain(frame)}"
+
+    def at(self) -> str:
+        """Return at which place of the program the thread of the event loop is, or of what runs in its stead."""
+        here = sys._current_frames().get(self._loop_thread or 0)
+        while here is not None and here.f_globals.get("__name__", "").partition(".")[0] in {*_MACHINERY, "selectors"}:
+            here = here.f_back
+        if here is None:
+            return "it is somewhere in its event loop"
+        return f"it is at {shown_file(here.f_code.co_filename)}:{here.f_lineno} in {here.f_code.co_name}"
 
 
 def _chain(frame: FrameType) -> str:

@@ -61,16 +61,32 @@ def _of_arrays(signature: Signature, accumulate: Accumulate, layout: Layout) -> 
     return None
 
 
+class Straight:
+    """How what one local replica brings is reduced, in one accumulator: a recipe for it.
+
+    Args:
+        known: what is known of it.
+        single: it is an array, and no nest.
+    """
+
+    __slots__ = ("known", "single")
+
+    def __init__(self, known: Alone, *, single: bool) -> None:
+        self.known = known
+        self.single = single
+
+    def __call__(self, values: Sequence[Any]) -> Plan:
+        """Return the plan."""
+        reduction = self.reduction(values)
+        return Plan([reduction], _only if self.single else _all, early=reduction.get_ready)
+
+    def reduction(self, values: Sequence[Any]) -> AloneReduction:
+        """Return the reduction alone."""
+        return AloneReduction(self.known, values if self.single else values[0])
+
+
 def _alone(known: Alone, *, single: bool) -> Recipe | None:
-    if known.layout.local > 1 or not known.serves:
-        return None
-    if single:
-        return lambda values: _early(AloneReduction(known, values), _only)
-    return lambda values: _early(AloneReduction(known, values[0]), _all)
-
-
-def _early(reduction: AloneReduction, finish: Callable[[Sequence[Any]], Any]) -> Plan:
-    return Plan([reduction], finish, early=reduction.get_ready)
+    return Straight(known, single=single) if known.layout.local == 1 and known.serves else None
 
 
 def _nothing(values: Sequence[Any]) -> Plan:  # noqa: ARG001  (a recipe's)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -11,9 +10,8 @@ from aiodist.workers.addresses import Address, Listening
 from aiodist.workers.communicator import Request
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
+from aiodist.workers.makings import Makings
 from aiodist.workers.tcp_control import TcpControl
-
-FIRST_MEETING_SECONDS: Final = 300.0
 
 unfinished: Final[list[object]] = []
 """What stands against an orderly end of the engine; see `TcpControl`."""
@@ -25,7 +23,10 @@ class SeparateProcess:
     Attributes:
         rank: its number.
         size: how many workers there are.
+        makings: the strategies that all workers of the job make; None for a communicator of its own.
     """
+
+    makings: Makings | None = None
 
     rank: int
     size: int
@@ -37,14 +38,7 @@ class SeparateProcess:
         Raises:
             TimeoutError: another worker has not begun it for five minutes.
         """
-        give_up = time.monotonic() + FIRST_MEETING_SECONDS
-        while not request.test():
-            if time.monotonic() > give_up:
-                raise TimeoutError(
-                    f"worker {self.rank} of {self.size} has waited {FIRST_MEETING_SECONDS:.0f} s for the others to "
-                    "make their MultiWorkerMirroredStrategy; every worker must run the same program"
-                )
-            time.sleep(0.0005)
+        Makings().wait(request, self.rank, self.size)
 
     def listening(self) -> Address | None:
         """Return where this worker's control plane listens."""
@@ -55,4 +49,4 @@ class SeparateProcess:
 
     def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> TcpControl:
         """Return this worker's control plane."""
-        return TcpControl(layout, order_check, hellos, self._listening, unfinished)
+        return TcpControl(layout, order_check, hellos, self._listening, unfinished, self.makings)

@@ -33,13 +33,14 @@ from aiodist.workers import star
 from aiodist.workers.addresses import Listening
 from aiodist.workers.ending import ENDED, farewell_of, last_error, tell_of_echo
 from aiodist.workers.health import Health
+from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.links import Links
+from aiodist.workers.makings import Makings
 from aiodist.workers.peer import Peer, message
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tcp_requests import Requests
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
 
 BEAT_SECONDS: Final = 0.25
@@ -51,7 +52,7 @@ LEAVE_SECONDS: Final = 2.0
 _BEAT: Final = message("beat")
 
 
-class TcpControl(Requests):
+class TcpControl(Inquiries):
     """A worker's control plane.
 
     Args:
@@ -61,6 +62,7 @@ class TcpControl(Requests):
         listening: this worker's socket; one that has none keeps no links to others but the first.
         unfinished: gets an entry, a tuple, for each lane in which something may never be complete, and one of another
             type for who is lost: the engine cannot be brought to an orderly end without all workers.
+        makings: the strategies that all workers of the job make; None for one that only some of them may.
     """
 
     def __init__(
@@ -70,8 +72,10 @@ class TcpControl(Requests):
         hellos: Sequence[Hello],
         listening: Listening | None,
         unfinished: list[object],
+        makings: Makings | None = None,
     ) -> None:
         super().__init__()
+        self.makings = makings
         self._rank = layout.rank
         self._size = layout.workers
         self._own = frozenset(layout.places[layout.rank])
@@ -81,7 +85,6 @@ class TcpControl(Requests):
         self._unsent: set[Peer] = set()
         self._to_forget: list[Peer] = []
         self._made: tuple[Verdict | None, bytes] = None, b""
-        self._gone: dict[int, str] = {}
         self._cut: list[tuple[int, int]] = []
         self._requests: deque[tuple[Any, ...]] = deque()
         self._timers: list[tuple[float, tuple[Any, ...]]] = []
@@ -108,7 +111,7 @@ class TcpControl(Requests):
         )
         self._thread = threading.Thread(target=self._serve, name="aiodist control", daemon=True)
         self._thread.start()
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     @property
     def _listener(self) -> Listener | None:
@@ -143,6 +146,10 @@ class TcpControl(Requests):
         self._leave(why or farewell_of(error), bool(why) or error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
+    def _close_at_exit(self) -> None:
+        self._request("end")
+        self.close()
+
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""
         if os.getpid() != self._process:
@@ -156,7 +163,7 @@ class TcpControl(Requests):
         )
 
     def _leave(self, why: str, wait: bool) -> None:
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         if not self._leaving:
             self._request("leave", why, wait)
 

@@ -30,8 +30,8 @@ from aiodist.workers.crossing import Plan
 from aiodist.workers.gloo import GlooCommunicator
 from aiodist.workers.lane import Agreed, Lane
 from aiodist.workers.mpi import load_mpi
-from aiodist.workers.record import PAYLOAD
-from aiodist.workers.transfers import Steps
+from aiodist.workers.record import PAYLOAD, Opening
+from aiodist.workers.transfers import Done, Steps
 from aiodist_kernels.rules import rule_for
 
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
@@ -57,15 +57,17 @@ def without_records() -> Iterator[None]:
     """Let all workers take it that the others mean the same; nothing else of a step changes."""
 
     def take_it(lane: Lane, digest: bytes, plan: Plan, *_: object) -> Steps[Agreed]:
-        return Agreed(plan, lane._opening, plain=True)
+        return Agreed(plan, lane.opening, plain=True)
         yield
 
-    agree = Lane.agree
+    agree, begin, alike = Lane.agree, Lane.open_plainly, Opening.alike
     Lane.agree = take_it  # type: ignore[method-assign,assignment]
+    Lane.open_plainly = lambda *_: Done()  # type: ignore[method-assign]
+    Opening.alike = lambda *_: True  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Lane.agree = agree  # type: ignore[method-assign]
+        Lane.agree, Lane.open_plainly, Opening.alike = agree, begin, alike  # type: ignore[method-assign]
 
 
 async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:

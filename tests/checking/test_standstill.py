@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aiodist import CollectiveTimeoutError, DeadlockError, Reason, get_replica_context
-from aiodist.checking.outside import busy_threads
+from aiodist.vocabulary.threads import busy_threads
 from tests.checking.programs import Main, ended, mirrored, value
 
 # What can still go on.

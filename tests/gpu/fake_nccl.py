@@ -61,6 +61,12 @@ class FakeLink:
         return len(self.clique.members) == self.clique.size
 
     def all_reduce(self, op: ReduceOp, buffers: Sequence[Buffer], stream: int) -> None:
+        self._enqueue(op, buffers, stream)
+
+    def broadcast(self, root: int, buffers: Sequence[Buffer], stream: int) -> None:
+        self._enqueue(root, buffers, stream)
+
+    def _enqueue(self, op: ReduceOp | int, buffers: Sequence[Buffer], stream: int) -> None:
         assert not self.aborted
         assert self.is_ready(), "the link is not made yet"
         self.owner.steps.append((self.rank, op, tuple(buffer.kind for buffer in buffers)))
@@ -75,7 +81,7 @@ class FakeLink:
             return
         self.owner.driver.queues["own", stream].append(lambda: self._carry_out(operation, op, buffers))
 
-    def _carry_out(self, operation: Operation, op: ReduceOp, buffers: Sequence[Buffer]) -> bool:
+    def _carry_out(self, operation: Operation, op: ReduceOp | int, buffers: Sequence[Buffer]) -> bool:
         if self.aborted:
             return True
         operation.brought.setdefault(self.rank, [_array(buffer) for buffer in buffers])
@@ -83,9 +89,7 @@ class FakeLink:
             operation.done = True
             with np.errstate(all="ignore"):
                 for alike in zip(*(operation.brought[rank] for rank in range(self.clique.size)), strict=True):
-                    total = alike[0].copy()
-                    for other in alike[1:]:
-                        total = UFUNCS[op](total, other)
+                    total = _total(op, alike)
                     for each in alike:
                         each[...] = total
         return operation.done
@@ -98,7 +102,7 @@ class FakeNccl:
     """The library.
 
     Attributes:
-        steps: what was reduced: by whom, the op, what kinds of numbers.
+        steps: what was reduced, or broadcast: by whom, the op or the root, what kinds of numbers.
         fail: the worker that cannot be linked.
         refuse: the worker whose reductions are refused.
         late: workers whose streams never come to an operation.
@@ -109,7 +113,7 @@ class FakeNccl:
     def __init__(self, driver: FakeDriver) -> None:
         self.driver = driver
         self.cliques: dict[bytes, Clique] = {}
-        self.steps: list[tuple[int, ReduceOp, tuple[str, ...]]] = []
+        self.steps: list[tuple[int, ReduceOp | int, tuple[str, ...]]] = []
         self.links: list[FakeLink] = []
         self.fail: int | None = None
         self.refuse: int | None = None
@@ -129,6 +133,15 @@ class FakeNccl:
     def open_links(self) -> int:
         """How many links nobody has ended."""
         return sum(not link.aborted for link in self.links)
+
+
+def _total(op: ReduceOp | int, brought: Sequence[np.ndarray]) -> np.ndarray:
+    if isinstance(op, int):
+        return brought[op].copy()
+    total = brought[0].copy()
+    for other in brought[1:]:
+        total = UFUNCS[op](total, other)
+    return total
 
 
 def _array(buffer: Buffer) -> np.ndarray[Any, Any]:

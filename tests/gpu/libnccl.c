@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 enum { OK = 0, UNHANDLED = 1, SYSTEM = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5, REMOTE = 6, IN_PROGRESS = 7 };
-enum { MOST = 16, PARTS = 64, SLOT = 1 << 22 };
+enum { MOST = 16, PARTS = 64, SLOT = 1 << 22, ROOT = 16 /* and more: a broadcast from there */ };
 
 typedef struct { char internal[128]; } unique_id;
 typedef struct { size_t size; unsigned magic, version; int blocking; } config;
@@ -101,8 +101,8 @@ static int go_on(comm *c) { /* the state: in progress, ready, or an error */
     for (int k = 0; k < c->pending; k++) {
         part *p = &c->parts[k];
         size_t bytes = p->count * sizes[p->type];
-        memcpy(p->receive, c->at->slots[0] + at, bytes);
-        for (int r = 1; r < c->size; r++) fold(p->receive, c->at->slots[r] + at, p->count, p->type, p->op);
+        memcpy(p->receive, c->at->slots[p->op < ROOT ? 0 : p->op - ROOT] + at, bytes);
+        for (int r = 1; p->op < ROOT && r < c->size; r++) fold(p->receive, c->at->slots[r] + at, p->count, p->type, p->op);
         at += bytes;
     }
     atomic_store(&c->at->taken[c->rank], c->step);
@@ -119,14 +119,22 @@ int ncclGroupEnd(void) {
     if (c->step == fail_step) { fail_step = -1; atomic_store(&c->at->broken, 1); c->error = SYSTEM; }
     return IN_PROGRESS;
 }
-int ncclAllReduce(const void *send, void *receive, size_t count, int type, int op, comm *c, void *stream) {
+static int take(const void *send, void *receive, size_t count, int type, int op, comm *c, void *stream) {
     if (no_device()) return UNHANDLED;
     if (!depth || (grouped && grouped != c)) return INVALID_USAGE;
-    if (!stream || type < 0 || type > 8 || type == 6 || op < 0 || op > 3 || (op > 1 && type > 6)) return INVALID_ARGUMENT;
+    if (!stream || type < 0 || type > 8 || type == 6) return INVALID_ARGUMENT;
     if (c->pending == PARTS || (!grouped && go_on(c) != OK)) return INVALID_ARGUMENT; /* not ready */
     part made = {send, receive, count, type, op};
     c->parts[c->pending++] = made; grouped = c;
     return OK;
+}
+int ncclAllReduce(const void *send, void *receive, size_t count, int type, int op, comm *c, void *stream) {
+    if (op < 0 || op > 3 || (op > 1 && type > 6)) return INVALID_ARGUMENT;
+    return take(send, receive, count, type, op, c, stream);
+}
+int ncclBroadcast(const void *send, void *receive, size_t count, int type, int root, comm *c, void *stream) {
+    if (root < 0 || root >= c->size) return INVALID_ARGUMENT;
+    return take(send, receive, count, type, ROOT + root, c, stream);
 }
 int ncclCommAbort(comm *c) {
     atomic_store(&c->at->broken, 1);

@@ -106,7 +106,7 @@ def every_reduction(worker: Worker) -> str:
     """All ops on all dtypes, with two replicas a worker."""
     strategy = worker.strategy(2)
     through = 0
-    with mock.patch.object(nccl_plane.Use, "reduce", autospec=True, side_effect=nccl_plane.Use.reduce) as calls:
+    with mock.patch.object(nccl_plane.Use, "take", autospec=True, side_effect=nccl_plane.Use.take) as calls:
         for op, dtype in DEFINED:
             if dtype.itemsize <= 8:
                 worker.reduced(strategy, op, small(strategy.num_replicas_in_sync, dtype))
@@ -133,6 +133,31 @@ def many_leaves(worker: Worker) -> str:
         assert_same_bits(read(found[f"{k}"].memory, wanted), wanted)
     strategy.close()
     return "many leaves in one step"
+
+
+def other_kinds(worker: Worker) -> str:
+    """Each replica in turn is the source of a broadcast; and a mean is scattered."""
+    strategy = worker.strategy(2)
+    n = strategy.num_replicas_in_sync
+    values = small(n, SINGLE)
+
+    async def program() -> Any:
+        ctx, mine = get_replica_context(), worker.put(np.resize(values[_me()], 700 * n))
+        sent = [await ctx.broadcast(mine, source) for source in range(n)]
+        return sent, await ctx.reduce_scatter("MEAN", mine)
+
+    with mock.patch.object(nccl_plane.Use, "take", autospec=True, side_effect=nccl_plane.Use.take) as calls:
+        found = strategy.experimental_local_results(asyncio.run(strategy.run(program)))
+    assert calls.call_count == n + 1
+    mean = np.resize(reduce(ReduceOp.MEAN, values), 700 * n)
+    for place, (sent, part) in enumerate(found, 2 * worker.communicator.rank):
+        for source, array in enumerate(sent):
+            wanted = np.resize(values[source], 700 * n)
+            assert_same_bits(read(array.memory, wanted), wanted)
+        wanted = mean[700 * place : 700 * (place + 1)]
+        assert_same_bits(read(part.memory, wanted), wanted)
+    strategy.close()
+    return "broadcasts, and parts of a mean"
 
 
 def fifty_strategies(worker: Worker) -> str:
@@ -221,7 +246,7 @@ def main() -> None:
     worker = Worker()
     jobs = [one_worker]
     if worker.communicator.size > 1:
-        jobs += [every_reduction, many_leaves, failing_step, failing_link]
+        jobs += [every_reduction, other_kinds, many_leaves, failing_step, failing_link]
     if worker.communicator.size == 2:
         jobs.append(fifty_strategies)
     for job in jobs:

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from aiodist.tools import mpi_launcher, worker_agent
 from aiodist.tools.usage import UsageError
+from aiodist.vocabulary.environment import with_workers
 from tests.tools.command import environment, exit_code
 from tests.tools.jobs import LIMIT_SECONDS, Job, Jobs
 
@@ -187,6 +189,16 @@ def _is_installed(name: str) -> bool:
     return next(iter(distributions(name=name)), None) is not None
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_workers_whose_output_goes_to_a_file_are_given_no_colours(
+    monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Open MPI gives them a terminal all the same."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(closed=False, isatty=lambda: terminal))
+    assert with_workers(notes="")["TERM"] == ("xterm" if terminal else "dumb")
+
+
 @pytest.mark.parametrize("text", ["exit 0", "echo something else", "exec sleep"])
 def test_launcher_that_is_none(tmp_path: Path, text: str) -> None:
     launcher = tmp_path / "mpiexec"
@@ -202,6 +214,11 @@ def test_launcher_that_is_none(tmp_path: Path, text: str) -> None:
         (["-n", "2", "--launcher", "nonesuch", PROGRAM], "there is no launcher 'nonesuch'; install an MPI"),
         (["-n", "2", "nonesuch.py"], "there is no file 'nonesuch.py'; -m takes the name of a module"),
         (["-n", "2", "-m", "nonesuch.train"], "there is no module 'nonesuch.train'; a file is run without -m"),
+        (["-n", "2", "-"], "a program from standard input would reach the first worker alone; write it to a file"),
+        (
+            ["-n", "2", "--hosts", "a:2,fd00::1", PROGRAM],
+            "no numbers of IPv6 for machines, got fd00::1: give",
+        ),
         (["-n", "2", "-m", PROGRAM], "a file is run without -m"),
         (["-n", "0", PROGRAM], "expected a whole number from 1 on, got '0'"),
         (["-n", "2", "--hosts", "a,,b", PROGRAM], "expected names separated by commas, got 'a,,b'"),

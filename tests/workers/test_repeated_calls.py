@@ -72,6 +72,20 @@ async def test_options_of_a_call_count_though_the_call_is_known(layout: tuple[in
 
 
 @layouts
+async def test_first_replica_says_how_to_accumulate_though_the_call_is_known(layout: tuple[int, ...]) -> None:
+    brought = [1e8, 1.0, -1e8]
+
+    async def program(ctx: ReplicaContext) -> list[float]:
+        r = ctx.replica_id_in_sync_group
+        options = CommunicationOptions(accumulate="native" if r else "float64")
+        value = np.full(1000, brought[r], np.float32)
+        return [float((await ctx.all_reduce(ReduceOp.SUM, value, options))[0]) for _ in range(3)]
+
+    n = sum(layout)
+    assert await Job(*layout).values(program) == [[wide(brought[:n])] * 3] * n
+
+
+@layouts
 async def test_ops_dtypes_orders_and_nests_take_turns_at_one_place(layout: tuple[int, ...]) -> None:
     def cases(r: int) -> list[tuple[Any, Any]]:
         grid = np.arange(600.0).reshape(20, 30) + r
@@ -316,15 +330,16 @@ async def test_equal_names_are_the_same_whatever_kind_of_string_they_are(
     await Job(1, 1).values(program)
 
 
+@pytest.mark.parametrize("which", [1, 2, 3, 4])
 async def test_a_step_whose_memory_is_scarce_for_a_moment_is_carried_out_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, which: int
 ) -> None:
     get_ready = AloneReduction.get_ready
     refused: list[AloneReduction] = []
 
     def refuse_once(reduction: AloneReduction, communicator: Any) -> None:
-        if not refused:
-            refused.append(reduction)
+        refused.append(reduction)
+        if len(refused) == which:
             raise MemoryError
         get_ready(reduction, communicator)
 
@@ -333,4 +348,4 @@ async def test_a_step_whose_memory_is_scarce_for_a_moment_is_carried_out_all_the
 
     monkeypatch.setattr(AloneReduction, "get_ready", refuse_once)
     assert await Job(1, 1).values(program) == [[3.0, 3.0]] * 2
-    assert refused
+    assert len(refused) == 5

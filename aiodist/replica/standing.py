@@ -1,0 +1,220 @@
+"""Where this worker stands, for one that waits for it to make a strategy: what it is at, and whether it can go on.
+
+An event loop's program goes on by what is ready to run, by timers, files, signals and other threads. Where there are
+none but those by which aiodist asks engines about steps in the air, nothing of the program runs before one of these
+steps is complete. That is looked up in attributes of the event loops that are no part of their documents; where a loop
+has others, as uvloop's has, anything might run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable, Mapping
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakSet
+
+from aiodist.collective.callsite import location
+from aiodist.collective.signature import KIND
+from aiodist.collective.wording import place
+from aiodist.replica.awaiting import napping
+from aiodist.replica.certainty import trio_tasks
+from aiodist.replica.engine import running_on_trio
+from aiodist.replica.home_loop import HomeLoop
+from aiodist.replica.stall import TASK_NAME, StallWatch
+from aiodist.vocabulary.errors import CollectiveError, DeadlockError
+from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist.vocabulary.threads import busy_threads
+from aiodist.vocabulary.waits import Awaited
+from aiodist.workers.lost import lost_worker
+from aiodist.workers.makings import InFlight, Makings
+
+if TYPE_CHECKING:
+    from aiodist.replica.crossing import Crossing
+    from aiodist.replica.team import Team
+    from aiodist.replica.waiter import Waiter
+    from aiodist.replica.waits import WaitGraph
+
+_GLANCE: Final = 0.0002
+_NOTHING: Final = "its event loop runs"
+_MOST_LINES: Final = 5
+_CONTROL_PLANE: Final = "aiodist control"
+_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
+_LIBRARIES: Final = ("asyncio", "anyio", "trio", "uvloop")
+_STEPS: Final = ("aiodist.replica.awaiting", "aiodist.replica.lasting_event")
+
+
+class Standing:
+    """A strategy of this worker, as one that makes, or waits for, a further one sees it.
+
+    Args:
+        team: its workers.
+        control: its control plane.
+        makings: all strategies that this worker makes.
+    """
+
+    def __init__(self, team: Team, control: Any, makings: Makings) -> None:
+        self._team = team
+        self._control = control
+        self._makings = makings
+
+    @property
+    def thread(self) -> int:
+        """The thread of the event loop that it was used in last; 0 where it has not been used."""
+        return self._team._home.thread
+
+    @property
+    def gone(self) -> Mapping[int, str]:
+        """The workers that will never make anything again, and why."""
+        found: Mapping[int, str] = self._control.gone
+        return found
+
+    def inquire(self, question: int, number: int) -> None:
+        """Ask all others where they are on their way to the strategy of that number."""
+        self._control.inquire(question, number)
+
+    def posted(self, lane: int) -> int:
+        """Return how many records this worker has brought to a lane."""
+        lanes = self._team._lanes
+        return lanes[lane].posted if lane in lanes else 0
+
+    def lost_worker(self, rank: int, why: str) -> CollectiveError:
+        """Return the error for a worker that is gone."""
+        return lost_worker(self._team.span.layout, rank, why)
+
+    def standstill(self, rank: int, text: str) -> CollectiveError:
+        """Return the error for a worker that can never come."""
+        layout = self._team.span.layout
+        here, there = layout.places[layout.rank], layout.places[rank]
+        states = [ReplicaState.WAITING if i in there else ReplicaState.RUNNING for i in range(layout.replicas)]
+        replicas = tuple(map(ReplicaReport, range(layout.replicas), layout.names, states))
+        return DeadlockError(CollectiveReport(Reason.DEADLOCK, 0, replicas, (*sorted({*here, *there}),), text))
+
+    def whereabouts(self, tell: Callable[[str, tuple[InFlight, ...] | None], object]) -> None:
+        """Tell what this worker is at, in the event loop; nothing where none runs."""
+        self._team.call_soon_threadsafe(self._tell, tell)
+
+    def _tell(self, to: Callable[[str, tuple[InFlight, ...] | None], object]) -> None:
+        from aiodist.replica.waits import look_at_loop  # loaded when there is something to tell
+
+        if self._team.is_here and _runs_here():
+            graph = look_at_loop()
+            waits = None if _something_can_run(graph) else self._all_steps()
+            graph.waiters = [waiter for waiter in graph.waiters if not _is_in_a_step(waiter)]
+            to("; ".join([*self._operations(), *graph.lines()][:_MOST_LINES]) or _NOTHING, waits)
+
+    def _operations(self) -> list[str]:
+        """Say in which operations outside of replicas this worker waits."""
+        roots = (elder._team._root for elder in self._makings.elders.values() if isinstance(elder, Standing))
+        meetings = [root.group.open[number] for root in roots if root is not None for number in sorted(root.group.open)]
+        return [f"it waits in {m.signature[KIND].name} at {place(location(m.code, m.offset))}" for m in meetings]
+
+    def _all_steps(self) -> tuple[InFlight, ...] | None:
+        """Return all steps in the air, of all strategies; None where the control plane may yet bring something else."""
+        found: list[InFlight] = []
+        known = {elder._team for elder in self._makings.elders.values() if isinstance(elder, Standing)}
+        others = [team for team in set(_teams) - known if team._home.is_here]
+        if any(crossing._step is not None for team in others for crossing in team._crossings.values()):
+            return None  # a strategy of some of the workers may go on without the one that asks
+        for number, elder in self._makings.elders.items():
+            steps = elder._steps(number) if isinstance(elder, Standing) else None
+            if steps is None:
+                return None
+            found += steps
+        return tuple(found)
+
+    def _steps(self, number: int) -> list[InFlight] | None:
+        team = self._team
+        crossings = [crossing for crossing in team._crossings.values() if not crossing.clean]
+        if team.plane is not None or team.lost is not None or team.recovery.ended or team._home.has_calls:
+            return None
+        if team._home.thread not in (0, get_ident()) or any(map(_is_in_question, crossings)):
+            return None
+        return [InFlight(number, one.lane.index, one.lane.posted) for one in crossings if one._step is not None]
+
+
+_teams: Final[WeakSet[Team]] = WeakSet()
+
+
+def note(team: Team) -> None:
+    """Know a strategy's workers, be it one that only some of the job's make."""
+    _teams.add(team)
+
+
+def _is_in_question(crossing: Crossing) -> bool:
+    """Whether the control plane, or a group's lane, may bring about something that no step does."""
+    return crossing.told or crossing._asked or bool(crossing._parts) or crossing.judged.is_set()
+
+
+def _runs_here() -> bool:
+    if running_on_trio():
+        return True
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _something_can_run(graph: WaitGraph) -> bool:
+    """Whether the program of this loop may go on by anything but steps between workers."""
+    if not all(_waits_for_a_step(graph, waiter) for waiter in graph.waiters) or _from_outside():
+        return True
+    return _on_trio() if running_on_trio() else _on_asyncio(asyncio.get_running_loop())
+
+
+def _waits_for_a_step(graph: WaitGraph, waiter: Waiter) -> bool:
+    """Whether a task waits in a collective, for another, or in what all workers do: a future may be any library's."""
+    kind = waiter.suspension.kind
+    if kind is Awaited.COLLECTIVE:
+        return True
+    if kind is Awaited.TASK:
+        return bool(graph.enders(waiter))
+    return _is_in_a_step(waiter)
+
+
+def _is_in_a_step(waiter: Waiter) -> bool:
+    frames = [link.frame for link in waiter.chain if link.frame is not None]
+    modules = [frame.f_globals.get("__name__", "") for frame in frames]
+    return next((name for name in reversed(modules) if name.partition(".")[0] not in _LIBRARIES), "") in _STEPS
+
+
+def _from_outside() -> bool:
+    """Whether a signal of the program's, or a thread, may let it go on."""
+    if any(callable(signal.getsignal(number)) for number in signal.valid_signals() if number not in _ENDINGS):
+        return True
+    return any(thread.name != _CONTROL_PLANE for thread in busy_threads(pause=_GLANCE))
+
+
+def _on_asyncio(loop: Any) -> bool:
+    try:
+        ready = [handle for handle in loop._ready if not _is_ours(handle)]
+        timers = [timer for timer in loop._scheduled if not timer.cancelled() and not _is_ours(timer)]
+        files = set(loop._selector.get_map()) - napping - {loop._ssock.fileno()}
+        return bool(ready or timers or files)
+    except AttributeError:
+        return True
+
+
+def _is_ours(handle: Any) -> bool:
+    """Whether a callback brings nothing of the program about: a look for stalls, or a call from another thread."""
+    owner, name = getattr(handle._callback, "__self__", None), getattr(handle._callback, "__name__", "")
+    return isinstance(owner, (StallWatch, HomeLoop)) or name == "_read_from_self"
+
+
+def _on_trio() -> bool:
+    from trio import lowlevel
+    from trio._core._run import GLOBAL_RUN_CONTEXT
+
+    try:
+        known = lowlevel.current_statistics()
+        deadlines = GLOBAL_RUN_CONTEXT.runner.deadlines._active
+        files = known.io_statistics.tasks_waiting_read + known.io_statistics.tasks_waiting_write
+        tasks = trio_tasks()
+        here = lowlevel.current_task()
+        runnable = [task for task in tasks if task is not here and task._abort_func is None]
+    except AttributeError:
+        return True
+    looking = sum(task.name == TASK_NAME for task in tasks)
+    return bool(known.run_sync_soon_queue_size or runnable or deadlines > looking or files > len(napping))

@@ -1,0 +1,325 @@
+"""Workers that make more strategies than others: who waits hears why, and nobody is accused who is slow."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import (
+    DeadlockError,
+    MultiWorkerMirroredStrategy,
+    Reason,
+    StallWarning,
+    WorkerLostError,
+    get_replica_context,
+)
+from aiodist.replica import standing
+from aiodist.vocabulary.reports import Location
+from aiodist.workers import inquiries, makings
+from aiodist.workers.inquiries import Inquiries
+from aiodist.workers.makings import InFlight, Makings, Whereabouts
+from aiodist.workers.peer import LENGTH
+from aiodist.workers.pulse import Pulse
+from aiodist.workers.simulated import SimulatedCluster
+from tests.workers.launched import job
+from tests.workers.over_tcp import OverTcp
+
+Program = Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]
+WORKERS = 2  # more keep links among each other, which take a while to be made
+LAST = WORKERS - 1
+
+
+class _Workers:
+    """Workers in threads of one process, whose strategies are the k-th of a job."""
+
+    def __init__(self) -> None:
+        self.makings = [Makings() for _ in range(WORKERS)]
+        self.worlds = [SimulatedCluster(WORKERS) for _ in range(3)]
+        self.pool = ThreadPoolExecutor(WORKERS)
+        self.strategies = list(self.pool.map(self.make, range(WORKERS)))
+
+    def make(self, rank: int) -> MultiWorkerMirroredStrategy:
+        """Make a worker's next strategy, in its thread."""
+        mine = self.makings[rank]
+        communicator: Any = OverTcp(self.worlds[mine.made].communicators[rank])
+        mine.wait(communicator.iallgather(np.zeros(1, np.uint8), np.zeros(WORKERS, np.uint8)), rank, WORKERS)
+        communicator.makings = mine
+        return MultiWorkerMirroredStrategy(communicator, ["CPU:0"])
+
+    def start(self, rank: int, fn: Program, backend: str) -> Future[Any]:
+        """Use a worker's strategy, then run a coroutine function with it, in an event loop in a thread."""
+
+        async def main() -> Any:
+            await _reduces(self.strategies[rank])
+            return await fn(self.strategies[rank])
+
+        return self.pool.submit(partial(anyio.run, main, backend=backend))
+
+    def start_making(self, rank: int, backend: str = "asyncio") -> Future[Any]:
+        """Make a worker's next strategy, in an event loop in a thread."""
+
+        async def make(_: MultiWorkerMirroredStrategy) -> MultiWorkerMirroredStrategy:
+            return self.make(rank)
+
+        return self.start(rank, make, backend)
+
+    def close(self) -> None:
+        for strategy in self.strategies:
+            strategy.close()
+        self.pool.shutdown()
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Workers]:
+    """Yield workers; neither that they are threads of one process counts, nor the signal handlers of this one."""
+    monkeypatch.setattr(makings, "ASK_SECONDS", 0.02)
+    monkeypatch.setattr(inquiries, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(standing, "_from_outside", lambda: False)
+    found = _Workers()
+    yield found
+    found.close()
+
+
+async def _reduces(strategy: MultiWorkerMirroredStrategy) -> Any:
+    return await strategy.reduce("SUM", np.ones(2), None)
+
+
+async def _runs(strategy: MultiWorkerMirroredStrategy) -> Any:
+    async def program() -> Any:
+        return await get_replica_context().all_reduce("SUM", 1)
+
+    return await strategy.run(program)
+
+
+@pytest.mark.parametrize("operation", [_reduces, _runs])
+def test_one_that_waits_for_the_maker_never_comes(workers: _Workers, operation: Any, backend: str) -> None:
+    others = [workers.start(rank, operation, backend) for rank in range(LAST)]
+
+    async def makes(strategy: MultiWorkerMirroredStrategy) -> Any:
+        with pytest.raises(DeadlockError) as raised:
+            workers.make(LAST)
+        found = await operation(strategy)
+        return found, raised.value
+
+    found, error = workers.start(LAST, makes, backend).result(20)
+    assert [np.sum(other.result(20)) for other in others] == [np.sum(found)] * LAST  # who has caught it goes on
+    name = "strategy.reduce" if operation is _reduces else "strategy.run"
+    told = (
+        rf"worker 1 makes a strategy at \S+test_further_strategies.py:\d+, and worker 0 never comes to that, for it "
+        rf"waits for worker 1: it waits in {name} at \S+test_further_strategies.py:\d+\n"
+        r"Every worker must make the same strategies in the same order\."
+    )
+    assert re.fullmatch(told, str(error)), str(error)
+    assert error.report.reason is Reason.DEADLOCK
+    assert error.report.suspects == (0, 1)
+
+
+def test_one_whose_replica_waits_for_the_maker_never_comes(workers: _Workers, backend: str) -> None:
+    async def program() -> Any:
+        ctx = get_replica_context()
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == LAST:
+            with pytest.raises(DeadlockError, match=r"waits for worker 1: replica 0 waits in all_reduce #1 \("):
+                workers.make(LAST)
+        return await ctx.all_reduce("SUM", 1)
+
+    async def run(strategy: MultiWorkerMirroredStrategy) -> Any:
+        return await strategy.run(program)
+
+    assert [one.result(20) for one in [workers.start(rank, run, backend) for rank in range(WORKERS)]] == [
+        WORKERS
+    ] * WORKERS
+
+
+def _waits_for_an_event(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
+    async def wait(_: MultiWorkerMirroredStrategy) -> None:
+        await anyio.to_thread.run_sync(go_on.wait)
+
+    return wait
+
+
+def _sleeps(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
+    async def wait(_: MultiWorkerMirroredStrategy) -> None:
+        while not go_on.is_set():  # noqa: ASYNC110  (timers are what this is about)
+            await anyio.sleep(0.005)
+
+    return wait
+
+
+def _blocks(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
+    async def wait(_: MultiWorkerMirroredStrategy) -> None:
+        go_on.wait()
+
+    return wait
+
+
+def _leaves_by_a_timeout(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
+    async def wait(strategy: MultiWorkerMirroredStrategy) -> None:
+        with anyio.move_on_after(0.3):
+            await strategy.run(anyio.sleep_forever)
+        go_on.wait()
+
+    return wait
+
+
+def _waits_beside_a_timer(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
+    async def wait(strategy: MultiWorkerMirroredStrategy) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_reduces, strategy)
+            await _sleeps(go_on)(strategy)
+            tasks.cancel_scope.cancel()
+
+    return wait
+
+
+@pytest.mark.parametrize("slow", [_waits_for_an_event, _sleeps, _blocks, _leaves_by_a_timeout, _waits_beside_a_timer])
+def test_one_that_takes_its_time_is_waited_for(
+    workers: _Workers, slow: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, asked = threading.Event(), threading.Semaphore(0)
+    hear = Makings.hear
+
+    def noted_hear(*told: Any) -> None:
+        hear(*told)
+        asked.release()
+
+    monkeypatch.setattr(Makings, "hear", noted_hear)
+    others = [workers.start(rank, slow(go_on), backend) for rank in range(LAST)]
+    waiting = workers.start_making(LAST, backend)
+    for _ in range(10):
+        assert asked.acquire(timeout=20)
+    assert not waiting.done()
+    go_on.set()
+    for other in others:
+        other.result(20)
+    made = [workers.pool.submit(workers.make, rank) for rank in range(LAST)]
+    for strategy in [waiting, *made]:
+        strategy.result(20).close()
+
+
+def test_a_warning_tells_once_what_the_others_are_at(workers: _Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.1")
+    go_on = threading.Event()
+    told: list[tuple[str, str]] = []
+
+    def warn(text: str, place: Location) -> None:
+        told.append((text, place.file))
+        go_on.set()
+
+    monkeypatch.setattr(makings, "_warn", warn)
+    others = [workers.start(rank, _blocks(go_on), "asyncio") for rank in range(LAST)]
+    made = workers.start_making(LAST)
+    for other in others:
+        other.result(20)
+    more = [workers.pool.submit(workers.make, rank) for rank in range(LAST)]
+    for strategy in [made, *more]:
+        strategy.result(20).close()
+    ((text, file),) = told
+    assert file == __file__
+    assert text.startswith(
+        "worker 1 of 2 has waited 0.1 s to make its strategy number 2, which every worker is to make"
+    )
+    assert re.search(r"\n  worker 0: it is at \S+threading\.py:\d+ in wait$", text), text
+
+
+def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    del monkeypatch
+    place = makings._place_of_constructor()
+    assert place is not None
+    makings._warn("told", place)  # the suite makes errors of warnings
+    assert caplog.messages == ["told"]
+    with pytest.warns(StallWarning, match="told"):
+        makings._warn("told", place)
+
+
+def test_one_whose_process_ends_never_comes(workers: _Workers) -> None:
+    made = workers.pool.submit(workers.make, LAST)
+    workers.strategies[0]._team._control._close_at_exit()  # type: ignore[attr-defined]
+    told = r"worker 0 of 2 has ended, and worker 1 waits for it to make a strategy at \S+; it had replica 0$"
+    with pytest.raises(WorkerLostError, match=told):
+        made.result(20)
+
+
+def test_what_workers_other_than_the_first_tell_each_other_goes_by_way_of_it() -> None:
+    class _Control(Inquiries):
+        def __init__(self, rank: int, everyone: list[_Control]) -> None:
+            super().__init__()
+            self._rank, self._size, self.makings, self._pulse = rank, 3, Makings(), Pulse()
+            others = everyone if rank == 0 else everyone[:1]
+            self._peers = {other._rank: other for other in others}  # type: ignore[misc]
+            for other in others:
+                other._peers[rank] = self  # type: ignore[assignment]
+
+        @property
+        def _listener(self) -> None:
+            return None
+
+        def _request(self, *request: Any) -> None:
+            getattr(self, f"_on_{request[0]}")(*request[1:])
+
+        def _put(self, peer: Any, message: bytes) -> None:
+            peer._request(*pickle.loads(message[LENGTH.size :]))
+
+    everyone: list[_Control] = []
+    for rank in range(3):
+        everyone.append(_Control(rank, everyone))
+    everyone[0]._peers.pop(0, None)
+    everyone[1].makings.made = 4  # type: ignore[union-attr]
+    everyone[2]._on_inquire(0, 1)
+    heard = everyone[2].makings._heard  # type: ignore[union-attr]
+    assert {rank: told.number for rank, told in heard.items()} == {0: 0, 1: 4}
+    everyone[1]._on_end()
+    assert [control.gone for control in everyone] == [{1: "has ended"}, {}, {1: "has ended"}]
+
+
+def test_one_that_has_only_closed_a_strategy_is_waited_for(workers: _Workers) -> None:
+    made = [workers.pool.submit(workers.make, LAST)]
+    workers.strategies[0].close()
+    made += [workers.pool.submit(workers.make, rank) for rank in range(LAST)]
+    for one in made:
+        one.result(20).close()
+
+
+def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on() -> None:
+    class _Elder:
+        thread = threading.get_ident()
+
+        def posted(self, lane: int) -> int:
+            return 5 + lane
+
+    mine, elder = Makings(), _Elder()
+    assert mine._are_in_vain([], {})
+    assert mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    assert not mine._are_in_vain([InFlight(1, 0, 6), InFlight(1, 1, 6)], {1: elder})  # type: ignore[dict-item]
+    assert not mine._are_in_vain([InFlight(2, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    elder.thread += 1
+    assert not mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+
+
+def test_an_answer_to_an_earlier_question_is_left_alone() -> None:
+    mine = Makings()
+    mine.hear(1, 7, Whereabouts(0, "it was there then", ()))
+    assert mine._others() == ""
+
+
+def test_workers_of_mpi_that_make_another_number_of_strategies() -> None:
+    code, output, seconds = job(2, program=Path(__file__).with_name("further_job.py"))
+    assert code == 0, output
+    assert re.search(r"worker 1 caught: worker 1 makes a strategy at \S+, and worker 0 never comes to that", output)
+    assert output.count("goes on with both") == 2
+    assert seconds < 20
