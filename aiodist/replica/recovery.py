@@ -1,4 +1,4 @@
-"""Recovery: how the lanes of runs that failed come to where all workers have them, before anything else is begun.
+"""Recovery: lanes on which something went wrong are brought to where all workers have them.
 
 Mostly a lane only lacks records (`Lane.catch_up`). One in which a worker could not carry out a step has something in
 the air that nobody will ever complete (`workers.breakdown`). A run's is dropped by all workers, and made anew from
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from anyio import create_task_group
@@ -28,18 +29,19 @@ if TYPE_CHECKING:
     from aiodist.replica.crossing import Crossing
     from aiodist.replica.team import Team
     from aiodist.workers.communicator import Communicator, Duplication
+    from aiodist.workers.lane import Lane
     from aiodist.workers.tribunal import LaneKey, Verdict
 
 
 class Recovery:
-    """The crossings of a team that have ended in trouble, until their lanes are in order.
+    """The crossings that have ended in trouble, and whose lanes are not left yet.
 
     Args:
         team: the workers.
         communicator: the job's first, of which others are made.
 
     Attributes:
-        ended: those crossings, in the order in which they have ended.
+        crossings: in the order in which they ended.
     """
 
     def __init__(self, team: Team, communicator: Communicator) -> None:
@@ -47,7 +49,7 @@ class Recovery:
         self._communicator = communicator
         self._judged: dict[LaneKey, Crossing] = {}
         self._renewals: dict[LaneKey, Duplication | Exception] = {}
-        self.ended: list[Crossing] = []
+        self.crossings: list[Crossing] = []
 
     def judged(self, crossing: Crossing) -> None:
         """Take a crossing that has a verdict."""
@@ -69,7 +71,7 @@ class Recovery:
         """
         if not root.is_broken:
             return
-        for crossing in self.ended:
+        for crossing in self.crossings:
             if isinstance(crossing, RootCrossing):
                 crossing.leave_values()
         try:
@@ -90,25 +92,38 @@ class Recovery:
             elif not verdict.heard_all:  # others have given up what only this worker has seen agreed on
                 crossing.ask(None)
 
-    async def recover(self) -> None:
-        """Bring lanes that were left in the midst of something to where all workers have them.
+    def is_behind(self, crossing: Crossing) -> bool:
+        """Return whether a step is under way on its lane that was begun before it, and may still be agreed on."""
+        before = takewhile(lambda earlier: earlier is not crossing, self.crossings)
+        return any(earlier.lane is crossing.lane and earlier.in_the_midst for earlier in before)
 
-        They are left in another order on each worker, so that none of them waits for another. But lane 0 has its next
-        communicator first.
+    async def carry_out(self) -> None:
+        """Leave the lanes.
+
+        They are left in another order on each worker, so that none of them waits for another; what was begun on one
+        lane comes to its end in the order in which it was begun there.
+
+        Raises:
+            CollectiveError: lane 0 has no communicator any more; or a worker is lost.
         """
-        for crossing in list(self.ended):
+        by_lane: dict[Lane, list[Crossing]] = {}
+        for crossing in self.crossings:
+            by_lane.setdefault(crossing.lane, []).append(crossing)
+        async with create_task_group() as tasks:
+            for crossings in by_lane.values():
+                tasks.start_soon(self._leave, crossings)
+        if self._team.lost is not None:
+            raise type(self._team.lost)(self._team.lost.report)
+
+    async def _leave(self, crossings: Sequence[Crossing]) -> None:
+        for crossing in crossings:
+            await crossing.judged.wait()
             if isinstance(crossing, RootCrossing) and crossing.key in self._renewals:
                 await self._renew(crossing)
-        async with create_task_group() as tasks:
-            for crossing in self.ended:
-                tasks.start_soon(self._recover_from, crossing)
-
-    async def _recover_from(self, crossing: Crossing) -> None:
-        await crossing.judged.wait()
-        if self._team.lost is None and (crossing.clean or await crossing.catch_up()):
-            self.ended.remove(crossing)
-            self._judged.pop(crossing.key, None)
-            self._take_back(crossing)
+            if self._team.lost is None and (crossing.clean or await crossing.catch_up()):
+                self.crossings.remove(crossing)
+                self._judged.pop(crossing.key, None)
+                self._take_back(crossing)
 
     def _take_back(self, crossing: Crossing) -> None:
         """Let another run have the lane of one that has failed, which is in order."""
@@ -119,11 +134,7 @@ class Recovery:
             self._team._in_use.discard(index)
 
     async def _renew(self, crossing: RootCrossing) -> None:
-        """Give lane 0 its next communicator.
-
-        Raises:
-            CollectiveError: there is none; or a worker is lost.
-        """
+        """Give lane 0 its next communicator, or the strategy up."""
         made = self._renewals[crossing.key]
         error = made if isinstance(made, Exception) else None
         try:
@@ -134,8 +145,5 @@ class Recovery:
             error = raised
         if error is not None:
             self._team.give_up(no_communicator(self._team.span.layout, crossing.report, error))
-        if self._team.lost is not None:
-            raise type(self._team.lost)(self._team.lost.report)
-        del self._renewals[crossing.key]
-        self.ended.remove(crossing)
-        self._judged.pop(crossing.key, None)
+        if self._team.lost is None:
+            del self._renewals[crossing.key]

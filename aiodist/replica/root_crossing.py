@@ -114,7 +114,7 @@ class RootCrossing(Crossing):
     @property
     def in_the_midst(self) -> bool:
         """Whether a step has been begun, and is not over, or its meeting is not."""
-        return self._step is not None or self._goes_on is not None
+        return super().in_the_midst or self._goes_on is not None
 
     @property
     def error(self) -> BaseException | None:

@@ -62,6 +62,7 @@ class Team:
         lost: what to raise, once a worker is lost.
         standing: what those need to know who make further strategies.
         asked_of_runs: what others ask of runs that have no crossing here.
+        recovery: the lanes that were left in the midst of something.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Team:
         assert self.lost is not None
         if self.plane is not None:
             self.plane.abort()
-        for crossing in [*self._crossings.values(), *self.recovery.ended]:
+        for crossing in [*self._crossings.values(), *self.recovery.crossings]:
             crossing.lose(self.lost)
         self._turns.go_on()
 
@@ -271,7 +272,7 @@ class Team:
         else:
             if not crossing.judged.is_set():
                 crossing.tell()  # whatever has ended the run, the others hear of it
-            self.recovery.ended.append(crossing)
+            self.recovery.crossings.append(crossing)
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
@@ -334,8 +335,8 @@ class Team:
         seconds = self._options.merge(options).timeout_seconds
         try:
             with move_on_after(seconds) as limit, suppress(InterruptedStep):
-                if self.recovery.ended:
-                    await self.recovery.recover()
+                if self.recovery.crossings:
+                    await self.recovery.carry_out()
                 await root.carry_over()
             if not last.complete:
                 if limit.cancelled_caught:
@@ -365,7 +366,7 @@ class Team:
         """
         self._root = None
         self._incidents += 1
-        self.recovery.ended.append(root)
+        self.recovery.crossings.append(root)
         self.recovery.renew(root, -self._incidents)
         begun = root.group.members[0].sequence
         self._unheard.extend((verdict.error(), verdict.calls[n]) for n in sorted(verdict.calls) if n >= begun)
