@@ -14,7 +14,8 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from aiodist.gpu.moves import Move
 from aiodist.gpu.pinned import array_of
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
+from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType, Spec
 from aiodist.vocabulary.reports import Reason
 from aiodist.workers.crossing import Partial, Span
 from aiodist_kernels import Accumulate, ReduceOp
@@ -42,18 +43,32 @@ if TYPE_CHECKING:
     from aiodist.collective.rendezvous import Rendezvous
 
 
+_BYTE: Final = np.dtype(np.uint8)
+_APART: Final = 64
+"""Each array in a piece of memory begins at a multiple of so many bytes: of a vector, and of a cache's line."""
+
+
 @cache
 def _fold(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> Rule:
     """Return the rule for a part of a reduction: its fold, and nothing of what comes last."""
     return part_of(rule_for(op, dtype, accumulate))
 
 
-def _on_host(shape: tuple[int, ...], dtype: DType) -> DeviceArray:
-    """Make an array in the host's memory that devices copy to and from."""
-    driver = process.executor().driver
+def _on_host(specs: Sequence[Spec]) -> tuple[DeviceArray, list[DeviceArray]]:
+    """Make arrays in the host's memory that devices copy to and from; return the whole, as bytes, and each of them.
+
+    To lock pages takes a driver some tens of microseconds, so all that is brought together is in one piece.
+    """
+    begins = [0, *accumulate(-(-math.prod(shape) * dtype.itemsize // _APART) * _APART for shape, dtype in specs)]
+    driver, size = process.executor().driver, max(1, begins.pop())
     with process.enqueuing, driver.using():
-        memory = driver.host_memory(max(1, math.prod(shape) * dtype.itemsize))
-    return DeviceArray(memory.address, shape, dtype, HOST, 0, array_of(memory, shape, dtype))
+        memory = driver.host_memory(size)
+    whole = array_of(memory, (size,), _BYTE)
+    arrays = []
+    for (shape, dtype), begin in zip(specs, begins, strict=True):
+        part = whole[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        arrays.append(DeviceArray(memory.address + begin, tuple(shape), dtype, HOST, 0, part))
+    return DeviceArray(memory.address, (size,), _BYTE, HOST, 0, whole), arrays
 
 
 class Landing(DeviceWork):
@@ -67,7 +82,7 @@ class Landing(DeviceWork):
     def __init__(self, brought: Brought, taken: Sequence[int] | None) -> None:
         self._folds = taken is None
         self._taken: Sequence[int] = [0] if taken is None else taken
-        self._numbers: dict[tuple[int, int], int] = {}
+        self._landed: dict[tuple[int, int], DeviceArray] = {}
         super().__init__(brought)
 
     def layout(self) -> Any:
@@ -75,31 +90,45 @@ class Landing(DeviceWork):
         return self._folds, tuple(self._taken), tuple([array.shape for array in self.arrays])
 
     def staging(self) -> list[DeviceArray]:
-        """Return the arrays on the host."""
-        made: list[DeviceArray] = []
-        for place in self._places:
-            for taken in self._taken:
-                array = self.columns[place][taken]
-                dtype = self._rule(array.dtype).accumulator if self._folds else array.dtype
-                self._numbers[place, taken] = len(self.arrays) + len(made)
-                made.append(_on_host(tuple(array.shape), dtype))
-        return made
+        """Return the piece of the host's memory that all comes to."""
+        wanted = [(place, taken) for place in self._places for taken in self._taken]
+        arrays = [self.columns[place][taken] for place, taken in wanted]
+        dtypes = [self._rule(array.dtype).accumulator if self._folds else array.dtype for array in arrays]
+        whole, landed = _on_host([(tuple(array.shape), dtype) for array, dtype in zip(arrays, dtypes, strict=True)])
+        self._landed = dict(zip(wanted, landed, strict=True))
+        homes = {array.ordinal for array in arrays}
+        self._home = homes.pop() if self._folds and len(homes) == 1 else None
+        self._whole = Known(Place(HOST, symbol(len(self.arrays))), whole.shape, whole.dtype)
+        self._begin = whole.address
+        return [whole]
 
     def _rule(self, dtype: DType) -> Rule:
         return _fold(self.signature[OP], dtype, self.options.accumulate)
 
     def plan(self, place: int, mark: DeviceType, arrays: Sequence[Known]) -> None:
         """Copy what is taken of a leaf to the host, folded first where it is."""
-        sources = list(arrays)
-        if self._folds:
-            rule = self._rule(arrays[0].dtype)
-            sources = self.fresh(mark, arrays[0].shape, rule.accumulator, [arrays[0].ordinal])
-            inputs, size = tuple([array.place for array in arrays]), math.prod(arrays[0].shape)
-            sizes = rule.dtype.itemsize, rule.accumulator.itemsize
-            self.reduce(rule, Job(inputs, (sources[0].place,), size, *sizes))
-        for taken in self._taken:
-            landed = Known(Place(HOST, symbol(self._numbers[place, taken])), sources[taken].shape, sources[taken].dtype)
-            self.move([Move(landed.view(), sources[taken].view())])
+        if not self._folds:
+            self.move(
+                [Move(self._part(self._whole, place, taken).view(), arrays[taken].view()) for taken in self._taken]
+            )
+            return
+        if self._home is None:
+            (folded,) = self.fresh(mark, arrays[0].shape, self._rule(arrays[0].dtype).accumulator, [arrays[0].ordinal])
+            self.move([Move(self._part(self._whole, place, 0).view(), folded.view())])
+        else:  # all that is folded lies on one device as it will lie on the host
+            if place == self._places[0]:
+                (self._packed,) = self.fresh(mark, self._whole.shape, _BYTE, [self._home])
+                self.move([Move(self._whole.view(), self._packed.view())])
+            folded = self._part(self._packed, place, 0)
+        rule, inputs = self._rule(arrays[0].dtype), tuple([array.place for array in arrays])
+        sizes = rule.dtype.itemsize, rule.accumulator.itemsize
+        self.reduce(rule, Job(inputs, (folded.place,), math.prod(arrays[0].shape), *sizes))
+
+    def _part(self, whole: Known, place: int, taken: int) -> Known:
+        """Return an array's place in the piece of memory that it lands in, or in one that is like it."""
+        landed = self._landed[place, taken]
+        begin = Place(whole.place.device, whole.place.address + landed.address - self._begin)
+        return Known(begin, landed.shape, landed.dtype)
 
     def landed(self) -> Any:
         """Return what each replica brought, in memory of the host; in the place of what is not needed stands None.
@@ -112,7 +141,7 @@ class Landing(DeviceWork):
             for row in rows:
                 row[place] = None
             for taken in self._taken:
-                landed = self.arrays[self._numbers[place, taken]].owner
+                landed = self._landed[place, taken].owner
                 rows[taken][place] = Partial(landed, column[taken].dtype) if self._folds else landed
         return [row[0] for row in rows] if self.single else rows
 
@@ -208,10 +237,10 @@ class Ferry:
 
     def _staged(self, row: Any) -> Any:
         single = self._meeting.signature[STRUCTURE] is None
-        leaves = [
-            staged(leaf) if isinstance(mark, DeviceType) else leaf
-            for mark, leaf in zip(self._marks, [row] if single else row, strict=True)
-        ]
+        leaves = [row] if single else list(row)
+        there = [place for place, mark in enumerate(self._marks) if isinstance(mark, DeviceType)]
+        for place, array in zip(there, staged([leaves[place] for place in there]), strict=True):
+            leaves[place] = array
         return leaves[0] if single else leaves
 
     def launching(self, staged: Any) -> Work:
@@ -219,8 +248,9 @@ class Ferry:
         return Launching(self._brought, staged, self._meeting.outs).work()
 
 
-def staged(leaf: np.ndarray[Any, Any]) -> DeviceArray:
-    """Return a copy of an array in memory that devices copy from; in any thread."""
-    made = _on_host(leaf.shape, leaf.dtype)
-    made.owner[...] = leaf
+def staged(leaves: Sequence[np.ndarray[Any, Any]]) -> list[DeviceArray]:
+    """Return copies of arrays in memory that devices copy from; in any thread."""
+    _, made = _on_host([(leaf.shape, leaf.dtype) for leaf in leaves])
+    for array, leaf in zip(made, leaves, strict=True):
+        array.owner[...] = leaf
     return made

@@ -297,6 +297,11 @@ class Crossing(Carrier):
         """How many records this worker has brought to the lane."""
         return self.lane.posted - self._base
 
+    @property
+    def in_the_midst(self) -> bool:
+        """Whether a step has been begun, and is not over."""
+        return self._step is not None
+
     def _leave_lane(self) -> None:
         """Bring the lane to where all workers have it, as soon as nothing is under way there.
 
@@ -308,7 +313,7 @@ class Crossing(Carrier):
             return
         if verdict.heard_all and self.brought > verdict.posted_by_all:
             self._step = None
-        if self._step is None:
+        if self._step is None and not self._team.recovery.is_behind(self):
             self.lane.catch_up(self._base + verdict.posted)
             if not self._team.group_lanes.are_in_use(self.key):
                 self._team.settle(self)

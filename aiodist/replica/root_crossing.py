@@ -108,7 +108,7 @@ class RootCrossing(Crossing):
     @property
     def in_the_midst(self) -> bool:
         """Whether a step has been begun, and is not over, or its meeting is not."""
-        return self._step is not None or self._goes_on is not None
+        return super().in_the_midst or self._goes_on is not None
 
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""

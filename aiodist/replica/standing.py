@@ -127,7 +127,7 @@ class Standing:
     def _steps(self, number: int) -> list[InFlight] | None:
         team = self._team
         crossings = [crossing for crossing in team._crossings.values() if not crossing.clean]
-        if team.plane is not None or team.lost is not None or team._ended or team._home.has_calls:
+        if team.plane is not None or team.lost is not None or team.recovery.crossings or team._home.has_calls:
             return None
         if team._home.thread not in (0, get_ident()) or any(map(_is_in_question, crossings)):
             return None

@@ -36,12 +36,13 @@ def go_straight(carrier: Carrier, meeting: Rendezvous, course: Course) -> Steps[
     lane, straight = carrier.lane, course.straight
     assert straight is not None
     reduction = AloneReduction(straight.known, meeting.values if straight.single else meeting.values[0])
+    opening = lane.opening
     record = lane.open_plainly(course.number, course.flags)
     with suppress(Exception):  # tried again when it is carried out: the record is on its way
         reduction.get_ready(lane.communicator)
     yield record
-    if not lane.opening.alike():
-        agreed = lane.agreed(course.recipe(meeting.values), course.flags)
+    if not opening.alike():
+        agreed = lane.agreed(opening, course.recipe(meeting.values), course.flags)
         return (yield from carrier.carry_on(meeting, course, None, agreed, ALL_FREE))
     carrier.moving = True
     send, total = reduction.send, reduction.total

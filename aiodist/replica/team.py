@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
-from anyio import create_task_group, move_on_after
+from anyio import move_on_after
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
@@ -24,6 +24,7 @@ from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.home_loop import HomeLoop
+from aiodist.replica.recovery import Recovery
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
@@ -60,6 +61,7 @@ class Team:
         lost: what to raise, once a worker is lost.
         standing: what those need to know who make further strategies.
         asked_of_runs: what others ask of runs that have no crossing here.
+        recovery: the lanes that were left in the midst of something.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Team:
         self._options = options
         self._lanes = {0: Lane(communicator, 0)}
         self._in_use: set[int] = {0}
-        self._ended: list[Crossing] = []
+        self.recovery = Recovery(self)
         self._crossings: dict[LaneKey, Crossing] = {}
         self.asked_of_runs = Asked(self)
         self._incidents = 0
@@ -162,7 +164,7 @@ class Team:
         assert self.lost is not None
         if self.plane is not None:
             self.plane.abort()
-        for crossing in [*self._crossings.values(), *self._ended]:
+        for crossing in [*self._crossings.values(), *self.recovery.crossings]:
             crossing.lose(self.lost)
         self._turns.go_on()
 
@@ -264,7 +266,7 @@ class Team:
         else:
             if not crossing.judged.is_set():
                 crossing.tell()  # whatever has ended the run, the others hear of it
-            self._ended.append(crossing)
+            self.recovery.crossings.append(crossing)
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
@@ -327,8 +329,8 @@ class Team:
         seconds = self._options.merge(options).timeout_seconds
         try:
             with move_on_after(seconds) as limit, suppress(InterruptedStep):
-                if self._ended:
-                    await self._recover()
+                if self.recovery.crossings:
+                    await self.recovery.carry_out()
                 await root.carry_over()
             if not last.complete:
                 if limit.cancelled_caught:
@@ -358,7 +360,7 @@ class Team:
         """
         self._root = None
         self._incidents += 1
-        self._ended.append(root)
+        self.recovery.crossings.append(root)
         begun = root.group.members[0].sequence
         self._unheard.extend((verdict.error(), verdict.calls[n]) for n in sorted(verdict.calls) if n >= begun)
         if not verdict.heard_all:  # others have given up what only this worker has seen agreed on
@@ -372,22 +374,6 @@ class Team:
         """Wait for the verdict on what was called last, if there was trouble."""
         if self._root is not None and self._root.told:
             await self._root.judged.wait()
-
-    async def _recover(self) -> None:
-        """Bring lanes that were left in the midst of something to where all workers have them.
-
-        They are left in another order on each worker, so that none of them waits for another.
-        """
-        async with create_task_group() as tasks:
-            for crossing in self._ended:
-                tasks.start_soon(self._recover_from, crossing)
-
-    async def _recover_from(self, crossing: Crossing) -> None:
-        await crossing.judged.wait()
-        if self.lost is None and (crossing.clean or await crossing.catch_up()):
-            self._ended.remove(crossing)
-            if crossing.lane.index:
-                self._in_use.discard(crossing.lane.index)
 
     @property
     def is_here(self) -> bool:

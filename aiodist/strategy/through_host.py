@@ -111,7 +111,7 @@ class ThroughHost:
         """Return arrays on each GPU with the values of these leaves, which are on the host."""
         from aiodist.collective.device_crossing import Launching, staged
 
-        arrays = await call_off_loop(list(leaves.values()), lambda: [staged(np.asarray(v)) for v in leaves.values()])
+        arrays = await call_off_loop(list(leaves.values()), lambda: staged([np.asarray(v) for v in leaves.values()]))
         signature = _signature([(v.shape, v.dtype) for v in arrays], [self._there[place][0] for place in leaves])
         takers = [[_Taker(ordinal)] * len(arrays) for ordinal in ordinals]
         brought = Brought(signature, takers, CommunicationOptions(), range(len(takers)), self._names)

@@ -119,15 +119,15 @@ class Lane:
         if alongside is not None:
             fast = self._flag(transfers)
         length, payload = _payload(transfers) if transfers and self.opening.complete else (0, b"")
+        opening, begun = self.opening, None  # others may be used here when this record is over
         record = self.open(digest, flags | fast, length, free, notice, payload)
-        begun = None
         if alongside is not None and fast is Flag.BEGUN:
             begun = self._alongside.begin(transfers[0], alongside)
         elif plan.early is not None:
             with suppress(Exception):  # tried again when it is carried out: the record is on its way
                 plan.early(self.communicator)
         yield record
-        return self.agreed(plan, flags, begun, wants=fast is Flag.WANTED)
+        return self.agreed(opening, plan, flags, begun, wants=fast is Flag.WANTED)
 
     def open(
         self,
@@ -176,13 +176,14 @@ class Lane:
         latest = self._latest = self.opening.post_head(what.to_bytes(16, "little"), flags)
         return latest
 
-    def agreed(self, plan: Plan, flags: int, begun: Begun | None = None, *, wants: bool = False) -> Agreed:
-        """Return what the records, which are here, agree on.
+    def agreed(
+        self, opening: Opening, plan: Plan, flags: int, begun: Begun | None = None, *, wants: bool = False
+    ) -> Agreed:
+        """Return what records, which are here, agree on: those of the opening that the lane had when they were brought.
 
         Raises:
             Disagreement: the workers do not mean the same.
         """
-        opening = self.opening
         if opening.alike():
             return Agreed(plan, opening, True, Notice.NONE, begun, wants)
         if not opening.agreed():

@@ -21,6 +21,7 @@ from aiodist import (
     CollectiveError,
     CommunicationOptions,
     MultiWorkerMirroredStrategy,
+    PerReplica,
     ReduceOp,
     get_replica_context,
     set_logical_devices,
@@ -136,7 +137,7 @@ def many_leaves(worker: Worker) -> str:
 
 
 def other_kinds(worker: Worker) -> str:
-    """Each replica in turn is the source of a broadcast; and a mean is scattered."""
+    """Each replica is the source of a broadcast, a mean is scattered, and what is not for NCCL goes by the host."""
     strategy = worker.strategy(2)
     n = strategy.num_replicas_in_sync
     values = small(n, SINGLE)
@@ -144,20 +145,25 @@ def other_kinds(worker: Worker) -> str:
     async def program() -> Any:
         ctx, mine = get_replica_context(), worker.put(np.resize(values[_me()], 700 * n))
         sent = [await ctx.broadcast(mine, source) for source in range(n)]
-        return sent, await ctx.reduce_scatter("MEAN", mine)
+        return sent, await ctx.reduce_scatter("MEAN", mine), await ctx.all_gather(mine, 0)
 
     with mock.patch.object(nccl_plane.Use, "take", autospec=True, side_effect=nccl_plane.Use.take) as calls:
         found = strategy.experimental_local_results(asyncio.run(strategy.run(program)))
     assert calls.call_count == n + 1
     mean = np.resize(reduce(ReduceOp.MEAN, values), 700 * n)
-    for place, (sent, part) in enumerate(found, 2 * worker.communicator.rank):
+    for place, (sent, part, gathered) in enumerate(found, 2 * worker.communicator.rank):
         for source, array in enumerate(sent):
             wanted = np.resize(values[source], 700 * n)
             assert_same_bits(read(array.memory, wanted), wanted)
         wanted = mean[700 * place : 700 * (place + 1)]
         assert_same_bits(read(part.memory, wanted), wanted)
+        wanted = np.concatenate([np.resize(value, 700 * n) for value in values])
+        assert_same_bits(read(gathered.memory, wanted), wanted)
+    local = [worker.put(values[2 * worker.communicator.rank + k]) for k in range(2)]
+    total = asyncio.run(strategy.extended.reduce_to("SUM", PerReplica(local), "GPU:1"))
+    assert_same_bits(read(total.memory, values[0]), reduce(ReduceOp.SUM, values))
     strategy.close()
-    return "broadcasts, and parts of a mean"
+    return "other kinds"
 
 
 def fifty_strategies(worker: Worker) -> str:

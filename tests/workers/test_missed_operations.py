@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from aiodist import (
 )
 from aiodist.replica.awaiting import Bell
 from aiodist.replica.root_crossing import RootCrossing
+from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.simulated import SimulatedCommunicator, SimulatedRequest
 from tests.workers.simulated import Job
 
@@ -258,3 +261,49 @@ async def test_disagreement_that_a_worker_sees_only_after_the_verdict_is_told_th
     monkeypatch.undo()
     assert [type(outcome).__name__ for outcome in outcomes] == ["CollectiveMismatchError"] * 2
     await job.check_that_it_works()
+
+
+async def _until_it_meets(operation: Any, strategy: MultiWorkerMirroredStrategy) -> tuple[int, int]:
+    """Return what an operation gives, and how often it has failed before."""
+    for failures in range(9):
+        with suppress(CollectiveTimeoutError, IncompleteCollectiveError):
+            return await operation(strategy, 5), failures
+    raise AssertionError("it never meets the others")
+
+
+@pytest.mark.parametrize("operation", [reduce, run])
+async def test_steps_that_a_late_worker_still_agrees_to_are_carried_out_in_their_order(
+    operation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(1, 1, 1)
+    job.limit(0.02)
+    board: Any = job.cluster.switchboard(job.strategies[0]._team.span.layout, OrderCheck.CALL_SITE)
+    others, late = job.strategies[:2], anyio.Event()
+    ask = type(board)._ask
+
+    def ask_the_others(board: Any, rank: int, *question: Any) -> None:
+        if rank != 2 or late.is_set():
+            ask(board, rank, *question)
+
+    async def judge_without_the_last() -> None:  # as the control plane does where a worker says nothing
+        while not late.is_set():
+            await anyio.lowlevel.checkpoint()
+            for key in board._coordinator.pending:
+                if len(board._coordinator._cases[key].states) == len(others):
+                    board._coordinator.conclude(key)
+
+    async def worker(strategy: MultiWorkerMirroredStrategy) -> Any:
+        if strategy in others:
+            for step in range(3):
+                with pytest.raises(CollectiveTimeoutError):
+                    await operation(strategy, step)
+            job.limit(None)
+            late.set()
+        await late.wait()
+        return await _until_it_meets(operation, strategy)
+
+    monkeypatch.setattr(type(board), "_ask", ask_the_others)
+    assert [strategy.num_replicas_in_sync for strategy in job.strategies] == [3] * 3  # all have met
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(judge_without_the_last)
+        assert {value for value, _ in await job.everywhere(worker)} == {15}
