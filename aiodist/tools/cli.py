@@ -67,8 +67,8 @@ def _run(arguments: Namespace) -> int:
 def _end_interrupted(text: str) -> int:
     """End with our own exit code.
 
-    Python notes a KeyboardInterrupt that leaves a string that is executed, such as the methods that a dataclass writes, and
-    ends the process by SIGINT for it, though it was caught. The next string begins with a clean sheet.
+    Python notes a KeyboardInterrupt that leaves an executed string, such as the methods of a new dataclass, and ends
+    the process by SIGINT for it, though it was caught. The next string begins with a clean sheet.
     """
     exec("")  # noqa: S102
     return _end(text, Exit.INTERRUPTED)
