@@ -9,9 +9,6 @@ passed. A request that goes on by itself, in threads of the engine's, is from th
 take the core that those need. Event loops round their timers up to a millisecond, so that naps are taken on a timer of
 the system's that the loop reads, where there is one (Linux).
 
-An engine that fails mid-way, since a connection has ended, seldom knows why: the control plane is given some time to
-say it, and what the engine said becomes the cause of that.
-
 What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
 each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
 """
@@ -48,7 +45,6 @@ _SHORTEST_NAP: Final = 100e-6
 _SHORTEST_NAP_BY_ITSELF: Final = 50e-6
 _LONGEST_NAP: Final = 4e-3
 _LONGEST_NAP_OF_VALUES: Final = 100e-6
-_GRACE_SECONDS: Final = 2.0
 
 
 napping: Final[set[int]] = set()
@@ -99,6 +95,12 @@ class Bell:
         await self._event.wait()
         self._event = anyio.Event()
 
+    async def wait_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until something is so, which whoever makes it so rings for; at most for so long."""
+        with anyio.move_on_after(seconds):
+            while not condition():
+                await self.wait()
+
     async def nap(self, elapsed: float, *, by_itself: bool = False) -> None:
         """Wait for a short time, the longer the longer it has been waited.
 
@@ -121,22 +123,12 @@ async def until(request: Request, bell: Bell) -> bool:
     """Wait until a request is complete; return whether the loop has had a turn meanwhile.
 
     Raises:
-        InterruptedStep: the bell has interrupted it; caused by what went wrong in the engine, if anything has.
-        Exception: what went wrong in the engine, where the bell has not interrupted it for two seconds.
+        InterruptedStep: the bell has interrupted it.
+        Exception: what went wrong in the engine.
     """
-    try:
-        if request.test():
-            return False
-        await _wait(request, bell)
-    except InterruptedStep:
-        raise
-    except Exception as error:
-        with anyio.move_on_after(_GRACE_SECONDS):
-            while not bell.interrupts:
-                await bell.wait()
-        if bell.interrupts:
-            raise InterruptedStep from error
-        raise
+    if request.test():
+        return False
+    await _wait(request, bell)
     return True
 
 

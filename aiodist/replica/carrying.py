@@ -5,7 +5,10 @@
 
 It stops at the first disagreement, at a verdict, and when a worker is lost. **What was agreed on is always carried
 out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
-gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed.
+gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed. Where
+that cannot be done, the others are told (`workers.breakdown`), as they are in the midst of it, or come to it. An engine
+that fails may do so because a worker is lost, and seldom knows it: the control plane is given some time to say that,
+and what the engine said becomes the cause of it.
 
 A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for fifty
 microseconds whether all agree, which they mostly do where the others are as far, and for half a millisecond whether the
@@ -16,13 +19,11 @@ step does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import anyio
+from anyio import get_cancelled_exc_class
 
 from aiodist.collective import joining
 from aiodist.collective.member import JOIN
@@ -33,7 +34,7 @@ from aiodist.replica.courses import Course, Courses
 from aiodist.replica.hands import Hands
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.straight import go_straight
-from aiodist.replica.under_way import UnderWay
+from aiodist.replica.under_way import UnderWay, When
 from aiodist.workers.absence import ENDED, Presence, result_of, tell
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
@@ -47,21 +48,8 @@ if TYPE_CHECKING:
     from aiodist.workers.nccl_plane import Use
 
 _ENGINE_GRACE_SECONDS = 2.0
+_OF_THIS_WORKER = (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)
 _AT_ONCE_SECONDS = 50e-6
-
-
-class When:
-    """A request that is complete when something is so; whoever makes it so rings the bell.
-
-    Args:
-        condition: returns whether it is.
-    """
-
-    def __init__(self, condition: Callable[[], bool]) -> None:
-        self.test = condition
-
-    def add_done_callback(self, fn: Callable[[], object], /) -> None:
-        """Do nothing: the bell is rung."""
 
 
 class Carrier:
@@ -140,6 +128,10 @@ class Carrier:
         """Meet the other workers when there is nothing more to carry over."""
         raise NotImplementedError
 
+    def _break_down(self, meeting: Rendezvous | None, error: BaseException) -> None:
+        """Tell the coordinator of a step that others may carry out, and this worker cannot."""
+        raise NotImplementedError
+
     # Driving.
 
     async def _carry_all(self) -> None:
@@ -163,12 +155,12 @@ class Carrier:
         """Bring a step to its end; return the lanes that all workers have free.
 
         Raises:
-            InterruptedStep: there is trouble, or the run is over; the step can be gone on with.
+            InterruptedStep: there is trouble, or the run is over; the step can be gone on with, if there still is one.
         """
         self._step = step
         try:
             common = await self._go_on(step)
-        except InterruptedStep:
+        except (InterruptedStep, get_cancelled_exc_class(), GeneratorExit):
             raise
         except FrozenLane:
             self._step = None
@@ -177,12 +169,15 @@ class Carrier:
             self._step = None
             self._disagree(None if step.meeting is None or step.meeting.number == JOIN else step.meeting.number)
             raise InterruptedStep from None
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for who waits)
             self._step = None
-            if step.meeting is None:
-                raise
             await self._fail(step.meeting, error)
             return 0
+        except BaseException as error:
+            self._step = None
+            if self.lane.in_exchange:
+                self._break_down(step.meeting, error)
+            raise
         self._step = None
         return common
 
@@ -230,9 +225,14 @@ class Carrier:
         """Go on with a step that was left in the midst, which every worker has begun."""
         step = self._step
         if step is not None and not isinstance(step.request, When):
-            with suppress(Exception):  # who waited for it has been told of something else
+            try:
                 while await self._wait_for(step, self._values) is None:
                     pass
+            except InterruptedStep:
+                pass
+            except Exception as error:  # noqa: BLE001  (who waited for it has been told of something else)
+                if self.lane.in_exchange:
+                    self._break_down(step.meeting, error)
         self._step = None
 
     # Steps.
@@ -272,17 +272,20 @@ class Carrier:
         self, meeting: Rendezvous, course: Course, cargo: Cargo | None, agreed: Agreed, free: int
     ) -> Steps[int]:
         """Carry a meeting over on which all workers have agreed; return the lanes that all have free."""
-        plan, hands = agreed.plan, self.hands
+        plan, hands, lane = agreed.plan, self.hands, self.lane
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self.moving = True
         if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
             cargo = cargo or Cargo(meeting, self.group, self._span)
             result = yield from self._carry_out_otherwise(cargo, agreed)
         else:
-            results = yield from self.lane.carry_out(agreed, hands)
+            results = yield from lane.carry_out(agreed, hands)
+            lane.in_exchange = False
             result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
         if cargo is not None and not course.merges:
+            lane.in_exchange = True
             yield from cargo.fly(hands)
+            lane.in_exchange = False
             result = yield from cargo.launch(result, hands)
         if not meeting.complete:
             self._hand_over(meeting, course, cargo, result)
@@ -307,14 +310,37 @@ class Carrier:
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
         agreed = agreed._replace(plan=(yield from cargo.landed(other, self.hands)))
         results = yield from self.lane.carry_out(agreed, self.hands)
+        self.lane.in_exchange = False
         return (yield from agreed.plan.finished(results, self.hands))
 
-    async def _fail(self, meeting: Rendezvous, error: Exception) -> None:
-        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first."""
-        if not isinstance(error, (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)):
-            with anyio.move_on_after(_ENGINE_GRACE_SECONDS, shield=True):
-                await self.judged.wait()
-        self.group.finish_merge(meeting, None, error)
+    async def _fail(self, meeting: Rendezvous | None, error: Exception) -> None:
+        """Let those who wait raise what went wrong; where it may be that a worker is lost, that comes first.
+
+        Raises:
+            InterruptedStep: other workers may be in the midst of the step.
+        """
+        if not self.lane.in_exchange:
+            if meeting is None:
+                raise error
+            if not self.moving:
+                self.lane.leave_out()
+            self.finish_with(meeting, error)
+            return
+        if isinstance(error, _OF_THIS_WORKER):
+            self.finish_with(meeting, error)
+            self._break_down(meeting, error)
+        else:
+            self._break_down(meeting, error)
+            heard = lambda: self._team.lost is not None or self.judged.is_set()  # noqa: E731
+            await outlast(partial(self._bell.wait_until, heard, _ENGINE_GRACE_SECONDS))
+            if self._team.lost is None:
+                self.finish_with(meeting, error)
+        raise InterruptedStep from error
+
+    def finish_with(self, meeting: Rendezvous | None, error: BaseException) -> None:
+        """Let those who wait in a meeting, where there is one, raise an error."""
+        if meeting is not None:
+            self.group.finish_merge(meeting, None, error)
 
     def _meet(self, name: bytes, notice: Notice = Notice.NONE) -> Steps[Agreed]:
         """Agree with the other workers that all have come to an end.
@@ -326,6 +352,7 @@ class Carrier:
         agreed = yield from self.lane.agree(name, notice=notice)
         if agreed.notice >= Notice.ABSENT:
             yield from self._tell(ENDED)
+        self.lane.in_exchange = False
         return agreed
 
     # Where replicas have joined.
@@ -336,7 +363,7 @@ class Carrier:
         values = yield from cargo.one_by_one(self.hands)
         own = {places[position]: value for position, value in values.items()}
         told = yield from self._tell(Presence(cargo.accumulate, own))
-        if policy.blocks(_nbytes_of(told)):
+        if policy.blocks(sum(nbytes_of(value) for presence in told for value in presence.values.values())):
             return (yield from by_hand(self.hands, result_of, signature, told, self._span))
         return result_of(signature, told, self._span)
 
@@ -365,10 +392,7 @@ class Carrier:
         """
         self.moving = True
         told = yield from tell(self.lane, own, self.hands)
+        self.lane.in_exchange = False
         if any(presence.ended for presence in told):
             raise Disagreement
         return told
-
-
-def _nbytes_of(told: list[Presence]) -> int:
-    return sum(nbytes_of(value) for presence in told for value in presence.values.values())

@@ -20,9 +20,10 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep
-from aiodist.replica.carrying import Carrier, When
+from aiodist.replica.breaking import Breaking
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.part_crossing import PartCrossing, part_of
+from aiodist.replica.under_way import When
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
@@ -41,7 +42,7 @@ _FINISHED = digest("every local replica has returned")
 _GROUPS_CLOSED = digest("every group of the run is closed")
 
 
-class Crossing(Carrier):
+class Crossing(Breaking):
     """The crossing of one run.
 
     Args:
@@ -54,7 +55,7 @@ class Crossing(Carrier):
     group: SpannedGroup
 
     def __init__(self, team: Team, lane: Lane, key: LaneKey, group: SpannedGroup) -> None:
-        super().__init__(team, lane, group, team.span)
+        super().__init__(team, lane, group)
         self.key = key
         lane.begin(*key)
         self._base = lane.posted
@@ -63,13 +64,10 @@ class Crossing(Carrier):
         self._busy = self._idle = False  # the driving task is at work; it only waits for a verdict
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
-        self._verdict: Verdict | None = None
         self._engine_error: BaseException | None = None
-        self._parts: list[PartCrossing] = []
         self._watches: int | None = None  # the number of the last question
         self._unmade: tuple[GroupKey, ...] | None = None
         self._start: Callable[[PartCrossing], object] | None = None
-        self.told = False
         self.clean = False
         self.judged = LastingEvent()
         self._stopped = LastingEvent()
@@ -163,6 +161,7 @@ class Crossing(Carrier):
             await self._stopped.wait()
         if not self.clean:
             await self.judged.wait()
+            self._settle()
 
     # What the control plane calls, in the event loop.
 
@@ -178,11 +177,12 @@ class Crossing(Carrier):
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict."""
-        self._verdict = verdict
+        self._verdict = self._first_verdict = verdict
         if not self.clean:
             self.lane.freeze()
             if self.use is not None:
                 self.use.hurry()
+            self._break_off()
         self._end(verdict.error())
         self._leave_lane()
 
@@ -206,7 +206,7 @@ class Crossing(Carrier):
             self._interrupt()
             error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
-            self._settle()
+            self._settle_in_time()
         self.judged.set()
 
     def _settle(self) -> None:
@@ -220,17 +220,16 @@ class Crossing(Carrier):
         group: SyncGroup | None = None,
         overdue: tuple[int, float] | None = None,
         failures: Mapping[int, BaseException] | None = None,
-        note: str = "",
     ) -> None:
         """Tell the coordinator, once; ``overdue`` is of the group, or of the run's own."""
         if not self.told:
-            self.told = True
             self._interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
             late = None if overdue is None else (group or self.group, overdue)
             layout = self._team.span.layout  # of many workers, each of which knows the same, a few tell all
             brief = layout.workers > ALL_RECEIVE_ALL and layout.rank % ALL_RECEIVE_ALL != 0
-            self._team.report(self.key, self.state(brief=brief, late=late, failures=found, note=note))
+            self._told = self.state(brief=brief, late=late, failures=found)
+            self._team.report(self.key, self._told)
 
     def state(
         self,
@@ -256,6 +255,7 @@ class Crossing(Carrier):
             note=note,
             groups=[part_of(group, overdue_in(group)) for group in self.group.groups()[1:]],
             lanes=self._team.group_lanes.freeze(self.key) if freeze else {},
+            breakdowns=self.breakdowns,
         )
 
     # What the crossings of groups call.
@@ -269,11 +269,6 @@ class Crossing(Carrier):
         """Hear that the crossing of a group is over."""
         self._parts.remove(part)
         self._bell.ring()
-
-    def fail(self, error: Exception) -> None:
-        """Tell that the engine of a group failed."""
-        self._engine_error = error
-        self.tell(note=f"its {self.lane.communicator.engine} engine failed: {error}")
 
     def was_begun_by_all(self, number: int, posted: int) -> bool:
         """Return whether every worker has brought so many records to a group's lane; there is a verdict, or a loss."""
@@ -311,6 +306,9 @@ class Crossing(Carrier):
         verdict = self._verdict
         if verdict is None or self.clean or self._busy or self._loss is not None or not self._team.is_here:
             return
+        if self.is_broken:
+            self._team.settle(self, well=False)
+            return
         if verdict.heard_all and self.brought > verdict.posted_by_all:
             self._step = None
         if self._step is None and not self._team.recovery.is_behind(self):
@@ -323,11 +321,13 @@ class Crossing(Carrier):
         self._make_bells()
         if self._verdict is None or self._team.lost is not None:
             return False
-        await self.finish_step()
-        self._leave_lane()
-        with suppress(Exception):  # of the engine, which makes no lanes for groups: those here are not used again
-            await self._team.group_lanes.catch_up(self.key, self._verdict, self._values)
+        if not self.is_broken:
+            await self.finish_step()
             self._leave_lane()
+        with suppress(Exception):  # of the engine, which makes no lanes for groups: those here are not used again
+            await self._team.group_lanes.catch_up(self.key, self._verdict, self.broken_lanes, self._values)
+            if not self.is_broken:
+                self._leave_lane()
         return self._team.lost is None
 
     # The way of a run.
@@ -341,8 +341,9 @@ class Crossing(Carrier):
             except InterruptedStep as step:
                 self._engine_error = step.__cause__
                 await self._leave_nobody_waiting()
-            except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
-                self.fail(error)
+            except Exception as error:  # noqa: BLE001  (at the end of the run, where nobody waits for a value)
+                self._engine_error = error
+                self._break_down(None, error)
             finally:
                 self._end_by_loss()
                 self._leave_lane()
@@ -369,7 +370,7 @@ class Crossing(Carrier):
         self._idle = True  # who would judge may be lost meanwhile
         await self.judged.wait()
         self._idle = False
-        if self._verdict is not None and self._verdict.posted_by_all >= self.brought:
+        if self._verdict is not None and self._verdict.posted_by_all >= self.brought and not self.is_broken:
             await self.finish_step()
 
     def _disagree(self, number: int | None) -> None:

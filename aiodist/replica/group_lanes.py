@@ -97,19 +97,26 @@ class GroupLanes:
         for key in [key for key in self._asked if key[0] == run]:
             del self._asked[key]
 
+    def of(self, run: Run) -> Collection[int]:
+        """Return the numbers of the lanes that groups of a run have."""
+        return self._of_run.get(run, {}).keys()
+
     def are_in_use(self, run: Run) -> bool:
         """Return whether groups of a run have lanes."""
         return run in self._of_run
 
-    async def catch_up(self, run: Run, verdict: Verdict, bell: Bell) -> None:
+    async def catch_up(self, run: Run, verdict: Verdict, broken: Collection[int], bell: Bell) -> None:
         """Bring the lanes of a run to where all their workers have them, and give them back.
 
-        Where that is not known, since a worker has not told, a lane is not used any more.
+        Where that is not known, since a worker has not told, a lane is not used any more; nor is a broken one.
 
         Raises:
             InterruptedStep: a worker is lost.
         """
-        for number in sorted(self._of_run.get(run, {})):
+        for number in broken:
+            self._making.pop(number, None)
+            self._lanes.pop(number, None)
+        for number in sorted(set(self._of_run.get(run, {})) - set(broken)):
             if number in self._failed or (number not in verdict.lanes and not verdict.heard_all):
                 continue
             lane = await self.lane(number, bell)

@@ -120,7 +120,11 @@ class PartCrossing(Carrier):
         """Carry nothing over any more."""
         self._bell.interrupt()
         if lost:
-            self._values.interrupt()
+            self.interrupt_values()
+
+    def interrupt_values(self) -> None:
+        """Wait for values no more: nobody brings them."""
+        self._values.interrupt()
 
     def ring(self) -> None:
         """Look again what there is: a group has a lane, in which this one may have been made."""
@@ -138,7 +142,7 @@ class PartCrossing(Carrier):
             except InterruptedStep:
                 await self._leave_nobody_waiting()
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
-                self._run.fail(error)
+                self._break_down(None, error)
             finally:
                 self.hands.close()
                 self._bell.close()
@@ -163,7 +167,8 @@ class PartCrossing(Carrier):
         if self._step is None or self.grant is None:
             return
         await self.judged.wait()
-        if self._run.was_begun_by_all(self.grant.number, self.lane.posted):
+        number = self.grant.number
+        if number not in self._run.broken_lanes and self._run.was_begun_by_all(number, self.lane.posted):
             await self.finish_step()
 
     def _disagree(self, number: int | None) -> None:
@@ -171,6 +176,10 @@ class PartCrossing(Carrier):
             self._run.tell()
         else:
             self.group.consider_all(number)
+
+    def _break_down(self, meeting: Rendezvous | None, error: BaseException) -> None:
+        assert self.grant is not None
+        self._run.break_down(self, meeting, error, self.grant.number)
 
     def _end_well(self) -> Steps[int]:
         yield from self._meet(_CLOSED)

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica.awaiting import InterruptedStep
+from aiodist.replica.awaiting import InterruptedStep, until
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.under_way import UnderWay
+from aiodist.workers.breakdown import OWN_LANE
 from aiodist.workers.lane import Lane
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
@@ -25,6 +26,9 @@ from aiodist.workers.tribunal import LaneKey, Verdict
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
+    from aiodist.vocabulary.reports import CollectiveReport
+    from aiodist.workers.breakdown import Breakdown
+    from aiodist.workers.communicator import Duplication
 
 _MOST_RUNS: Final = 63
 _NCCL: Final = 1 << 0
@@ -42,6 +46,7 @@ class RunOpening:
     Attributes:
         crossing: the run's crossing, once it is open.
         refusal: why it is not opened, where it is not.
+        decided: it is, or it is not.
     """
 
     def __init__(self, team: Team, group: SpannedGroup, key: LaneKey) -> None:
@@ -49,6 +54,7 @@ class RunOpening:
         self._group = group
         self._left = False
         self.key = key
+        self.decided = False
         self.crossing: Crossing | None = None
         self.refusal = f"a strategy on several workers has at most {_MOST_RUNS} runs at a time"
 
@@ -110,6 +116,17 @@ class RootCrossing(Crossing):
         """Whether a step has been begun, and is not over, or its meeting is not."""
         return super().in_the_midst or self._goes_on is not None
 
+    @property
+    def error(self) -> BaseException | None:
+        """What has ended it: what failed here, or else the verdict."""
+        return self._withheld[0][2] if self._withheld else self._error
+
+    @property
+    def report(self) -> CollectiveReport:
+        """The verdict's."""
+        assert self._verdict is not None
+        return self._verdict.report
+
     def move_to_this_loop(self) -> None:
         """Be driven by the event loop that runs now."""
         self._make_bells()
@@ -133,6 +150,9 @@ class RootCrossing(Crossing):
         except InterruptedStep as step:
             self._engine_error = step.__cause__
             raise
+        except Exception as error:
+            self._engine_error = error
+            raise
         finally:
             self.hands.close()
             self._end_by_loss()
@@ -145,22 +165,32 @@ class RootCrossing(Crossing):
         return UnderWay(meeting, self._open(meeting, opening))
 
     def _open(self, meeting: Rendezvous, opening: RunOpening) -> Steps[int]:
-        """Open a run. What all workers have agreed on, they all carry out, be it that a lane is to be made."""
+        """Open a run. What all workers have agreed on, they all carry out, be it that a lane is to be made.
+
+        Raises:
+            InterruptedStep: one of them cannot.
+        """
         plane = self._team.plane
         use = None if plane is None else plane.hold()
         linked, lane = False, None
         try:
             common = yield from self._carry(meeting, self._team.free_lanes | (0 if use is None else _NCCL))
             lanes = common & ~_NCCL
+            self.lane.in_exchange = True
             if lanes:
                 lane = yield from self._lane_of((lanes & -lanes).bit_length() - 1)
                 linked = plane is not None and bool(common & _NCCL) and (yield from plane.meet(self.lane.communicator))
+            self.lane.in_exchange = False
         finally:
             if use is not None and not linked:
                 use.release()
+        if self.is_broken:  # another worker could not open it, which was heard when all was ready here
+            raise InterruptedStep
+        opening.decided = True
         if plane is not None and plane.refusal:
             opening.refusal = plane.refusal
         elif lane is not None:
+            self._team._lanes[lane.index] = lane
             self._team._in_use.add(lane.index)
             crossing = opening.opened(lane)
             crossing.use = use if linked else None
@@ -174,13 +204,14 @@ class RootCrossing(Crossing):
         if index not in lanes:
             duplication = self.lane.communicator.idup()
             yield duplication
-            lanes[index] = Lane(duplication.result(), index)
+            return Lane(duplication.result(), index)
         return lanes[index]
 
     def judge(self, verdict: Verdict) -> None:
         """Raise the verdict, but in the operation that all workers have begun: they carry it out."""
         step = self._step
-        if step is not None and verdict.heard_all and verdict.posted_by_all >= self.lane.posted:
+        begun = verdict.heard_all and verdict.posted_by_all >= self.lane.posted
+        if step is not None and begun and OWN_LANE not in verdict.broken:
             self._goes_on = step.meeting
         if self._goes_on is not None:
             self._goes_on.under_way = True
@@ -201,6 +232,32 @@ class RootCrossing(Crossing):
             self.group._fail(meeting, self._error)
         self._leave_lane()
 
+    def amend(self, verdict: Verdict) -> None:  # noqa: ARG002  (what it says is known to who has failed)
+        """Hear a verdict once more: lane 0 has been begun anew meanwhile, and is to be left."""
+        if self.breakdowns:
+            self._team.break_down(self.breakdowns[-1])
+
+    def take_over(self, breakdown: Breakdown) -> None:
+        """Tell of a step before, on the same lane, that this worker cannot carry out."""
+        self.breakdowns.append(replace(breakdown, late=True))
+        self.tell()
+
+    def leave_values(self) -> None:
+        """Go on with nothing: another worker does not."""
+        self._values.interrupt()
+
+    async def renew_lane(self, made: Duplication) -> None:
+        """Give the lane another communicator.
+
+        Raises:
+            InterruptedStep: a worker is lost.
+            Exception: what went wrong in the engine.
+        """
+        self._make_bells()
+        await until(made, self._values)
+        assert self._verdict is not None
+        self.lane.renew(made.result(), self._verdict.posted)
+
     def ask(self, trouble: int | None) -> None:  # noqa: ARG002  (the run's crossings', whose replicas show what they do)
         """Tell what there is to tell: others are in trouble."""
         self.tell()
@@ -209,7 +266,11 @@ class RootCrossing(Crossing):
         """Return what this worker has to tell, and by which digests others know the calls that it has begun."""
         digests, first = self._team.digests, self.group.members[0]
         found = {}
+        meeting: Rendezvous | None
         for number, meeting in list(self.group.open.items()):
             refused = number == first.abandoned and first.refusal
             found[number] = digests.of_refused(meeting.call) if refused else digests.of(meeting.call)
+        for _, meeting, _ in self._withheld:
+            if meeting is not None:
+                found[meeting.number] = digests.of(meeting.call)
         return replace(super().state(**told), digests=found)

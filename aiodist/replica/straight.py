@@ -51,6 +51,7 @@ def go_straight(carrier: Carrier, meeting: Rendezvous, course: Course) -> Steps[
         results = reduction.end()
     else:
         results = yield from reduction.carry_out(lane.communicator, None, carrier.hands)
+    lane.in_exchange = False
     if not meeting.complete:
         carrier.group.finish_alone(meeting, results[0] if straight.single else results)
     return ALL_FREE

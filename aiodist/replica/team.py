@@ -43,6 +43,7 @@ from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 if TYPE_CHECKING:
     from aiodist.replica.standing import Standing
+    from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.nccl_plane import DataPlane
 
 
@@ -83,7 +84,7 @@ class Team:
         self._options = options
         self._lanes = {0: Lane(communicator, 0)}
         self._in_use: set[int] = {0}
-        self.recovery = Recovery(self)
+        self.recovery = Recovery(self, communicator)
         self._crossings: dict[LaneKey, Crossing] = {}
         self.asked_of_runs = Asked(self)
         self._incidents = 0
@@ -154,8 +155,10 @@ class Team:
         crossing = self._crossings.pop(key, None)
         self.group_lanes.forget(key)
         if crossing is None:
-            self._control.settle(key)
+            if not self.recovery.amend(key, verdict):
+                self._control.settle(key)
             return
+        self.recovery.judged(crossing)
         crossing.judge(verdict)
         if isinstance(crossing, RootCrossing):
             self._replace_root(crossing, verdict)
@@ -251,7 +254,10 @@ class Team:
             meeting = self.begin(signature, code, offset, None)
             opening = self._root_crossing().open_run(meeting, group)
             with opening:
+                root = self._root_crossing()
                 await self._carry(meeting, options)
+                if not opening.decided and root.error is not None:
+                    raise root.error
         return opening.run
 
     @property
@@ -361,12 +367,10 @@ class Team:
         self._root = None
         self._incidents += 1
         self.recovery.crossings.append(root)
+        self.recovery.renew(root, -self._incidents)
         begun = root.group.members[0].sequence
         self._unheard.extend((verdict.error(), verdict.calls[n]) for n in sorted(verdict.calls) if n >= begun)
-        if not verdict.heard_all:  # others have given up what only this worker has seen agreed on
-            for crossing in list(self._crossings.values()):
-                if crossing.key[1] == root.key[1] and crossing.key[0] > verdict.complete:
-                    crossing.ask(None)
+        self.recovery.end_runs_behind(root, verdict, list(self._crossings.values()))
         self.asked_of_runs.go_on()
         self._turns.go_on()
 
@@ -374,6 +378,16 @@ class Team:
         """Wait for the verdict on what was called last, if there was trouble."""
         if self._root is not None and self._root.told:
             await self._root.judged.wait()
+
+    def break_down(self, breakdown: Breakdown) -> None:
+        """Tell the others, in the present use of lane 0, of a step in the one before."""
+        with suppress(CollectiveError):  # where a worker is lost, nothing is gone on with
+            self._root_crossing().take_over(breakdown)
+
+    def give_up(self, error: CollectiveError) -> None:
+        """Let the strategy be of no use, and leave the others."""
+        self._control.close(f"has given up, for {error.report.text}")
+        self._lose_by(error)
 
     @property
     def is_here(self) -> bool:

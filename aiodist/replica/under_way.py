@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -96,3 +97,17 @@ class _Failed:
     def test(self) -> bool:
         """Raise that."""
         raise self._error
+
+
+class When:
+    """A request that is complete when something is so; whoever makes it so rings the bell.
+
+    Args:
+        condition: returns whether it is.
+    """
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        self.test = condition
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Do nothing: the bell is rung."""

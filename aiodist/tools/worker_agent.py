@@ -64,9 +64,13 @@ def main(notes: Path, workers: int, where: str, command: list[str]) -> int:
         lines.name = f"{worker.pid}" if here else f"{lines.name}-{worker.pid}"
     code = _follow(worker, parent, asked, lines)
     if lines is None:
+        if asked:  # it has not failed by itself
+            _note(notes, f"echo.{worker.pid}", "")
         _note(notes, f"ended.{worker.pid}", str(code))
     else:
         lines.serve(worker.pid)  # what it has said last
+        if asked:
+            lines.tell("echo")
         lines.tell("ended", code)
     kill_descendants()
     if code and not asked:

@@ -62,6 +62,7 @@ class Lane:
     Attributes:
         posted: how many records this worker has brought.
         opening: the exchange of records.
+        in_exchange: this worker's record is with the others, who may carry the step out; it has not done so yet.
     """
 
     def __init__(self, communicator: Communicator, index: int) -> None:
@@ -72,13 +73,13 @@ class Lane:
         self._latest: Request | None = None
         self._alongside = Alongside(communicator)
         self._use = 0
-        self._frozen = False
+        self._frozen = self.in_exchange = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
 
     def begin(self, *use: int) -> None:
         """Begin a use of the lane, in which nothing has been agreed on yet but which use it is: one or two numbers."""
         self._use = int.from_bytes(digest_of(use), "little") >> 1  # there is room for the number of a record
-        self._frozen = False
+        self._frozen = self.in_exchange = False
         self._put_aside()
 
     @property
@@ -172,6 +173,7 @@ class Lane:
                 raise FrozenLane
             posted = self.posted
             self.posted = posted + 1
+        self.in_exchange = True
         what = (self._use + posted) ^ digest
         latest = self._latest = self.opening.post_head(what.to_bytes(16, "little"), flags)
         return latest
@@ -211,6 +213,7 @@ class Lane:
             if self._frozen:
                 raise FrozenLane
             self.posted += 1
+        self.in_exchange = True
         latest = self._latest = self.opening.post(digest, *what)
         return latest
 
@@ -252,6 +255,16 @@ class Lane:
             return (yield from transfer.carry_out(self.communicator, None, hands))
         room = transfer.room
         return transfer.from_records([payload[:room] for payload in opening.payloads()])
+
+    def leave_out(self) -> None:
+        """Bring nothing for a call that has failed here: where others have not left it out, too, nothing agrees."""
+        self._use = int.from_bytes(digest_of(("left out", self._use)), "little") >> 1
+
+    def renew(self, communicator: Communicator, posted: int) -> None:
+        """Go on over another communicator, in which nothing is in the air, as if so many records had been brought."""
+        self.communicator, self.posted = communicator, posted
+        self.opening, self._latest = Opening(communicator), None
+        self._alongside = Alongside(communicator)
 
     def catch_up(self, posted: int) -> None:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""

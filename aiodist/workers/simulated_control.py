@@ -99,9 +99,9 @@ class SimulatedControl:
 
     settle = strand
 
-    def close(self) -> None:
+    def close(self, why: str = "") -> None:
         """Leave."""
-        self._switchboard.leave(self._rank, "has ended")
+        self._switchboard.leave(self._rank, why or "has ended")
 
     def let_go(self) -> None:
         """Do nothing: there is nothing that stays open."""

@@ -26,6 +26,7 @@ from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, portable, resolved, site_of, to_wire
 
 if TYPE_CHECKING:
+    from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.parts import GroupPart
 
 _LAG = 2
@@ -102,6 +103,7 @@ class WorkerState:
         waiting: by number, the places of the replicas that wait in one of the open meetings.
         trouble: the number of the meeting that cannot complete, where that is known and is one of the run's own group.
         digests: outside of replicas, the digests of the calls of the open meetings, by number.
+        breakdowns: the steps that it cannot carry out, though others may have begun to.
     """
 
     rank: int
@@ -117,11 +119,13 @@ class WorkerState:
     waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     trouble: int | None = None
     digests: Mapping[int, bytes] = field(default_factory=dict)
+    breakdowns: tuple[Breakdown, ...] = ()
 
     @property
     def complete(self) -> int:
         """How many of the first meetings are complete."""
-        return min(self.open, default=max((replica.sequence for replica in self.replicas), default=0))
+        failed = [breakdown.in_trouble for breakdown in self.breakdowns if breakdown.in_trouble is not None]
+        return min([*self.open, *failed], default=max((replica.sequence for replica in self.replicas), default=0))
 
 
 def calls_of(states: Collection[WorkerState]) -> dict[int, frozenset[bytes]]:
@@ -150,6 +154,7 @@ def tell(
     note: str = "",
     groups: Sequence[GroupPart] = (),
     lanes: Mapping[int, tuple[int, tuple[int, ...]]] = MappingProxyType({}),
+    breakdowns: Sequence[Breakdown] = (),
 ) -> WorkerState:
     """Return what this worker has to tell of its group.
 
@@ -163,6 +168,7 @@ def tell(
         note: likewise.
         groups: likewise.
         lanes: likewise.
+        breakdowns: likewise.
     """
     waits = _waits(group)
     wire = _Wire()
@@ -180,7 +186,8 @@ def tell(
         groups=tuple(groups),
         lanes=dict(lanes),
         waiting={number: waiters_of(group, meeting) for number, meeting in list(group.open.items())},
-        trouble=_trouble_of(group, overdue),
+        trouble=breakdowns[0].in_trouble if breakdowns else _trouble_of(group, overdue),
+        breakdowns=tuple(breakdowns),
     )
 
 

@@ -137,13 +137,13 @@ class TcpControl(Inquiries):
         with contextlib.suppress(ValueError):
             self._unfinished.remove(key)
 
-    def close(self) -> None:
-        """Tell the others that this worker ends; where it ends by an error, give them time to hear of it."""
+    def close(self, why: str = "") -> None:
+        """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
         if os.getpid() != self._process:  # what the program has forked has no part in it
             return
         error = last_error()
         tell_of_echo(error, self._own)
-        self._leave(farewell_of(error), error is not None)
+        self._leave(why or farewell_of(error), bool(why) or error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def _close_at_exit(self) -> None:

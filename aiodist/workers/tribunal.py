@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 from aiodist.collective import cycles, verdict
@@ -17,7 +17,7 @@ from aiodist.collective.group import SyncGroup
 from aiodist.vocabulary.errors import CollectiveError, CollectiveTimeoutError, IncompleteCollectiveError
 from aiodist.vocabulary.options import OrderCheck
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
-from aiodist.workers import lane_book
+from aiodist.workers import breakdown, lane_book
 from aiodist.workers.lane_book import LaneBook
 from aiodist.workers.layout import Layout
 from aiodist.workers.parts import WholePart, first_in_trouble, overdue_in, whole_parts
@@ -47,6 +47,7 @@ class Verdict:
         heard_all: all workers have told.
         complete: how many of the first meetings are complete on all who have told.
         calls: by number, digests of the calls behind those, outside of replicas, that workers have begun.
+        broken: the lanes, of groups by number, in which a worker cannot carry a step out: never to be used again.
     """
 
     kind: type[CollectiveError]
@@ -58,6 +59,7 @@ class Verdict:
     heard_all: bool = True
     complete: int = 0
     calls: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
+    broken: frozenset[int] = frozenset()
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -107,8 +109,8 @@ class Control(Protocol):
     def settle(self, key: LaneKey) -> None:
         """Hear that nothing waits for other workers any more of what was judged."""
 
-    def close(self) -> None:
-        """Tell the others that this worker ends, and leave."""
+    def close(self, why: str = "") -> None:
+        """Tell the others that this worker ends, or leaves them for a reason, and leave."""
 
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""
@@ -154,7 +156,7 @@ class Coordinator:
     def heard(self, rank: int, key: LaneKey, state: WorkerState) -> None:
         """Take a worker's part."""
         if key in self._concluded:
-            self._tell(rank, key, self._concluded[key])
+            self._heard_late(rank, key, state)
             return
         case = self._cases.get(key)
         if case is None:
@@ -166,6 +168,17 @@ class Coordinator:
         case.states[rank] = state
         if key in self._cases and len(case.states) == self._layout.workers:
             self.conclude(key)
+
+    def _heard_late(self, rank: int, key: LaneKey, state: WorkerState) -> None:
+        """Take what a worker tells behind the verdict; one that fails in what all go on with tells everyone."""
+        known = self._concluded[key]
+        broken = known.broken | breakdown.lanes_of(breakdown.found_in({rank: state}))
+        if broken == known.broken:
+            self._tell(rank, key, known)
+            return
+        amended = self._concluded[key] = replace(known, broken=broken)
+        for worker in range(self._layout.workers):
+            self._tell(worker, key, amended)
 
     def take(self, rank: int, request: Request) -> Iterator[tuple[int, Reply]]:
         """Take what a worker asks for or tells of groups; yield replies, and whom they are for."""
@@ -200,8 +213,14 @@ def judge(
 ) -> Verdict:
     """Return the verdict on what the workers have told; ``standing`` are replicas that can never go on."""
     group = whole_group(states, layout.devices, layout.names, order_check)
-    failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
-    error = _error(group, whole_parts(states, group), states, standing)
+    broke = breakdown.found_in(states)
+    failures = [found.failure for _, found in broke]
+    failures += [failure for rank in sorted(states) for failure in states[rank].failures]
+    error: CollectiveError
+    if broke:
+        error = breakdown.error_of(broke, group, layout)
+    else:
+        error = _error(group, whole_parts(states, group), states, standing)
     report = _with_notes(error.report, states)
     posted = [state.posted for state in states.values()]
     heard_all = len(states) == layout.workers
@@ -209,7 +228,16 @@ def judge(
     most, least = (max(posted), min(posted)) if heard_all else (min(posted, default=0) + 1, 0)
     complete = min((state.complete for state in states.values()), default=0)
     return Verdict(
-        type(error), report, failures, most, least, _lanes(states), heard_all, complete, calls_of(states.values())
+        type(error),
+        report,
+        tuple(failures),
+        most,
+        least,
+        _lanes(states),
+        heard_all,
+        complete,
+        calls_of(states.values()),
+        breakdown.lanes_of(broke),
     )
 
 

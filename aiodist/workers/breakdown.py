@@ -1,0 +1,120 @@
+"""Breakdowns: a step that fails on one worker, where the others may have begun to carry it out.
+
+A record is with the others before it is known whether this worker can do its part: memory may lack for the result, or
+its engine fail. The others then wait in an operation that it never begins, or never ends. It tells them, and they stop
+waiting. **The communicator is never used again**: an operation in the air there would pair with whatever came next. Its
+buffers belong to the engine as long as it may write to them.
+
+What was rejected: to carry the step out all the same, with whatever numbers, so that the communicator stays in step (it
+takes the memory that lacks, or the engine that has failed, and the others hear too late that the numbers mean nothing);
+a second record behind each step, by which all say that they could (it costs every step as much as a small step does).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
+from aiodist.collective.group import SyncGroup
+from aiodist.collective.historian import replica_reports
+from aiodist.collective.member import JOIN
+from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.wording import ids, place
+from aiodist.vocabulary.errors import IncompleteCollectiveError
+from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaState
+from aiodist.workers.calls import WireCall, from_wire, to_wire
+from aiodist.workers.state import Failure, WorkerState
+
+if TYPE_CHECKING:
+    from aiodist.workers.layout import Layout
+
+OWN_LANE = 0
+Found: TypeAlias = tuple[int, "Breakdown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """A step that one worker cannot carry out.
+
+    Attributes:
+        lane: the number of the group's lane; `OWN_LANE` for the run's own, or what is called outside of replicas.
+        group: what reports call the group; None for the run's own.
+        replicas: the ids, over all workers, of this worker's replicas that take part in it.
+        number: of the meeting; None where it is the end of a run, or of a group.
+        call: what is asked for; None there.
+        failure: what was raised.
+        late: it was known only when what is outside of replicas had begun anew.
+    """
+
+    lane: int
+    group: str | None
+    replicas: tuple[int, ...]
+    number: int | None
+    call: WireCall | None
+    failure: Failure
+    late: bool = False
+
+    @classmethod
+    def of(cls, lane: int, group: SyncGroup, meeting: Rendezvous | None, error: BaseException) -> Breakdown:
+        """Return what there is to tell of a step that has failed here."""
+        replicas = tuple(member.replica_id for member in group.members)
+        failure = Failure.of(replicas[0], error)
+        if meeting is None:
+            return cls(lane, group.label, replicas, None, None, failure)
+        return cls(lane, group.label, replicas, meeting.number, to_wire(meeting.call), failure)
+
+    @property
+    def in_trouble(self) -> int | None:
+        """The number of the meeting in the run's own group that cannot complete."""
+        return self.number if self.lane == OWN_LANE and not self.late else None
+
+
+def found_in(states: Mapping[int, WorkerState]) -> list[Found]:
+    """Return what workers have told of such steps, by rank."""
+    return [(rank, breakdown) for rank in sorted(states) for breakdown in states[rank].breakdowns]
+
+
+def lanes_of(found: Collection[Found]) -> frozenset[int]:
+    """Return the lanes whose communicators are never used again."""
+    return frozenset(breakdown.lane for _, breakdown in found)
+
+
+def error_of(found: Sequence[Found], root: SyncGroup, layout: Layout) -> IncompleteCollectiveError:
+    """Return the error for all workers.
+
+    Args:
+        found: what workers have told.
+        root: the run's own group, of all its replicas.
+        layout: the workers.
+    """
+    suspects = sorted({replica_id for _, breakdown in found for replica_id in breakdown.replicas})
+    for member in root.members:
+        if member.replica_id in suspects and member.end is None:
+            member.end = ReplicaState.FAILED
+    number = found[0][1].number
+    if number is None or number >= JOIN:
+        number = min(member.sequence for member in root.members)
+    lines = [_line(breakdown, rank, layout) for rank, breakdown in found]
+    lines.append("The other workers could have gone on: look for what that one lacks, memory say.")
+    text = "\n".join(dict.fromkeys(lines))
+    report = CollectiveReport(Reason.EXITED, number, replica_reports(root, None), tuple(suspects), text)
+    return IncompleteCollectiveError(report)
+
+
+def _line(breakdown: Breakdown, rank: int, layout: Layout) -> str:
+    who = f"worker {rank} of {layout.workers} ({ids(breakdown.replicas)})"
+    return f"{who} could not carry out {_what(breakdown)}: {breakdown.failure.text}"
+
+
+def _what(breakdown: Breakdown) -> str:
+    if breakdown.number is None or breakdown.call is None:
+        return f"the end of {breakdown.group or 'the run'}"
+    group = "" if breakdown.group is None else f" of {breakdown.group}"
+    signature, code, offset = from_wire(breakdown.call)
+    if breakdown.number < 0:
+        return f"the creation{group}"
+    number = "the join" if breakdown.number >= JOIN else f"collective #{breakdown.number}"
+    return f"{number}{group}, {call_text(signature)} at {place(location(code, offset))}"
