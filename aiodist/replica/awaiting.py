@@ -5,9 +5,10 @@ anything else is. The others are asked again and again, at every turn of the loo
 some turns take, if nobody else had anything to do in the last one: for a fifth of a millisecond, since most steps are
 that short. Where values move, which takes both sides' attention all the time, they are asked at every turn for two
 milliseconds, and other processes are given way to. Then they are asked after naps, which grow with the time that has
-passed. A request that goes on by itself, in threads of the engine's, is from the beginning: asking all the time would
-take the core that those need. Event loops round their timers up to a millisecond, so that naps are taken on a timer of
-the system's that the loop reads, where there is one (Linux).
+passed. Who asks for one keeps the loop's other tasks from asking, so all that is waited for in the loop is asked for,
+until one of it is complete. A request that goes on by itself, in threads of the engine's, is asked after naps from the
+beginning: asking all the time would take the core that those need. Event loops round their timers up to a millisecond,
+so that naps are taken on a timer of the system's that the loop reads, where there is one (Linux).
 
 What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
 each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
@@ -18,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
@@ -140,14 +142,37 @@ async def _wait(request: Request, bell: Bell) -> None:
             _check(bell)
             await bell.wait()
         return
-    by_itself = getattr(request, "by_itself", False)  # which an `IndependentRequest` has
-    spin_seconds = 0.0 if by_itself else bell.spin_seconds
+    if getattr(request, "by_itself", False):  # which an `IndependentRequest` has
+        begun = time.perf_counter()
+        while not request.test():
+            _check(bell)
+            await bell.nap(time.perf_counter() - begun, by_itself=True)
+        return
+    requests = _asked_for.requests
+    requests.append(request)
+    try:
+        await _ask(request, bell)
+    finally:
+        requests.remove(request)
+
+
+class _AskedFor(threading.local):
+    """The requests that tasks of a thread's event loop ask for: while one asks, the others cannot."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+
+
+_asked_for: Final = _AskedFor()
+
+
+async def _ask(request: Request, bell: Bell) -> None:
     begun = time.perf_counter()
     while not request.test():
         _check(bell)
         now = time.perf_counter()
         elapsed = now - begun
-        if elapsed < spin_seconds:
+        if elapsed < bell.spin_seconds:
             late = elapsed > _SPIN_SECONDS
             if late:
                 give_way()
@@ -157,15 +182,24 @@ async def _wait(request: Request, bell: Bell) -> None:
             if idle and asked_until(request, turned + _BETWEEN_TURNS_SECONDS):
                 return
         else:
-            await bell.nap(elapsed, by_itself=by_itself)
+            await bell.nap(elapsed)
 
 
 def asked_until(request: Request, moment: float) -> bool:
-    """Ask a request again and again, until it is complete, which is returned, or until that moment."""
+    """Ask a request again and again, until it is complete, which is returned; or until that moment, or another is."""
+    others = [other for other in _asked_for.requests if other is not request]
     while not request.test():
-        if time.perf_counter() > moment:
+        if time.perf_counter() > moment or (others and any(map(_is_over, others))):
             return False
     return True
+
+
+def _is_over(request: Request) -> bool:
+    """Whether who waits for a request has something to do."""
+    try:
+        return request.test()
+    except Exception:  # noqa: BLE001  (of the engine, for who waits)
+        return True
 
 
 give_way: Final[Callable[[], object]] = getattr(os, "sched_yield", int)

@@ -56,12 +56,22 @@ def _run(arguments: Namespace) -> int:
     except (UsageError, MissingExtraError) as error:
         return _end(f"aiodist: error: {error}", Exit.USAGE)
     except InterruptedRun as interruption:
-        return _end(str(interruption), Exit.INTERRUPTED)
+        return _end_interrupted(str(interruption))
     except KeyboardInterrupt:
-        return _end("interrupted", Exit.INTERRUPTED)
+        return _end_interrupted("interrupted")
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit has somewhere to go
         return Exit.BROKEN_PIPE
+
+
+def _end_interrupted(text: str) -> int:
+    """End with our own exit code.
+
+    Python notes a KeyboardInterrupt that leaves an executed string, such as the methods of a new dataclass, and ends
+    the process by SIGINT for it, though it was caught. The next string begins with a clean sheet.
+    """
+    exec("")  # noqa: S102
+    return _end(text, Exit.INTERRUPTED)
 
 
 def build_parser() -> ArgumentParser:

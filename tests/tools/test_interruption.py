@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -92,3 +93,18 @@ def test_reader_that_goes_away_ends_the_run_without_a_word() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_interruption_in_the_midst_of_an_import_ends_with_our_code(tmp_path: Path) -> None:
+    """A class that is being made executes strings, of which Python notes that they were interrupted."""
+    (tmp_path / "program.py").write_text(
+        "import argparse, sys\n"
+        "from aiodist.tools import cli\n"
+        "def command(_):\n"
+        "    exec('raise KeyboardInterrupt')\n"
+        "sys.exit(cli._run(argparse.Namespace(command=command)))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "program"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr.strip()) == (130, "interrupted")
