@@ -45,7 +45,7 @@ def test_record_is_read_where_it_was_brought_to_also_when_the_lane_has_been_begu
 
 def test_lane_is_not_left_before_a_step_that_was_begun_on_it_earlier() -> None:
     team, lane, another = SimpleNamespace(lost=None), object(), object()
-    recovery = Recovery(cast("Any", team))
+    recovery = Recovery(cast("Any", team), LocalCommunicator())
     stuck, later, elsewhere = (
         cast("Any", SimpleNamespace(lane=where, in_the_midst=midst))
         for where, midst in ((lane, True), (lane, False), (another, False))
