@@ -24,7 +24,6 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.replica import standing
-from aiodist.vocabulary.reports import Location
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.makings import InFlight, Makings, Whereabouts
@@ -212,29 +211,27 @@ def test_one_that_takes_its_time_is_waited_for(
         strategy.result(20).close()
 
 
-def test_a_warning_tells_once_what_the_others_are_at(workers: _Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.1")
-    go_on = threading.Event()
+def test_a_warning_tells_what_the_others_are_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.001")
     told: list[tuple[str, str]] = []
+    mine = Makings()
 
-    def warn(text: str, place: Location) -> None:
-        told.append((text, place.file))
-        go_on.set()
+    class _Request:
+        def test(self) -> bool:
+            if mine.place is not None and not told:
+                mine.hear(1, 1, Whereabouts(0, "it is at load.py:3 in load"))
+                mine.hear(2, 1, Whereabouts(1, "it makes one at train.py:7"))
+            return bool(told)
 
-    monkeypatch.setattr(makings, "_warn", warn)
-    others = [workers.start(rank, _blocks(go_on), "asyncio") for rank in range(LAST)]
-    made = workers.start_making(LAST)
-    for other in others:
-        other.result(20)
-    more = [workers.pool.submit(workers.make, rank) for rank in range(LAST)]
-    for strategy in [made, *more]:
-        strategy.result(20).close()
+    monkeypatch.setattr(makings, "_warn", lambda text, place: told.append((text, place.file)))
+    mine.wait(_Request(), 0, 3)
     ((text, file),) = told
     assert file == __file__
-    assert text.startswith(
-        "worker 1 of 2 has waited 0.1 s to make its strategy number 2, which every worker is to make"
+    assert re.fullmatch(
+        r"worker 0 of 3 has waited \S+ s to make its strategy number 1, which every worker is to make "
+        r"\(AIODIST_STALL_SECONDS sets the time, 0 turns this off\)\n  worker 1: it is at load\.py:3 in load",
+        text,
     )
-    assert re.search(r"\n  worker 0: it is at \S+threading\.py:\d+ in wait$", text), text
 
 
 def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
