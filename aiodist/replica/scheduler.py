@@ -139,6 +139,7 @@ class _Run:
                 self._results[member.position] = result
                 state = ReplicaState.EXITED
         except GeneratorExit:
+            member.end = ReplicaState.FAILED  # that is all that can be noted where its task is being destroyed
             raise
         except BaseException as error:  # noqa: BLE001  (whatever it is, `outcome` says what comes of it)
             state = self._fail(member, error)

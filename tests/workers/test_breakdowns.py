@@ -248,6 +248,38 @@ async def test_a_strategy_without_another_communicator_says_so(fault: Fault, mon
         assert "another one cannot be made: RuntimeError: no more communicators" in str(outcome)
 
 
+class Odd(BaseException):
+    """An exception that is no `Exception`, as KeyboardInterrupt is none."""
+
+
+@pytest.mark.parametrize("kind", [Odd, GeneratorExit])
+@pytest.mark.parametrize("size", [3, LARGE])
+async def test_an_exception_that_is_none_ends_the_run_on_all_workers(kind: type[BaseException], size: int) -> None:
+    team = Job(1, 1, 1)
+    found: list[BaseException] = []
+
+    async def program() -> None:
+        ctx = get_replica_context()
+        for step in range(4):
+            check(await ctx.all_reduce("SUM", np.ones(size)), np.full(size, 3.0))
+            if step == 2 and ctx.replica_id_in_sync_group == 1:
+                raise kind("gone")
+
+    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
+        try:
+            await strategy.run(program)
+        except BaseException as error:  # noqa: BLE001  (it would end the test)
+            found.append(error)
+
+    await team.everywhere(one)
+    told = [error for error in found if isinstance(error, IncompleteCollectiveError)]
+    assert len(found) == 3
+    assert len(told) == 2
+    assert len({str(error) for error in told}) == 1
+    assert "replica 1 ended without collective #3" in str(told[0])
+    await _check_that_it_works(team)
+
+
 @pytest.mark.parametrize(("workers", "how"), [(3, ("asyncio", "ahead")), (2, ("trio", "alongside"))], ids=str)
 def test_real_workers_hear_of_it_and_go_on(workers: int, how: tuple[str, str]) -> None:
     code, output, _ = job(workers, *how, program=PROGRAM)

@@ -371,7 +371,6 @@ async def test_failure_of_one_is_told_to_all_and_the_next_run_has_another_link(
     monkeypatch: pytest.MonkeyPatch, breaks: Any
 ) -> None:
     monkeypatch.setattr(nccl_plane, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("aiodist.replica.awaiting._GRACE_SECONDS", 0.1)
     monkeypatch.setattr("aiodist.replica.carrying._ENGINE_GRACE_SECONDS", 0.1)
     job = NcclJob(monkeypatch, PAIR)
     await check_that_it_works(job)

@@ -86,7 +86,6 @@ async def test_what_depends_on_sizes_goes_through_the_host(monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", ["broadcast", "reduce_scatter"])
 async def test_failure_of_another_kind_is_told_to_all(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(nccl_plane, "PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr("aiodist.replica.awaiting._GRACE_SECONDS", 0.1)
     monkeypatch.setattr("aiodist.replica.carrying._ENGINE_GRACE_SECONDS", 0.1)
     job = NcclJob(monkeypatch, PAIR)
     job.nccl.refuse = 1
