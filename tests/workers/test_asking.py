@@ -25,11 +25,10 @@ class _Asked:
 
 async def test_one_that_asks_gives_way_to_another_whose_request_is_complete() -> None:
     bell, other = Bell(lambda fn: fn()), _Asked(1000)
-    never = _Asked(float("inf"))
+    never, begun = _Asked(float("inf")), time.monotonic()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(until, other, bell)
         await anyio.wait_all_tasks_blocked()
-        begun = time.monotonic()
         while other.left >= 0 and time.monotonic() < begun + 20:
             assert not asked_until(never, time.perf_counter() + 20)
     assert time.monotonic() < begun + 20
