@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, ReplicaContext
-from aiodist.workers import transfers
+from aiodist.workers import coding
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.anyio
 def lacking(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, int]]:
     """Return the steps, and replicas, at which there is no memory for what is to be sent."""
     found: set[tuple[int, int]] = set()
-    encode = transfers.encode
+    encode = coding.encode
 
     def encode_or_fail(value: Any) -> Any:
         if found and any(tuple(row) in found for array in value for row in array.reshape(-1, 2).tolist()):
             raise MemoryError("no room")
         return encode(value)
 
-    monkeypatch.setattr(transfers, "encode", encode_or_fail)
+    monkeypatch.setattr("aiodist.workers.transfers.encode", encode_or_fail)
     return found
 
 
