@@ -228,7 +228,7 @@ class Carrier:
             try:
                 while await self._wait_for(step, self._values) is None:
                     pass
-            except (InterruptedStep, Disagreement, FrozenLane):
+            except (InterruptedStep, Disagreement):  # which every worker sees in the same records: none goes on
                 pass
             except Exception as error:  # noqa: BLE001  (who waited for it has been told of something else)
                 if self.lane.in_exchange:

@@ -3,7 +3,7 @@
 An event loop's program goes on by what is ready to run, by timers, files, signals and other threads. Where there are
 none but those by which aiodist asks engines about steps in the air, nothing of the program runs before one of these
 steps is complete. That is looked up in attributes of the event loops that are no part of their documents; where a loop
-has others, as uvloop's has, anything might run.
+has others, as uvloop's has, or keeps elsewhere what is to run, anything might.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ _NOTHING: Final = "its event loop runs"
 _MOST_LINES: Final = 5
 _CONTROL_PLANE: Final = "aiodist control"
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
+_SCHEDULING: Final = ("call_soon", "call_soon_threadsafe", "call_later", "call_at", "_run_once")
 _LIBRARIES: Final = ("asyncio", "anyio", "trio", "uvloop")
 _STEPS: Final = ("aiodist.replica.awaiting", "aiodist.replica.lasting_event")
 
@@ -169,8 +170,8 @@ def _waits_for_a_step(graph: WaitGraph, waiter: Waiter) -> bool:
     kind = waiter.suspension.kind
     if kind is Awaited.COLLECTIVE:
         return True
-    if kind is Awaited.TASK:
-        return bool(graph.enders(waiter))
+    if kind is Awaited.TASK:  # of several, one may be a future, or a task of a library's
+        return 0 < len(waiter.suspension.things) == len(graph.enders(waiter))
     return _is_in_a_step(waiter)
 
 
@@ -188,6 +189,8 @@ def _from_outside() -> bool:
 
 
 def _on_asyncio(loop: Any) -> bool:
+    if any(getattr(type(loop), name, None) is not getattr(asyncio.BaseEventLoop, name) for name in _SCHEDULING):
+        return True  # it may be driven by a library of windows, say, which has queues of its own
     try:
         ready = [handle for handle in loop._ready if not _is_ours(handle)]
         timers = [timer for timer in loop._scheduled if not timer.cancelled() and not _is_ours(timer)]

@@ -221,10 +221,10 @@ def _warn(text: str, place: Location) -> None:
 
 
 def _no_other_thread_uses(elder: Elder) -> bool:
-    """Whether nothing is done with a strategy while this thread waits; one that nobody has used may be, by any."""
-    if elder.thread == 0:
-        return all(thread.name.startswith(_OURS_BY_NAME) for thread in busy_threads(pause=_GLANCE))
-    return elder.thread == get_ident()
+    """Whether nothing is done with a strategy while this thread waits: others may begin to use one that it has used."""
+    if elder.thread not in (0, get_ident()):
+        return False
+    return all(thread.name.startswith(_OURS_BY_NAME) for thread in busy_threads(pause=_GLANCE))
 
 
 def _place_of_constructor() -> Location | None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import anyio
 import numpy as np
@@ -20,12 +18,8 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.replica.breaking import Breaking
-from aiodist.replica.carrying import Carrier
 from aiodist.replica.crossing import Crossing
-from aiodist.replica.under_way import UnderWay
-from aiodist.workers.lane import Disagreement
 from aiodist.workers.simulated import SimulatedCommunicator
-from aiodist.workers.transfers import Done
 from tests.workers.breaking import Fault
 from tests.workers.launched import job
 from tests.workers.simulated import Job
@@ -252,26 +246,6 @@ async def test_a_strategy_without_another_communicator_says_so(fault: Fault, mon
         assert isinstance(outcome, WorkerLostError)
         assert "this strategy is of no use any more: worker 1 of 3 (replica 1) could not carry out" in str(outcome)
         assert "another one cannot be made: RuntimeError: no more communicators" in str(outcome)
-
-
-async def test_a_disagreement_that_is_seen_behind_the_verdict_is_no_breakdown() -> None:
-    """The records are all there, so the lane is in order: it was given up, and all workers heard of a breakdown."""
-
-    def steps() -> Iterator[Any]:
-        yield Done()
-        raise Disagreement
-
-    broken: list[Any] = []
-    carrier: Any = SimpleNamespace(
-        _step=UnderWay(None, cast("Any", steps())),
-        _values=None,
-        moving=False,
-        lane=SimpleNamespace(in_exchange=True),
-        _break_down=lambda *what: broken.append(what),
-    )
-    carrier._wait_for = partial(Carrier._wait_for, carrier)
-    await Carrier.finish_step(carrier)
-    assert (carrier._step, broken) == (None, [])
 
 
 class Odd(BaseException):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.replica import standing
+from aiodist.replica.waits import WaitGraph
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.makings import InFlight, Makings, Whereabouts
@@ -89,6 +92,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Workers]:
     monkeypatch.setattr(makings, "ASK_SECONDS", 0.02)
     monkeypatch.setattr(inquiries, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(standing, "_from_outside", lambda: False)
+    monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
     found = _Workers()
     yield found
     found.close()
@@ -292,7 +296,7 @@ def test_one_that_has_only_closed_a_strategy_is_waited_for(workers: _Workers) ->
         one.result(20).close()
 
 
-def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on() -> None:
+def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class _Elder:
         thread = threading.get_ident()
 
@@ -300,12 +304,45 @@ def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on() -> None
             return 5 + lane
 
     mine, elder = Makings(), _Elder()
+    monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
     assert mine._are_in_vain([], {})
     assert mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
     assert not mine._are_in_vain([InFlight(1, 0, 6), InFlight(1, 1, 6)], {1: elder})  # type: ignore[dict-item]
     assert not mine._are_in_vain([InFlight(2, 0, 6)], {1: elder})  # type: ignore[dict-item]
     elder.thread += 1
     assert not mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    elder.thread -= 1
+    monkeypatch.setattr(makings, "busy_threads", lambda **_: [threading.Thread(name="it loads what that step needs")])
+    assert not mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+
+
+def test_a_future_beside_a_step_may_come_from_anywhere() -> None:
+    async def wait(things: set[Any]) -> None:
+        await asyncio.wait(things)
+
+    async def main() -> list[bool]:
+        step, future = asyncio.ensure_future(wait({asyncio.Future()})), asyncio.Future[None]()
+        waiting = [asyncio.ensure_future(wait(things)) for things in ({step}, {step, future})]
+        await asyncio.sleep(0)
+        graph = WaitGraph([step, *waiting])
+        by_task = {waiter.task: waiter for waiter in graph.waiters}
+        found = [standing._waits_for_a_step(graph, by_task[task]) for task in waiting]
+        for task in [step, *waiting]:
+            task.cancel()
+        return found
+
+    assert asyncio.run(main()) == [True, False]
+
+
+def test_an_event_loop_with_queues_of_its_own_may_have_something_to_run() -> None:
+    class _OfWindows(asyncio.SelectorEventLoop):
+        def _run_once(self) -> None:
+            """Run what is in its queues."""
+
+    kinds: list[type[asyncio.SelectorEventLoop]] = [asyncio.SelectorEventLoop, _OfWindows]
+    for kind in kinds:
+        with closing(kind()) as loop:
+            assert standing._on_asyncio(loop) is (kind is _OfWindows)
 
 
 def test_an_answer_to_an_earlier_question_is_left_alone() -> None:
