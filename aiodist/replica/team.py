@@ -34,6 +34,7 @@ from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
+from aiodist.workers.ending import GAVE_UP
 from aiodist.workers.lane import Lane
 from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
@@ -386,7 +387,7 @@ class Team:
 
     def give_up(self, error: CollectiveError) -> None:
         """Let the strategy be of no use, and leave the others."""
-        self._control.close(f"has given up, for {error.report.text}")
+        self._control.close(f"{GAVE_UP}, for {error.report.text}")
         self._lose_by(error)
 
     @property

@@ -14,6 +14,7 @@ from aiodist.vocabulary.errors import IncompleteCollectiveError, WorkerLostError
 from aiodist.workers.meeting import Stage, tell
 
 ENDED: Final = "has ended"
+GAVE_UP: Final = "has given up"
 
 
 def last_error() -> BaseException | None:

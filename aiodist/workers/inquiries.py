@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from aiodist.collective import wording
-from aiodist.workers.ending import ENDED
+from aiodist.workers.ending import ENDED, GAVE_UP
 from aiodist.workers.makings import Makings, Whereabouts
 from aiodist.workers.peer import message
 from aiodist.workers.pulse import Pulse
@@ -50,9 +50,12 @@ class Inquiries(Requests):
 
     @property
     def gone(self) -> dict[int, str]:
-        """Who will never do anything again, and why: not those who have only closed their strategy."""
-        lost = {rank: why for rank, why in list(self._gone.items()) if why != ENDED}
-        return lost | dict.fromkeys(self.ending - set(lost), ENDED)
+        """Who will never do anything again, and why: not those who have only closed their strategy, or given it up."""
+        found = dict.fromkeys(self.ending, ENDED)
+        for rank, why in list(self._gone.items()):
+            if why != ENDED and (rank in self.ending or not why.startswith(GAVE_UP)):
+                found[rank] = why
+        return found
 
     # In the thread of the control plane.
 

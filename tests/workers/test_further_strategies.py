@@ -296,6 +296,13 @@ def test_one_that_has_only_closed_a_strategy_is_waited_for(workers: _Workers) ->
         one.result(20).close()
 
 
+def test_one_that_has_given_up_a_strategy_may_make_the_next() -> None:
+    control = Inquiries()
+    control._gone = {1: "has ended", 2: "has given up, for want of one", 3: "has died", 4: "has given up"}
+    control.ending = {0, 4}
+    assert control.gone == {0: "has ended", 3: "has died", 4: "has given up"}
+
+
 def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class _Elder:
         thread = threading.get_ident()
