@@ -84,9 +84,10 @@ async def other_merge_function(ctx: ReplicaContext) -> None:
 
 
 async def late(ctx: ReplicaContext) -> None:
-    await ctx.barrier()
-    if ctx.replica_id_in_sync_group == 3:
+    barrier = ctx.barrier()
+    if ctx.replica_id_in_sync_group == 3:  # which is here before anybody's time begins
         await anyio.sleep_forever()
+    await barrier
     await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
 
 
