@@ -115,7 +115,7 @@ class Opening:
         self._all = np.zeros(SIZE * communicator.size if self.complete else _LEAST, np.uint8)
         self._view = self._own.data
         self._begins = range(0, SIZE * communicator.size, SIZE)
-        self._digest = self._head = self._found = b""
+        self._head = self._found = b""
         self._notice = Notice.NONE
         self._head_alone = False  # what is beside the digest and the flags tells nothing
 
@@ -129,7 +129,7 @@ class Opening:
         payload: bytes = b"",
     ) -> Request:
         """Begin the exchange of records."""
-        self._digest, self._notice = digest, notice
+        self._notice = notice
         if not self.complete:
             return self._post_least(digest, free, flags, notice)
         own = self._view

@@ -194,13 +194,14 @@ async def test_a_replica_that_catches_it_is_told_at_its_next_collective(verify: 
 async def test_a_step_that_all_go_on_with_behind_the_verdict(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     """One replica fails while values are on their way, which all carry over; then one worker cannot."""
     fault.victim = 1
-    told = anyio.Event()
+    in_the_air, told = anyio.Event(), anyio.Event()
 
     class Late:
         """A request that fails when the others have had their verdict."""
 
         def __init__(self, begun: Any, error: Exception) -> None:
             self._begun, self._error = begun, error
+            in_the_air.set()
 
         def test(self) -> bool:
             if told.is_set():
@@ -213,7 +214,7 @@ async def test_a_step_that_all_go_on_with_behind_the_verdict(fault: Fault, monke
         ctx = get_replica_context()
         pending = ctx.all_reduce("SUM", np.ones(1000))
         if ctx.replica_id_in_sync_group == 0:
-            await anyio.sleep(0.05)
+            await in_the_air.wait()
             raise ValueError("bad batch")
         return await pending
 
