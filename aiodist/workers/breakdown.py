@@ -133,9 +133,7 @@ def error_of(found: Sequence[Found], root: SyncGroup, layout: Layout) -> Incompl
     number = found[0][1].number
     if number is None or number >= JOIN:
         number = min(member.sequence for member in root.members)
-    lines = [_line(breakdown, rank, layout) for rank, breakdown in found]
-    lines.append(_hint(found))
-    text = "\n".join(dict.fromkeys(lines))
+    text = "\n".join([*_lines(found, layout), _hint(found)])
     report = CollectiveReport(Reason.EXITED, number, replica_reports(root, None), tuple(suspects), text)
     return IncompleteCollectiveError(report)
 
@@ -147,9 +145,17 @@ def _hint(found: Sequence[Found]) -> str:
     return f"The other workers could have gone on: look for what {what}, memory say{values}."
 
 
-def _line(breakdown: Breakdown, rank: int, layout: Layout) -> str:
-    who = f"worker {rank} of {layout.workers} ({ids(breakdown.replicas)})"
-    return f"{who} could not carry out {_what(breakdown)}: {breakdown.failure.text}"
+def _lines(found: Sequence[Found], layout: Layout) -> list[str]:
+    """Return a line for each step, and what went wrong with it, whoever it was."""
+    who: dict[str, tuple[set[int], set[int]]] = {}
+    for rank, each in found:
+        workers, replicas = who.setdefault(f"{_what(each)}: {each.failure.text}", (set(), set()))
+        workers.add(rank)
+        replicas.update(each.replicas)
+    return [
+        f"{ids(workers, 'worker')} of {layout.workers} ({ids(replicas)}) could not carry out {what}"
+        for what, (workers, replicas) in who.items()
+    ]
 
 
 def _what(breakdown: Breakdown) -> str:
