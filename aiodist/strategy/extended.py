@@ -56,9 +56,9 @@ class StrategyExtended:
     _strategy: Strategy | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.communication_options, CommunicationOptions):
-            options = self.communication_options
-            raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
+        options: Any = self.communication_options
+        if not isinstance(options, CommunicationOptions):
+            raise TypeError(f"communication_options must be CommunicationOptions, got {options!r}")
         object.__setattr__(self, "devices", resolve(self.devices))
         object.__setattr__(self, "order_check", OrderCheck.parse(self.order_check))
 

@@ -86,9 +86,8 @@ class V1Strategy:
         """
         checked_name(name)
         leaves = nests.flatten_with_none(list(self.experimental_local_results(value)))[0]
-        for leaf in {
-            id(leaf): leaf for leaf in leaves if inspect.isawaitable(leaf)
-        }.values():  # a plain one comes n times
+        awaitable = {id(leaf): leaf for leaf in leaves if inspect.isawaitable(leaf)}  # a plain one comes n times
+        for leaf in awaitable.values():
             await leaf
 
     def configure(
