@@ -86,9 +86,11 @@ def awaited_by(coroutine: CoroutineType[Any, Any, Any]) -> Any:
 
 def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
     """Whether the frame of an async generator runs: one suspended in an await is called running, since its step is."""
-    if not generator.ag_running:
-        return False
-    return not generator.ag_suspended if sys.version_info >= (3, 12) else generator.ag_await is None
+    if sys.version_info >= (3, 12):
+        suspended = generator.ag_suspended
+    else:
+        suspended = generator.ag_await is not None
+    return generator.ag_running and not suspended
 
 
 def _behind(awaitable: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
 
 import pytest
@@ -16,10 +16,10 @@ class Step:
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
 
-    def __await__(self) -> Step:
+    def __await__(self) -> Any:
         return self
 
-    def __iter__(self) -> Iterator[None]:
+    def __iter__(self) -> Step:
         return self
 
     def __next__(self) -> None:
@@ -39,7 +39,8 @@ def test_running_coroutine_awaits_nothing() -> None:
 
     async def steps() -> None:
         for number in range(5000):
-            await (Step(look) if number % 7 else nothing())
+            step: Awaitable[None] = Step(look) if number % 7 else nothing()
+            await step
 
     def look() -> None:
         found.append(awaited_by(coroutine))
@@ -52,7 +53,7 @@ def test_running_coroutine_awaits_nothing() -> None:
 
 def test_step_of_an_async_generator_is_followed_where_it_waits_and_ends_where_it_runs() -> None:
     class Pause:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[None]:
             yield
 
     seen: dict[str, list[tuple[str, bool]]] = {}
