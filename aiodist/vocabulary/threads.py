@@ -111,7 +111,7 @@ _PATIENCE = 1.0
 
 def _has_handed_out(executor: ThreadPoolExecutor, waiting: int) -> bool:
     """Whether a thread that seems to wait has been handed work, as far as its executor's count tells."""
-    counted: int = executor._idle_semaphore._value  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    counted: int = executor._idle_semaphore._value
     if counted >= waiting:
         _in_hand.pop(executor, None)
         return False

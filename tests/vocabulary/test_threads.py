@@ -108,7 +108,7 @@ def test_executor_that_has_lost_count_of_its_threads_is_believed_for_a_moment(mo
     with ThreadPoolExecutor(1, "pool") as pool:
         pool.submit(int).result()
         wait_until_idle()
-        assert pool._idle_semaphore.acquire(timeout=0)  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+        assert pool._idle_semaphore.acquire(timeout=0)
         assert names(threads._busy()) == ["pool_0"]
         monkeypatch.setattr(threads, "_PATIENCE", 0.0)
         assert threads._busy() == []
