@@ -29,10 +29,11 @@ from aiodist.replica import standing
 from aiodist.replica.waits import WaitGraph
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
-from aiodist.workers.makings import InFlight, Makings, Whereabouts
+from aiodist.workers.makings import Makings, Whereabouts
 from aiodist.workers.peer import LENGTH
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.simulated import SimulatedCluster
+from aiodist.workers.stillness import Progress, Step, Still
 from tests.workers.launched import job
 from tests.workers.over_tcp import OverTcp
 
@@ -240,7 +241,7 @@ def test_a_warning_tells_what_the_others_are_at(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     del monkeypatch
-    place = makings._place_of_constructor()
+    place = makings.place_of_constructor()
     assert place is not None
     makings._warn("told", place)  # the suite makes errors of warnings
     assert caplog.messages == ["told"]
@@ -306,21 +307,31 @@ def test_one_that_has_given_up_a_strategy_may_make_the_next() -> None:
 def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class _Elder:
         thread = threading.get_ident()
+        verdicts = 0
 
-        def posted(self, lane: int) -> int:
-            return 5 + lane
+        def progress(self) -> dict[int, Progress]:
+            return {lane: Progress(5 + lane, moving=True) for lane in range(2)}
+
+    def is_stuck(*steps: tuple[int, int, int]) -> bool:
+        needs = [Step(number, lane, Progress(posted, moving=False), (0, 0), "") for number, lane, posted in steps]
+        mine.hear(1, 0, Whereabouts(1, "", True, Still(1, 1, tuple(needs), {}, {1: 0})))
+        return bool(mine._never_coming(0, {1: elder}))  # type: ignore[dict-item]
 
     mine, elder = Makings(), _Elder()
+    mine.made = 1
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
-    assert mine._are_in_vain([], {})
-    assert mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
-    assert not mine._are_in_vain([InFlight(1, 0, 6), InFlight(1, 1, 6)], {1: elder})  # type: ignore[dict-item]
-    assert not mine._are_in_vain([InFlight(2, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    assert is_stuck()
+    assert is_stuck((1, 0, 6))
+    assert not is_stuck((1, 0, 6), (1, 1, 6))
+    assert not is_stuck((2, 0, 6))
+    elder.verdicts = 1  # it has heard one that may be on its way to the other
+    assert not is_stuck((1, 0, 6))
+    elder.verdicts = 0
     elder.thread += 1
-    assert not mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    assert not is_stuck((1, 0, 6))
     elder.thread -= 1
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [threading.Thread(name="it loads what that step needs")])
-    assert not mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    assert not is_stuck((1, 0, 6))
 
 
 def test_a_future_beside_a_step_may_come_from_anywhere() -> None:
@@ -354,7 +365,7 @@ def test_an_event_loop_with_queues_of_its_own_may_have_something_to_run() -> Non
 
 def test_an_answer_to_an_earlier_question_is_left_alone() -> None:
     mine = Makings()
-    mine.hear(1, 7, Whereabouts(0, "it was there then", ()))
+    mine.hear(1, 7, Whereabouts(0, "it was there then"))
     assert mine._others() == ""
 
 
