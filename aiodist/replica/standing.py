@@ -23,7 +23,9 @@ from aiodist.replica.awaiting import napping
 from aiodist.replica.certainty import trio_tasks
 from aiodist.replica.engine import running_on_trio
 from aiodist.replica.home_loop import HomeLoop
+from aiodist.replica.stacks import links
 from aiodist.replica.stall import TASK_NAME, StallWatch
+from aiodist.replica.suspension import coroutine_of
 from aiodist.vocabulary.errors import CollectiveError, DeadlockError
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.vocabulary.threads import busy_threads
@@ -177,7 +179,8 @@ class Standing:
     def _steps(self, number: int) -> list[Step] | None:
         team = self._team
         crossings = [crossing for crossing in team._crossings.values() if not crossing.clean]
-        if team.plane is not None or team.lost is not None or team.recovery.crossings or team._home.has_calls:
+        recovers = team.recovery.crossings and team._turns.in_use  # else it does when something is called
+        if team.plane is not None or team.lost is not None or recovers or team._home.has_calls:
             return None
         if team._home.thread not in (0, get_ident()) or any(map(_is_in_question, crossings)):
             return None
@@ -239,8 +242,18 @@ def _waits_for_a_step(graph: WaitGraph, waiter: Waiter) -> bool:
     if kind is Awaited.COLLECTIVE:
         return True
     if kind is Awaited.TASK:  # of several, one may be a future, or a task of a library's
-        return 0 < len(waiter.suspension.things) == len(graph.enders(waiter))
+        known = {id(ender.task) for ender in graph.enders(waiter)}
+        things = waiter.suspension.things
+        return bool(things) and all(id(thing) in known or _is_an_operation(thing) for thing in things)
     return _is_in_a_step(waiter)
+
+
+def _is_an_operation(thing: Any) -> bool:
+    """Whether this is a task that runs something of a strategy's, and nothing of the program's: it is in no graph."""
+    if not (hasattr(thing, "get_coro") or hasattr(thing, "coro")):
+        return False
+    frames = [link.frame for link in links(coroutine_of(thing)) if link.frame is not None]
+    return any(frame.f_globals.get("__name__", "").startswith("aiodist.strategy") for frame in frames)
 
 
 def _is_in_a_step(waiter: Waiter) -> bool:

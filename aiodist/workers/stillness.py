@@ -167,7 +167,7 @@ def made_at(strategy: int, places: Sequence[str]) -> list[str]:
     if len(alike) < 2:
         return [f"Strategy {strategy} was made at {place}." for place in alike]
     who = [f"by {_workers(ranks)} at {place}" for place, ranks in alike.items()]
-    return [f"Strategy {strategy} was made at different places: {', '.join(who[:-1])} and {who[-1]}."]
+    return [f"Strategy {strategy} was made {', '.join(who[:-1])} and {who[-1]}."]
 
 
 def _workers(ranks: Sequence[int]) -> str:

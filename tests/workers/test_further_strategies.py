@@ -7,9 +7,7 @@ import pickle
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,54 +30,9 @@ from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.makings import Makings, Whereabouts
 from aiodist.workers.peer import LENGTH
 from aiodist.workers.pulse import Pulse
-from aiodist.workers.simulated import SimulatedCluster
 from aiodist.workers.stillness import Progress, Step, Still
+from tests.workers.further import LAST, WORKERS, Workers, reduces, runs
 from tests.workers.launched import job
-from tests.workers.over_tcp import OverTcp
-
-Program = Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]
-WORKERS = 2  # more keep links among each other, which take a while to be made
-LAST = WORKERS - 1
-
-
-class _Workers:
-    """Workers in threads of one process, whose strategies are the k-th of a job."""
-
-    def __init__(self) -> None:
-        self.makings = [Makings() for _ in range(WORKERS)]
-        self.worlds = [SimulatedCluster(WORKERS) for _ in range(3)]
-        self.pool = ThreadPoolExecutor(WORKERS)
-        self.strategies = list(self.pool.map(self.make, range(WORKERS)))
-
-    def make(self, rank: int) -> MultiWorkerMirroredStrategy:
-        """Make a worker's next strategy, in its thread."""
-        mine = self.makings[rank]
-        communicator: Any = OverTcp(self.worlds[mine.made].communicators[rank])
-        mine.wait(communicator.iallgather(np.zeros(1, np.uint8), np.zeros(WORKERS, np.uint8)), rank, WORKERS)
-        communicator.makings = mine
-        return MultiWorkerMirroredStrategy(communicator, ["CPU:0"])
-
-    def start(self, rank: int, fn: Program, backend: str) -> Future[Any]:
-        """Use a worker's strategy, then run a coroutine function with it, in an event loop in a thread."""
-
-        async def main() -> Any:
-            await _reduces(self.strategies[rank])
-            return await fn(self.strategies[rank])
-
-        return self.pool.submit(partial(anyio.run, main, backend=backend))
-
-    def start_making(self, rank: int, backend: str = "asyncio") -> Future[Any]:
-        """Make a worker's next strategy, in an event loop in a thread."""
-
-        async def make(_: MultiWorkerMirroredStrategy) -> MultiWorkerMirroredStrategy:
-            return self.make(rank)
-
-        return self.start(rank, make, backend)
-
-    def close(self) -> None:
-        for strategy in self.strategies:
-            strategy.close()
-        self.pool.shutdown()
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -88,30 +41,19 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Workers]:
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """Yield workers; neither that they are threads of one process counts, nor the signal handlers of this one."""
     monkeypatch.setattr(makings, "ASK_SECONDS", 0.02)
     monkeypatch.setattr(inquiries, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(standing, "_from_outside", lambda: False)
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
-    found = _Workers()
+    found = Workers()
     yield found
     found.close()
 
 
-async def _reduces(strategy: MultiWorkerMirroredStrategy) -> Any:
-    return await strategy.reduce("SUM", np.ones(2), None)
-
-
-async def _runs(strategy: MultiWorkerMirroredStrategy) -> Any:
-    async def program() -> Any:
-        return await get_replica_context().all_reduce("SUM", 1)
-
-    return await strategy.run(program)
-
-
-@pytest.mark.parametrize("operation", [_reduces, _runs])
-def test_one_that_waits_for_the_maker_never_comes(workers: _Workers, operation: Any, backend: str) -> None:
+@pytest.mark.parametrize("operation", [reduces, runs])
+def test_one_that_waits_for_the_maker_never_comes(workers: Workers, operation: Any, backend: str) -> None:
     others = [workers.start(rank, operation, backend) for rank in range(LAST)]
 
     async def makes(strategy: MultiWorkerMirroredStrategy) -> Any:
@@ -122,7 +64,7 @@ def test_one_that_waits_for_the_maker_never_comes(workers: _Workers, operation: 
 
     found, error = workers.start(LAST, makes, backend).result(20)
     assert [np.sum(other.result(20)) for other in others] == [np.sum(found)] * LAST  # who has caught it goes on
-    name = "strategy.reduce" if operation is _reduces else "strategy.run"
+    name = "strategy.reduce" if operation is reduces else "strategy.run"
     told = (
         rf"worker 1 makes a strategy at \S+test_further_strategies.py:\d+, and worker 0 never comes to that, for it "
         rf"waits for worker 1: it waits in {name} at \S+test_further_strategies.py:\d+\n"
@@ -133,7 +75,7 @@ def test_one_that_waits_for_the_maker_never_comes(workers: _Workers, operation: 
     assert error.report.suspects == (0, 1)
 
 
-def test_one_whose_replica_waits_for_the_maker_never_comes(workers: _Workers, backend: str) -> None:
+def test_one_whose_replica_waits_for_the_maker_never_comes(workers: Workers, backend: str) -> None:
     async def program() -> Any:
         ctx = get_replica_context()
         await ctx.barrier()
@@ -184,7 +126,7 @@ def _leaves_by_a_timeout(go_on: threading.Event) -> Callable[[MultiWorkerMirrore
 def _waits_beside_a_timer(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
     async def wait(strategy: MultiWorkerMirroredStrategy) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_reduces, strategy)
+            tasks.start_soon(reduces, strategy)
             await _sleeps(go_on)(strategy)
             tasks.cancel_scope.cancel()
 
@@ -193,7 +135,7 @@ def _waits_beside_a_timer(go_on: threading.Event) -> Callable[[MultiWorkerMirror
 
 @pytest.mark.parametrize("slow", [_waits_for_an_event, _sleeps, _blocks, _leaves_by_a_timeout, _waits_beside_a_timer])
 def test_one_that_takes_its_time_is_waited_for(
-    workers: _Workers, slow: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+    workers: Workers, slow: Any, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, asked = threading.Event(), threading.Semaphore(0)
     hear = Makings.hear
@@ -249,7 +191,7 @@ def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch
         makings._warn("told", place)
 
 
-def test_one_whose_process_ends_never_comes(workers: _Workers) -> None:
+def test_one_whose_process_ends_never_comes(workers: Workers) -> None:
     made = workers.pool.submit(workers.make, LAST)
     workers.strategies[0]._team._control._close_at_exit()  # type: ignore[attr-defined]
     told = r"worker 0 of 2 has ended, and worker 1 waits for it to make a strategy at \S+; it had replica 0$"
@@ -289,7 +231,7 @@ def test_what_workers_other_than_the_first_tell_each_other_goes_by_way_of_it() -
     assert [control.gone for control in everyone] == [{1: "has ended"}, {}, {1: "has ended"}]
 
 
-def test_one_that_has_only_closed_a_strategy_is_waited_for(workers: _Workers) -> None:
+def test_one_that_has_only_closed_a_strategy_is_waited_for(workers: Workers) -> None:
     made = [workers.pool.submit(workers.make, LAST)]
     workers.strategies[0].close()
     made += [workers.pool.submit(workers.make, rank) for rank in range(LAST)]
