@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
@@ -26,13 +28,14 @@ from aiodist.replica.home_loop import HomeLoop
 from aiodist.replica.stacks import links
 from aiodist.replica.stall import TASK_NAME, StallWatch
 from aiodist.replica.suspension import coroutine_of
+from aiodist.vocabulary.environment import stall_seconds
 from aiodist.vocabulary.errors import CollectiveError, DeadlockError
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.vocabulary.threads import busy_threads
 from aiodist.vocabulary.waits import Awaited
 from aiodist.workers.lost import lost_worker
-from aiodist.workers.makings import Makings
-from aiodist.workers.stillness import LaneKey, Progress, Step, Still
+from aiodist.workers.makings import Makings, warn
+from aiodist.workers.stillness import LaneKey, Progress, Step, Still, made_at
 
 if TYPE_CHECKING:
     from aiodist.replica.crossing import Crossing
@@ -53,6 +56,15 @@ _LIBRARIES: Final = ("asyncio", "anyio", "trio", "uvloop")
 _STEPS: Final = ("aiodist.replica.awaiting", "aiodist.replica.lasting_event")
 
 
+@dataclass
+class _Wait:
+    """How long this worker has waited in the same steps, and what has come of that."""
+
+    since: float = field(default_factory=time.monotonic)
+    asked: bool = False
+    told: bool = False
+
+
 class Standing:
     """A strategy of this worker, as one that makes, or waits for, a further one sees it.
 
@@ -71,6 +83,7 @@ class Standing:
         self._is_looking = False
         self._waited_in: list[tuple[LaneKey, int]] = []
         self._looks = 0
+        self._wait = _Wait()
 
     @property
     def thread(self) -> int:
@@ -145,19 +158,54 @@ class Standing:
         if not (self._team.is_here and _runs_here()):
             return
         waited_in = [(one.key, one.lane.posted) for one in self._team._crossings.values() if one.in_the_midst]
-        self._looks = self._looks + 1 if waited_in == self._waited_in else 0
-        self._waited_in = waited_in
+        if waited_in != self._waited_in:
+            self._waited_in, self._looks, self._wait = waited_in, -1, _Wait()
+        self._looks += 1
+        self._warn_in_time()
         if not waited_in or self._looks.bit_count() != 1 or _something_can_run(look_at_loop):
             return
         still = self._still()
         if still is not None:
             tell(still)
 
+    def _warn_in_time(self) -> None:
+        """Warn of an operation outside of replicas that has waited for long; what replicas wait in, others look after."""
+        root, wait, seconds = self._team._root, self._wait, stall_seconds()
+        meeting = None if root is None or root._step is None else root._step.meeting
+        waited = time.monotonic() - wait.since
+        if meeting is None or wait.told or not seconds or waited < seconds:
+            return
+        if not wait.asked:
+            wait.asked = True
+            self._makings.ask()
+            return
+        wait.told = True
+        rank, where = self._team.span.layout.rank, location(meeting.code, meeting.offset)
+        warn(
+            f"worker {rank} has waited {waited:.3g} s in {call_text(meeting.signature)} at {place(where)}, with strategy "
+            f"{self._makings.number_of(self)} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
+            f"{self._makings.told}{self.made_differently}",
+            where,
+        )
+
+    @property
+    def made_differently(self) -> str:
+        """A line that says so, where the workers have made it at different places."""
+        if len(set(self.places)) < 2:
+            return ""
+        return "".join(f"\n  {line}" for line in made_at(self._makings.number_of(self), self.places))
+
     def _operations(self) -> list[str]:
         """Say in which operations outside of replicas this worker waits."""
-        roots = (elder._team._root for elder in self._makings.elders.values() if isinstance(elder, Standing))
-        meetings = [root.group.open[number] for root in roots if root is not None for number in sorted(root.group.open)]
-        return [f"it waits in {m.signature[KIND].name} at {place(location(m.code, m.offset))}" for m in meetings]
+        elders = self._makings.elders
+        roots = {n: elder._team._root for n, elder in elders.items() if isinstance(elder, Standing)}
+        said = []
+        for number, root in roots.items():
+            which = f", with strategy {number}" if len(elders) > 1 else ""
+            for meeting in [] if root is None else [root.group.open[n] for n in sorted(root.group.open)]:
+                where = place(location(meeting.code, meeting.offset))
+                said.append(f"it waits in {meeting.signature[KIND].name} at {where}{which}")
+        return said
 
     def _still(self) -> Still | None:
         """Return all steps in the air, of all strategies; None where the control plane may yet bring something else."""

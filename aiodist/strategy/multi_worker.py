@@ -36,7 +36,7 @@ from aiodist.workers.communicator import Communicator, Intracomm, SharingCommuni
 from aiodist.workers.crossing import Plan, Span
 from aiodist.workers.engines import communicator_of
 from aiodist.workers.joining import Hello, Joining
-from aiodist.workers.makings import made_at
+from aiodist.workers.makings import place_of_making
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         super().__init__(extended)
         self._communicator = communicator_of(communicator)
         offer = _offer(self._communicator, extended.devices[0], extended.communication_options)
-        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer, made_at())
+        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer, place_of_making())
         self._joining = Joining(self._communicator, hello)
         self._joined: Team | None = None
         self._cluster: ClusterSettings | None = None

@@ -148,6 +148,16 @@ class Makings:
             if strategy in elders and key is not None:
                 elders[strategy].stop(key, why)
 
+    def ask(self) -> None:
+        """Ask all other workers where they are; `told` has what they answer."""
+        self._question, self._heard, self._seen = self._question + 1, {}, set()
+        self._inquire()
+
+    @property
+    def told(self) -> str:
+        """What the others have answered so far, in a line each."""
+        return "".join(f"\n  worker {rank}: {told.text}" for rank, told in sorted(self._heard.items()))
+
     def wait(self, request: Request, rank: int, size: int) -> None:
         """Block until the next strategy's first request, for which all workers must come, is complete.
 
@@ -194,7 +204,7 @@ class Makings:
             f"every worker is to make (AIODIST_STALL_SECONDS sets the time, 0 turns this off){self._others()}"
         )
         if self.place is not None:
-            _warn(text, self.place)
+            warn(text, self.place)
 
     # What can be known.
 
@@ -220,7 +230,10 @@ class Makings:
                     "Every worker must make the same strategies in the same order.",
                 )
         self._seen = set()
-        for elder in elders.values():
+        self._inquire()
+
+    def _inquire(self) -> None:
+        for elder in self.elders.values():
             elder.inquire(self._question, self.made + 1)
 
     def _never_coming(self, rank: int, elders: Mapping[int, Elder]) -> dict[int, Still]:
@@ -242,7 +255,8 @@ makings: Final = Makings()
 """Those of this process."""
 
 
-def _warn(text: str, place: Location) -> None:
+def warn(text: str, place: Location) -> None:
+    """Warn that a worker waits for others, at a place of its program."""
     try:
         warnings.warn_explicit(text, StallWarning, place.file, place.line)
     except StallWarning:  # a filter makes errors of warnings; who waits is not to be ended by that
@@ -262,7 +276,7 @@ def _whom(found: Mapping[int, Still], waiting: int) -> str:
     return ids_briefly(missing).replace("replica", "worker")
 
 
-def made_at() -> str:
+def place_of_making() -> str:
     """Return where a strategy is being made, file and line, as text."""
     place = place_of_constructor()
     return "" if place is None else wording.place(place)

@@ -238,7 +238,8 @@ def judge(
         deadlock: why none of those that wait can, where it is for what workers do with another strategy.
     """
     group = whole_group(states, layout.devices, layout.names, order_check)
-    broke = breakdown.found_in(states)
+    parts = whole_parts(states, group)
+    broke = breakdown.that_count(breakdown.found_in(states), states, group, parts)
     failures = [found.failure for _, found in broke]
     failures += [failure for rank in sorted(states) for failure in states[rank].failures]
     error: CollectiveError
@@ -247,8 +248,8 @@ def judge(
     elif deadlock:
         error = cycles.deadlock(group, deadlock)
     else:
-        error = _error(group, whole_parts(states, group), states, standing)
-    report = _with_notes(error.report, states)
+        error = _error(group, parts, states, standing)
+    report = _with_notes(error.report, states, {(i, each.failure.text) for _, each in broke for i in each.replicas})
     posted = [state.posted for state in states.values()]
     heard_all = len(states) == layout.workers
     # nobody can bring the second record behind one that somebody has not brought
@@ -322,9 +323,12 @@ def _nobody_waits(group: SyncGroup) -> CollectiveError:
     return IncompleteCollectiveError(report)
 
 
-def _with_notes(report: CollectiveReport, states: Mapping[int, WorkerState]) -> CollectiveReport:
-    failures = [failure for rank in sorted(states) for failure in states[rank].failures]
-    notes = [f"Replica {failure.replica_id} raised {failure.text}" for failure in failures]
+def _with_notes(
+    report: CollectiveReport, states: Mapping[int, WorkerState], told: Collection[tuple[int, str]]
+) -> CollectiveReport:
+    """Add what replicas have raised, but what is told already, and what workers have to note."""
+    failures = [(each.replica_id, each.text) for rank in sorted(states) for each in states[rank].failures]
+    notes = [f"Replica {replica_id} raised {text}" for replica_id, text in failures if (replica_id, text) not in told]
     notes += [f"Worker {rank}: {states[rank].note}" for rank in sorted(states) if states[rank].note]
     if not notes:
         return report

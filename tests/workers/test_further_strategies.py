@@ -170,7 +170,7 @@ def test_a_warning_tells_what_the_others_are_at(monkeypatch: pytest.MonkeyPatch)
                 mine.hear(2, 1, Whereabouts(1, "it makes one at train.py:7"))
             return bool(told)
 
-    monkeypatch.setattr(makings, "_warn", lambda text, place: told.append((text, place.file)))
+    monkeypatch.setattr(makings, "warn", lambda text, place: told.append((text, place.file)))
     mine.wait(_Request(), 0, 3)
     ((text, file),) = told
     assert file == __file__
@@ -185,10 +185,10 @@ def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch
     del monkeypatch
     place = makings.place_of_constructor()
     assert place is not None
-    makings._warn("told", place)  # the suite makes errors of warnings
+    makings.warn("told", place)  # the suite makes errors of warnings
     assert caplog.messages == ["told"]
     with pytest.warns(StallWarning, match="told"):
-        makings._warn("told", place)
+        makings.warn("told", place)
 
 
 def test_one_whose_process_ends_never_comes(workers: Workers) -> None:
