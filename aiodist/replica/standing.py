@@ -38,7 +38,9 @@ from aiodist.workers.makings import Makings, warn
 from aiodist.workers.stillness import LaneKey, Progress, Step, Still, made_at
 
 if TYPE_CHECKING:
+    from aiodist.collective.rendezvous import Rendezvous
     from aiodist.replica.crossing import Crossing
+    from aiodist.replica.root_crossing import RootCrossing
     from aiodist.replica.team import Team
     from aiodist.replica.waiter import Waiter
     from aiodist.replica.waits import WaitGraph
@@ -169,7 +171,7 @@ class Standing:
             tell(still)
 
     def _warn_in_time(self) -> None:
-        """Warn of an operation outside of replicas that has waited for long; what replicas wait in, others look after."""
+        """Warn of an operation outside of replicas that has waited for long; what replicas wait in, `stall` does."""
         root, wait, seconds = self._team._root, self._wait, stall_seconds()
         meeting = None if root is None or root._step is None else root._step.meeting
         waited = time.monotonic() - wait.since
@@ -182,8 +184,8 @@ class Standing:
         wait.told = True
         rank, where = self._team.span.layout.rank, location(meeting.code, meeting.offset)
         warn(
-            f"worker {rank} has waited {waited:.3g} s in {call_text(meeting.signature)} at {place(where)}, with strategy "
-            f"{self._makings.number_of(self)} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
+            f"worker {rank} has waited {waited:.3g} s in {call_text(meeting.signature)} at {place(where)}, with "
+            f"strategy {self._makings.number_of(self)} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
             f"{self._makings.told}{self.made_differently}",
             where,
         )
@@ -202,7 +204,7 @@ class Standing:
         said = []
         for number, root in roots.items():
             which = f", with strategy {number}" if len(elders) > 1 else ""
-            for meeting in [] if root is None else [root.group.open[n] for n in sorted(root.group.open)]:
+            for meeting in [] if root is None else _waited_in(root):
                 where = place(location(meeting.code, meeting.offset))
                 said.append(f"it waits in {meeting.signature[KIND].name} at {where}{which}")
         return said
@@ -241,6 +243,13 @@ _teams: Final[WeakSet[Team]] = WeakSet()
 def note(team: Team) -> None:
     """Know a strategy's workers, be it one that only some of the job's make."""
     _teams.add(team)
+
+
+def _waited_in(root: RootCrossing) -> list[Rendezvous]:
+    """Return the operations that a worker waits in; one whose record is with all may not be carried out yet."""
+    under_way = None if root._step is None else root._step.meeting
+    waited_in = [root.group.open[number] for number in sorted(root.group.open)]
+    return waited_in if under_way is None or under_way in waited_in else [under_way, *waited_in]
 
 
 def _step(number: int, crossing: Crossing) -> Step:

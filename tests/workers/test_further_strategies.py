@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -66,8 +67,8 @@ def test_one_that_waits_for_the_maker_never_comes(workers: Workers, operation: A
     assert [np.sum(other.result(20)) for other in others] == [np.sum(found)] * LAST  # who has caught it goes on
     name = "strategy.reduce" if operation is reduces else "strategy.run"
     told = (
-        rf"worker 1 makes a strategy at \S+test_further_strategies.py:\d+, and worker 0 never comes to that, for it "
-        rf"waits for worker 1: it waits in {name} at \S+test_further_strategies.py:\d+\n"
+        rf"worker 1 makes a strategy at \S+further.py:\d+, and worker 0 never comes to that, for it "
+        rf"waits for worker 1: it waits in {name} at \S+further.py:\d+\n"
         r"Every worker must make the same strategies in the same order\."
     )
     assert re.fullmatch(told, str(error)), str(error)
@@ -90,6 +91,45 @@ def test_one_whose_replica_waits_for_the_maker_never_comes(workers: Workers, bac
     assert [one.result(20) for one in [workers.start(rank, run, backend) for rank in range(WORKERS)]] == [
         WORKERS
     ] * WORKERS
+
+
+def test_one_that_waits_for_the_maker_never_comes_though_another_strategy_is_unused(
+    workers: Workers, backend: str
+) -> None:
+    workers.make_further()
+    others = [workers.start(rank, runs, backend) for rank in range(LAST)]
+
+    async def makes(strategy: MultiWorkerMirroredStrategy) -> None:
+        with pytest.raises(DeadlockError, match=r"it waits in strategy\.run at \S+, with strategy 1\n"):
+            workers.make(LAST)
+        await runs(strategy)
+
+    workers.start(LAST, makes, backend).result(20)
+    for other in others:
+        other.result(20)
+
+
+def test_one_that_waits_for_the_maker_to_open_a_run_never_comes(workers: Workers, backend: str) -> None:
+    begun = threading.Event()
+
+    async def opens(strategy: MultiWorkerMirroredStrategy) -> Any:
+        await anyio.to_thread.run_sync(begun.wait)
+        return await runs(strategy)
+
+    async def makes(strategy: MultiWorkerMirroredStrategy) -> None:
+        lane = strategy._team._lanes[0]
+        posted = lane.posted
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runs, strategy)
+            while lane.posted == posted:
+                await anyio.lowlevel.checkpoint()
+            begun.set()
+            with pytest.raises(DeadlockError, match=r"waits for worker 1: it waits in strategy\.run at "):
+                workers.make(LAST)
+
+    others = [workers.start(rank, opens, backend) for rank in range(LAST)]
+    workers.start(LAST, makes, backend).result(20)
+    assert [other.result(20) for other in others] == [WORKERS] * LAST
 
 
 def _waits_for_an_event(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:

@@ -15,6 +15,7 @@ import pytest
 from aiodist import DeadlockError, MultiWorkerMirroredStrategy, Reason, get_replica_context
 from aiodist.replica import standing
 from aiodist.replica.standing import Standing
+from aiodist.vocabulary.reports import Location
 from aiodist.workers import inquiries, makings, tcp_control
 from tests.workers.further import WORKERS, Workers, reduces, runs
 from tests.workers.launched import job
@@ -139,6 +140,38 @@ def test_tasks_side_by_side_go_on_in_any_order(
         return found
 
     assert workers.everywhere(main, backend) == [[WORKERS, WORKERS]] * WORKERS
+
+
+def test_a_warning_tells_what_the_other_is_at(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.01")
+    told: list[str] = []
+    both, warned = workers.make_further(), threading.Event()
+
+    def warn(text: str, _: Location) -> None:
+        told.append(text)
+        if len(told) == WORKERS:
+            warned.set()
+
+    monkeypatch.setattr(standing, "warn", warn)
+    for strategy in both[0]:
+        strategy._team.standing.places = ["train.py:3", "train.py:4"]  # type: ignore[union-attr]
+
+    async def main(rank: int) -> None:
+        first, second = _swapped(rank, both[rank])
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runs, first)
+            await anyio.to_thread.run_sync(warned.wait)
+            await runs(second)
+
+    workers.everywhere(main, "asyncio")
+    text = next(text for text in told if text.startswith("worker 0"))
+    assert re.fullmatch(
+        r"worker 0 has waited \S+ s in strategy\.run\(program\) at \S+further\.py:\d+, with strategy 1 "
+        r"\(AIODIST_STALL_SECONDS sets the time, 0 turns this off\)\n"
+        r"  worker 1: it waits in strategy\.run at \S+further\.py:\d+, with strategy 2; .*\n"
+        r"  Strategy 1 was made by worker 0 at train\.py:3 and by worker 1 at train\.py:4\.",
+        text,
+    ), text
 
 
 def test_workers_of_mpi_that_swap_their_strategies() -> None:
