@@ -118,8 +118,17 @@ class Communicator(Protocol):
         """Put buffers of bytes, all of one size, together by rank."""
         ...
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
-        """Put buffers of bytes, of the sizes ``counts``, together by rank."""
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
+        """Put buffers of bytes, of the sizes ``counts``, together by rank.
+
+        Args:
+            send: this worker's.
+            receive: where they are put.
+            counts: by rank, how many bytes a worker sends.
+            places: by rank, where in ``receive`` they begin; None: each behind the one before it.
+        """
         ...
 
     def ibcast(self, buffer: Array, root: int) -> Request:
@@ -127,9 +136,24 @@ class Communicator(Protocol):
         ...
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
-        """Send the k-th part of a buffer of bytes to worker k; receive its part for this one."""
+        """Send the k-th part of a buffer of bytes to worker k; receive its part for this one.
+
+        Args:
+            send: the parts that are sent.
+            send_counts: by rank, how many bytes they have.
+            receive: where those of the others are put.
+            receive_counts: by rank, how many bytes those have.
+            send_places: by rank, where in ``send`` they begin; None: each behind the one before it.
+            receive_places: likewise in ``receive``.
+        """
         ...
 
     def idup(self) -> Duplication:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
@@ -147,41 +148,52 @@ class SimulatedCommunicator:
 
         return self._begin(("allgather", send.size), (send, receive), carry_out)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank."""
 
         def carry_out(parts: list[Any]) -> None:
-            whole = np.concatenate([mine for mine, _ in parts])
-            for _, target in parts:
-                target[...] = whole
+            if places is None:
+                whole = np.concatenate([mine for mine, *_ in parts])
+                for _, target, _ in parts:
+                    target[...] = whole
+                return
+            for _, target, begins in parts:
+                for (mine, *_), begin in zip(parts, begins, strict=True):
+                    target[begin : begin + mine.size] = mine
 
-        return self._begin(("allgatherv", tuple(counts)), (send, receive), carry_out)
+        return self._begin(("allgatherv", tuple(counts), places is None), (send, receive, places), carry_out)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite every buffer with that of one worker."""
 
         def carry_out(parts: list[Any]) -> None:
-            for (target,) in parts:
-                target[...] = parts[root][0]
+            for rank, (target,) in enumerate(parts):
+                if rank != root:
+                    target[...] = parts[root][0]
 
         return self._begin(("bcast", root, buffer.size), (buffer,), carry_out)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
         """Send every worker its part."""
 
         def carry_out(parts: list[Any]) -> None:
-            filled = [0] * len(parts)
-            for sent, counts, _, _ in parts:
-                begin = 0
+            for sender, (sent, counts, going, _, _) in enumerate(parts):
                 for receiver in np.flatnonzero(counts).tolist():
-                    count, at = counts[receiver], filled[receiver]
-                    parts[receiver][2][at : at + count] = sent[begin : begin + count]
-                    filled[receiver] += count
-                    begin += count
+                    count, begin, at = counts[receiver], going[receiver], parts[receiver][4][sender]
+                    parts[receiver][3][at : at + count] = sent[begin : begin + count]
 
-        return self._begin(("alltoallv",), (send, list(send_counts), receive, list(receive_counts)), carry_out)
+        going, coming = _places(send_counts, send_places), _places(receive_counts, receive_places)
+        return self._begin(("alltoallv",), (send, list(send_counts), going, receive, coming), carry_out)
 
     def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
         """Make one object of what all workers bring."""
@@ -223,6 +235,10 @@ class SimulatedCommunicator:
     def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> SimulatedControl:  # noqa: ARG002
         """Return this worker's control plane."""
         return SimulatedControl(self.cluster.switchboard(layout, order_check), self.rank)
+
+
+def _places(counts: Sequence[int], places: Sequence[int] | None) -> Sequence[int]:
+    return list(accumulate(counts, initial=0)) if places is None else places
 
 
 class SimulatedDuplication:
