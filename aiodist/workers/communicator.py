@@ -8,6 +8,7 @@ is begun here has been agreed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -201,3 +202,9 @@ class SharingCommunicator(Communicator, Protocol):
     def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
         """Make one object for all workers of what each brings, by rank."""
         ...
+
+
+def parts_of(whole: Array, counts: Sequence[int], places: Sequence[int] | None = None) -> list[Array]:
+    """Return the parts of a buffer that begin at these places; None: each behind the one before it."""
+    begins = accumulate(counts, initial=0) if places is None else places
+    return [whole[begin : begin + count] for begin, count in zip(begins, counts, strict=False)]

@@ -27,13 +27,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate, count
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
 
 from aiodist.workers.addresses import own_numbers
-from aiodist.workers.communicator import Array, Request
+from aiodist.workers.communicator import Array, Request, parts_of
 from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
 from aiodist.workers.separate import SeparateProcess
 from aiodist_kernels import ReduceOp
@@ -277,7 +277,7 @@ class GlooCommunicator(SeparateProcess):
         """Put buffers of several sizes together by rank: each worker broadcasts its own to where it belongs."""
         if places is None and len(set(counts)) == 1:
             return self.iallgather(send, receive)
-        parts = _parts(receive, counts, places)
+        parts = parts_of(receive, counts, places)
         parts[self.rank][...] = send
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
         return GlooRequest(works, receive)
@@ -303,14 +303,14 @@ class GlooCommunicator(SeparateProcess):
     ) -> Request:
         """Send every worker its part; gloo knows of no places."""
         if send_places is not None:
-            send = np.concatenate(_parts(send, send_counts, send_places))
+            send = np.concatenate(parts_of(send, send_counts, send_places))
         room = receive if receive_places is None else np.empty(sum(receive_counts), np.uint8)
         counts = list(receive_counts), list(send_counts)
         work = self._group.alltoall_base(_tensor(room), _tensor(send), *counts)
 
         def put() -> None:
             for part, came in zip(
-                _parts(receive, receive_counts, receive_places), _parts(room, receive_counts, None), strict=True
+                parts_of(receive, receive_counts, receive_places), parts_of(room, receive_counts, None), strict=True
             ):
                 part[...] = came
 
@@ -325,11 +325,6 @@ class GlooCommunicator(SeparateProcess):
         """Make a communicator of some of the workers."""
         meeting = replace(self._meeting, rank=list(workers).index(self.rank), size=len(workers))
         return GlooDuplication(meeting, f"{self._name}/{number} of {list(workers)}")
-
-
-def _parts(whole: Array, counts: Sequence[int], places: Sequence[int] | None) -> list[Array]:
-    begins = accumulate(counts, initial=0) if places is None else places
-    return [whole[begin : begin + count] for begin, count in zip(begins, counts, strict=False)]
 
 
 def _tensor(buffer: Array) -> Any:

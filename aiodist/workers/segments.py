@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from aiodist.workers.communicator import Array, Communicator, Request
+from aiodist.workers.communicator import Array, Communicator, Request, parts_of
 from aiodist.workers.transfers import SEGMENT, Steps
 from aiodist_kernels.pool import results as pool
 
@@ -36,7 +36,7 @@ def places_of(sizes: Iterable[int], unit: int = 1) -> list[int]:
 
 def split(whole: Array, sizes: Sequence[int], unit: int = 1) -> list[Array]:
     """Return the parts of these sizes, each at the next multiple of a unit behind those before it."""
-    return [whole[place : place + size] for place, size in zip(places_of(sizes, unit), sizes, strict=False)]
+    return parts_of(whole, sizes, places_of(sizes, unit)[:-1])
 
 
 def broadcast(communicator: Communicator, part: Array, root: int, copy: Array | None = None) -> Steps[None]:
@@ -99,8 +99,8 @@ def exchange(
     if max(len(send), len(whole)) > _FARTHEST:
         for out, back in segments:
             room = np.empty(sum(back[0]), np.uint8)
-            yield communicator.ialltoallv(np.concatenate(_pieces(send, *out)), out[0], room, back[0])
-            for piece, part in zip(_pieces(whole, *back), split(room, back[0]), strict=True):
+            yield communicator.ialltoallv(np.concatenate(parts_of(send, *out)), out[0], room, back[0])
+            for piece, part in zip(parts_of(whole, *back), parts_of(room, back[0]), strict=True):
                 piece[...] = part
         return whole
     yield from _in_turns(
@@ -113,10 +113,6 @@ def _segment(sizes: Sequence[int], places: Sequence[int], at: int, step: int) ->
     """Return how much of each part is in a segment, and where that begins."""
     begins = [place + min(at, size) for place, size in zip(places, sizes, strict=False)]
     return [min(step, max(0, size - at)) for size in sizes], begins
-
-
-def _pieces(whole: Array, counts: Sequence[int], begins: Sequence[int]) -> list[Array]:
-    return [whole[begin : begin + count] for count, begin in zip(counts, begins, strict=True)]
 
 
 def _in_turns(requests: Iterator[Request]) -> Steps[None]:

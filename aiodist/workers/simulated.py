@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.communicator import Array, Request, Sharing
+from aiodist.workers.communicator import Array, Request, Sharing, parts_of
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
@@ -154,16 +153,15 @@ class SimulatedCommunicator:
         """Put buffers of several sizes together by rank."""
 
         def carry_out(parts: list[Any]) -> None:
+            sent = [mine for mine, _ in parts]
             if places is None:
-                whole = np.concatenate([mine for mine, *_ in parts])
-                for _, target, _ in parts:
-                    target[...] = whole
-                return
-            for _, target, begins in parts:
-                for (mine, *_), begin in zip(parts, begins, strict=True):
-                    target[begin : begin + mine.size] = mine
+                sent = [np.concatenate(sent)]
+            for _, targets in parts:
+                for target, mine in zip(targets, sent, strict=True):
+                    target[...] = mine
 
-        return self._begin(("allgatherv", tuple(counts), places is None), (send, receive, places), carry_out)
+        targets = [receive] if places is None else parts_of(receive, counts, places)
+        return self._begin(("allgatherv", tuple(counts), places is None), (send, targets), carry_out)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite every buffer with that of one worker."""
@@ -187,13 +185,12 @@ class SimulatedCommunicator:
         """Send every worker its part."""
 
         def carry_out(parts: list[Any]) -> None:
-            for sender, (sent, counts, going, _, _) in enumerate(parts):
-                for receiver in np.flatnonzero(counts).tolist():
-                    count, begin, at = counts[receiver], going[receiver], parts[receiver][4][sender]
-                    parts[receiver][3][at : at + count] = sent[begin : begin + count]
+            for sender, (sent, _) in enumerate(parts):
+                for receiver in np.flatnonzero([part.size for part in sent]).tolist():
+                    parts[receiver][1][sender][...] = sent[receiver]
 
-        going, coming = _places(send_counts, send_places), _places(receive_counts, receive_places)
-        return self._begin(("alltoallv",), (send, list(send_counts), going, receive, coming), carry_out)
+        parts = parts_of(send, send_counts, send_places), parts_of(receive, receive_counts, receive_places)
+        return self._begin(("alltoallv",), parts, carry_out)
 
     def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
         """Make one object of what all workers bring."""
@@ -235,10 +232,6 @@ class SimulatedCommunicator:
     def control(self, layout: Layout, order_check: OrderCheck, hellos: Sequence[Hello]) -> SimulatedControl:  # noqa: ARG002
         """Return this worker's control plane."""
         return SimulatedControl(self.cluster.switchboard(layout, order_check), self.rank)
-
-
-def _places(counts: Sequence[int], places: Sequence[int] | None) -> Sequence[int]:
-    return list(accumulate(counts, initial=0)) if places is None else places
 
 
 class SimulatedDuplication:

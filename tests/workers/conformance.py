@@ -282,14 +282,15 @@ def broadcast_objects(c: Communicator) -> Iterator[Request]:
     """Objects with arrays of few and of many bytes, in one piece or not, read-only or not."""
     large = np.arange(SEGMENT + 8.0).reshape(-1, 8)
     for root in range(c.size):
-        for value in (
+        values: list[Any] = [
             None,
             [np.arange(5)],
             [large[: SEGMENT // 64]],
             [large, "text", *(np.full(9000, k) for k in range(9)), large[0]],
             {"rows": large[::2], "columns": large.T, "none": large[:0]},
             "x" * (SEGMENT + 1),
-        ):
+        ]
+        for value in values:
             steps = Broadcast(value if c.rank == root else None, root, c.rank).carry_out(c, None, AtOnce())
             found = yield from steps
             assert optree.tree_structure(found, none_is_leaf=True) == optree.tree_structure(value, none_is_leaf=True)
