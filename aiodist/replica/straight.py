@@ -2,7 +2,7 @@
 
 It is most of what training loops do, and what they wait for. After a MiB has passed through the caches, whatever is
 called takes three times as long as before: so little is called here. All else goes by `Carrier._carry`, which does the
-same.
+same. Where values move together with their records, they are begun here as there, and looked at as late.
 """
 
 from __future__ import annotations

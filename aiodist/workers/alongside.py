@@ -35,6 +35,8 @@ class Begun:
             something else, which is then what there is to tell.
     """
 
+    __slots__ = ("_error", "_first", "_steps")
+
     def __init__(self, steps: Steps[Any]) -> None:
         self._steps = steps
         self._first: Request | None = None
