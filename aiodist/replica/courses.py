@@ -70,6 +70,10 @@ class Courses:
             self._straight[id(meeting.code), meeting.offset] = meeting.signature, accumulate, found
         return found
 
+    def digest_of(self, meeting: Rendezvous) -> bytes:
+        """Return the digest of a meeting's call alone."""
+        return self._digests.of(meeting.call)
+
     def _find(self, key: tuple[object, ...], meeting: Rendezvous, accumulate: Accumulate) -> Course:
         if len(self._known) >= _MOST:
             self._known.clear()
@@ -77,7 +81,7 @@ class Courses:
         signature = meeting.signature
         types = signature[TYPES]
         recipe = recipe_of(signature, accumulate, self._span)
-        digest = self._digests.of(meeting.call)
+        digest = self.digest_of(meeting)
         found = self._known[key] = Course(
             digest,
             int.from_bytes(digest, "little"),

@@ -27,7 +27,7 @@ class FrozenLane(Exception):  # noqa: N818  (no error: the lane waits for a verd
 
 
 class Disagreement(Exception):  # noqa: N818  (no error: what every worker has seen in the same buffer)
-    """The workers have brought different digests."""
+    """The workers have brought different digests, or the call has failed on some of them before its record."""
 
 
 class Agreed(NamedTuple):
@@ -191,12 +191,16 @@ class Lane:
             return Agreed(plan, opening, True, Notice.NONE, begun, wants)
         if not opening.agreed():
             raise Disagreement
+        self._check_failures(opening)
         self._drop_begun(opening)
         other = bool((opening.first_flags() ^ flags) & Flag.FLOAT64)
         return Agreed(plan, opening, notice=opening.notice(), other=other)  # the records may be of several plans
 
-    def stand_by(self) -> Steps[Agreed]:
+    def stand_by(self) -> Steps[bool]:
         """Take part in whatever step the others make next, for a worker whose replicas have all joined.
+
+        Returns:
+            Whether they make it; the call may have failed on all of them.
 
         Raises:
             Disagreement: the others do not mean the same.
@@ -206,8 +210,21 @@ class Lane:
         yield self._post(bytes(16), 0, ALL_FREE, Flag.NONE, Notice.JOINED, b"")
         if not (opening.alike() or opening.agreed()):
             raise Disagreement
+        failed = self._check_failures(opening)
         self._drop_begun(opening)
-        return Agreed(NOTHING, opening, notice=Notice.JOINED)
+        return not failed
+
+    @staticmethod
+    def _check_failures(opening: Opening) -> bool:
+        """Return whether the call has failed on all workers that make it, each of which has raised its own error.
+
+        Raises:
+            Disagreement: on some of them alone.
+        """
+        some, everywhere = opening.failed()
+        if some and not everywhere:
+            raise Disagreement
+        return some
 
     def _post(self, digest: bytes, *what: Any) -> Request:
         with self._lock:
@@ -256,10 +273,6 @@ class Lane:
             return (yield from transfer.carry_out(self.communicator, None, hands))
         room = transfer.room
         return transfer.from_records([payload[:room] for payload in opening.payloads()])
-
-    def leave_out(self) -> None:
-        """Bring nothing for a call that has failed here: where others have not left it out, too, nothing agrees."""
-        self._use = int.from_bytes(digest_of(("left out", self._use)), "little") >> 1
 
     def renew(self, communicator: Communicator, posted: int) -> None:
         """Go on over another communicator, in which nothing is in the air, as if so many records had been brought."""
