@@ -1,12 +1,13 @@
 """Threads: which of them could act, and which only wait for what another thread does.
 
 One that waits without a limit for something that only another thread can do will not wake by
-itself. Three such waits are recognised by the frame in which a thread stands:
+itself. Four such waits are recognised by the frame in which a thread stands:
 
 - `threading.Condition.wait` without a timeout, under which lie `Event.wait` and `queue.Queue.get`. A thread that has
   been notified is no longer among the condition's waiters, so it is told apart from one that still waits;
 - a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue and none handed to it;
-- `Thread.join` without a timeout, as long as the thread that it waits for is not about to end.
+- `Thread.join` without a timeout, as long as the thread that it waits for is not about to end;
+- a thread that trio keeps for its next job: ten seconds later it ends, and calls nobody.
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
@@ -36,6 +37,7 @@ _JOINS = {
     for name in ("join", "_wait_for_tstate_lock")  # the second stands innermost up to Python 3.12
     if (function := getattr(threading.Thread, name, None)) is not None
 }
+_TRIOS = "trio._core._thread_cache"
 _BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
@@ -92,6 +94,9 @@ def _is_idle(
         return executor is not None
     if code in _JOINS:
         return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
+    if code.co_name == "_work" and frame.f_globals.get("__name__") == _TRIOS:
+        worker = variables["self"]
+        return worker in worker._thread_cache._idle_workers
     return False
 
 
