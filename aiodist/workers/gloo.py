@@ -27,13 +27,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate, count, pairwise
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
 
 from aiodist.workers.addresses import own_numbers
-from aiodist.workers.communicator import Array, Request
+from aiodist.workers.communicator import Array, Request, parts_of
 from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
 from aiodist.workers.separate import SeparateProcess
 from aiodist_kernels import ReduceOp
@@ -271,11 +271,13 @@ class GlooCommunicator(SeparateProcess):
         """Put buffers together by rank."""
         return GlooRequest([self._group._allgather_base(_tensor(receive), _tensor(send))], send, receive)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank: each worker broadcasts its own to where it belongs."""
-        if len(set(counts)) == 1:
+        if places is None and len(set(counts)) == 1:
             return self.iallgather(send, receive)
-        parts = [receive[low:high] for low, high in pairwise([0, *accumulate(counts)])]
+        parts = parts_of(receive, counts, places)
         parts[self.rank][...] = send
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
         return GlooRequest(works, receive)
@@ -291,11 +293,28 @@ class GlooCommunicator(SeparateProcess):
         return self._group.broadcast([_tensor(buffer)], options)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
-        """Send every worker its part."""
+        """Send every worker its part; gloo knows of no places."""
+        if send_places is not None:
+            send = np.concatenate(parts_of(send, send_counts, send_places))
+        room = receive if receive_places is None else np.empty(sum(receive_counts), np.uint8)
         counts = list(receive_counts), list(send_counts)
-        return GlooRequest([self._group.alltoall_base(_tensor(receive), _tensor(send), *counts)], send, receive)
+        work = self._group.alltoall_base(_tensor(room), _tensor(send), *counts)
+
+        def put() -> None:
+            for part, came in zip(
+                parts_of(receive, receive_counts, receive_places), parts_of(room, receive_counts, None), strict=True
+            ):
+                part[...] = came
+
+        return GlooRequest([work], send, room, finish=None if room is receive else put)
 
     def idup(self) -> GlooDuplication:
         """Make another communicator of the same workers."""

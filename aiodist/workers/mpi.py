@@ -226,10 +226,12 @@ class MpiCommunicator(SeparateProcess):
         byte = self._byte
         return MpiRequest(self._communicator.Iallgather([send, byte], [receive, byte]), send, receive)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank."""
         byte = self._byte
-        target = [receive, list(counts), _displacements(counts), byte]
+        target = [receive, list(counts), _displacements(counts, places), byte]
         return MpiRequest(self._communicator.Iallgatherv([send, byte], target), send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
@@ -237,12 +239,18 @@ class MpiCommunicator(SeparateProcess):
         return MpiRequest(self._communicator.Ibcast([buffer, self._byte], root), buffer)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
         """Send every worker its part."""
         byte = self._byte
-        source = [send, list(send_counts), _displacements(send_counts), byte]
-        target = [receive, list(receive_counts), _displacements(receive_counts), byte]
+        source = [send, list(send_counts), _displacements(send_counts, send_places), byte]
+        target = [receive, list(receive_counts), _displacements(receive_counts, receive_places), byte]
         return MpiRequest(self._communicator.Ialltoallv(source, target), send, receive)
 
     def idup(self) -> MpiDuplication:
@@ -261,5 +269,5 @@ class MpiCommunicator(SeparateProcess):
         return Making(lambda: MpiCommunicator(self._communicator.Create_group(members, number % _TAGS)))
 
 
-def _displacements(counts: Sequence[int]) -> list[int]:
-    return [0, *accumulate(counts)][:-1]
+def _displacements(counts: Sequence[int], places: Sequence[int] | None) -> list[int]:
+    return [0, *accumulate(counts)][:-1] if places is None else list(places)
