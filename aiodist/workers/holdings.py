@@ -17,18 +17,20 @@ and all that is saved is the time to make one, a quarter of a millisecond with M
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     from aiodist.workers.communicator import Request
     from aiodist.workers.separate import SeparateProcess
 
 _NUMBER_BYTES: Final = 8
+_MANY: Final = 64
 _lock: Final = threading.Lock()
 
 in_the_air: Final[deque[Request]] = deque()
@@ -92,10 +94,21 @@ class Told(NamedTuple):
 
 def tell() -> Told:
     """Return what this worker tells, and put away what it can."""
+    _collect()
     with _lock:
         _land()
         mine = [holdings for holdings in list(known) if holdings.left and holdings.number]
         return Told(os.urandom(_NUMBER_BYTES), frozenset(key for holdings in mine for key in _put_away(holdings)))
+
+
+def _collect() -> None:
+    """Find strategies that nobody has closed, and nobody has any more: the collector may let hundreds of them lie."""
+    if len(known) >= _many[0]:
+        gc.collect()
+        _many[0] = max(_MANY, 2 * sum(not holdings.left for holdings in list(known)))
+
+
+_many: Final = [_MANY]  # from how many strategies on it is worth looking
 
 
 def _put_away(holdings: Holdings) -> Iterable[Key]:
@@ -140,4 +153,4 @@ class PutAway:
         Raises:
             RuntimeError: always.
         """
-        raise RuntimeError("the strategy is closed, and its communicators are put away")
+        raise RuntimeError("the strategy is closed")

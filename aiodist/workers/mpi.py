@@ -276,7 +276,8 @@ class MpiCommunicator(SeparateProcess):
     def idup(self) -> MpiDuplication:
         """Make another communicator of the same workers."""
         self.begun += 1
-        return MpiDuplication(*self._handle.Idup(), self)
+        made, request = self._handle.Idup()
+        return MpiDuplication(made, request, self)
 
     def isplit(self, workers: Sequence[int], number: int) -> Making:
         """Make a communicator of some of the workers; MPI can only block in that.

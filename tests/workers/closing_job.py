@@ -1,17 +1,20 @@
 """A program for real workers that make strategies one after the other, and what becomes of the communicators.
 
-python closing_job.py
+python closing_job.py [WAY...]
 
-Each line is a way to leave strategies, with how many communicators the worker has after each three of them.
+Each line is a way to leave strategies, with how many communicators and open files the worker has after three of them,
+after six, and after nine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from aiodist import (
     CollectiveError,
     CommunicationOptions,
     MultiWorkerMirroredStrategy,
+    WorkerLostError,
     get_replica_context,
 )
 from aiodist.workers import holdings
@@ -133,41 +137,71 @@ async def late(_: int, those: list[Any] = []) -> None:  # noqa: B006  (to keep t
         strategy.close()
 
 
-async def closed_in_a_run(_: int) -> None:
-    """Close it while a run waits, which ends by that."""
-    strategy = make()
-    await check(strategy)
+async def of_its_own(number: int) -> None:
+    """Make it of a communicator of the program's, which is freed before."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    for given in (MPI.COMM_SELF, world.Split(world.rank % 2 if number % 2 else world.rank // 2)):
+        strategy = make(given)
+        await check(strategy)
+        if given != MPI.COMM_SELF:
+            given.Free()
+        strategy.close()
+    make().close()
+
+
+async def used(_: int) -> None:
+    """Close it while a run waits, which ends by that, and make another one before the run has heard of it."""
 
     async def program() -> Any:
         ctx = get_replica_context()
         await ctx.barrier()
         begun.set()
-        await (ctx.barrier() if ctx.replica_id_in_sync_group else ended.wait())
+        await ctx.barrier()
+        if not ctx.replica_id_in_sync_group:
+            await going_on.wait()
+        await ctx.barrier()
 
-    begun, ended = asyncio.Event(), asyncio.Event()
+    begun, going_on = asyncio.Event(), asyncio.Event()
+    strategy = make()
     run = asyncio.ensure_future(strategy.run(program))
     await begun.wait()
     strategy.close()
-    await check(make())  # at once, before the run has heard of it
-    ended.set()
-    with suppress(CollectiveError):
+    further = make()
+    going_on.set()
+    await check(further)
+    try:
         await run
-    raise AssertionError from None
+    except WorkerLostError:
+        further.close()
+    else:
+        raise AssertionError
 
 
-WAYS: list[Way] = [closed, kept, dropped, alongside, at_a_time, grouped, disagreeing, late]
+WAYS: list[Way] = [closed, kept, dropped, alongside, at_a_time, grouped, disagreeing, late, used]
 
 
-async def main() -> None:
-    """Go all ways."""
-    for way in WAYS:
-        counts = []
+def descriptors() -> int:
+    """Return how many files this process has open; 0 where the system does not tell."""
+    with suppress(OSError):
+        return len(list(Path("/proc/self/fd").iterdir()))
+    return 0
+
+
+async def main(names: Sequence[str]) -> None:
+    """Go some ways; none: all."""
+    for way in [*WAYS, of_its_own]:
+        if names and way.__name__ not in names:
+            continue
+        counts, files = [], []
         for number in range(3 * ROUNDS):
             await way(number)
             if number % 3 == 2:
                 counts.append(have())
-        say(f"worker: {way.__name__} {counts}")
+                files.append(descriptors())
+        say(f"worker: {way.__name__} has {counts} and {files}")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    asyncio.run(main(sys.argv[1:]))
