@@ -101,7 +101,7 @@ class Joining:
         if isinstance(communicator, SharingCommunicator):
             self._shared = communicator.ishare(hello, Roster)
         else:
-            self._told = np.concatenate([_VERSION, encode((hello, holdings.tell()))])
+            self._told = np.concatenate([_VERSION, encode((hello, holdings.tell(communicator.size)))])
             self._sizes = np.empty(communicator.size, np.int64)
             own = np.array([len(self._told)], np.int64)
             self._begun = communicator.iallgather(own.view(np.uint8), self._sizes.view(np.uint8))

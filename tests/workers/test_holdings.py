@@ -89,7 +89,7 @@ class Worker:
 
     def tell(self) -> Told:
         with self.here():
-            return holdings.tell()
+            return holdings.tell(2)
 
     def hear(self, told: list[Told]) -> None:
         with self.here():
@@ -124,6 +124,13 @@ def test_what_all_workers_have_left_at_rest_is_given_back_by_all(pair: list[Work
     assert freed(pair, "a") == [True, True]
     assert [worker.known for worker in pair] == [[], []]
     meet(pair)
+
+
+def test_worker_that_makes_a_strategy_alone_leaves_everything_as_it_is(pair: list[Worker]) -> None:
+    pair[0].leave("a")
+    with pair[0].here():
+        assert holdings.tell(1).put_away == frozenset()
+    pair[0].ones["a"].begin()
 
 
 def test_what_one_worker_has_not_left_waits(pair: list[Worker]) -> None:
@@ -217,9 +224,8 @@ class Model:
 
     def land(self, *_: Any) -> None:
         if self.air:
-            _, request = self.air.pop(0)
-            request.landed = True
-            assert request.test()
+            self.air[0][1].landed = True
+            assert self.air.pop(0)[1].test()
 
     def meet(self, *_: Any) -> None:
         meet(self.workers)
