@@ -71,6 +71,7 @@ class SyncGroup:
     bridge: Any = None  # to the replicas of other workers, counted in world_size; see `spanned`
     let_go: frozenset[int] = frozenset()
     unmet: tuple[Rendezvous, ...] = ()  # meetings that a verdict, or a replica's failure, ended
+    failed: Rendezvous | None = None  # one that failed here, which may not have failed on other workers
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = self.world_size = len(devices)

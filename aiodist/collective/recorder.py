@@ -83,12 +83,13 @@ class RunRecord:
 
     def __init__(self, group: SyncGroup, *, in_progress: bool) -> None:
         self._devices = tuple(member.device for member in group.members)
+        self._first = group.members[0].replica_id
         self._in_progress = in_progress
         self._rings = [_Ring(each) for each in group.groups()]
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The replicas' devices, by replica id."""
+        """The replicas' devices, in the order of their ids; of several workers, this one's."""
         return self._devices
 
     @property
@@ -105,15 +106,19 @@ class RunRecord:
             replica_id: the replica.
 
         Raises:
-            IndexError: there is no such replica.
+            IndexError: there is no such replica in this process.
         """
-        if not 0 <= replica_id < len(self._devices):
-            raise IndexError(f"replica_id must be from 0 to {len(self._devices) - 1}, got {replica_id}")
+        ids = self._ids()
+        if replica_id not in ids:
+            raise IndexError(f"replica_id must be from {ids[0]} to {ids[-1]}, got {replica_id}")
         return tuple(call for ring in self._rings for call in list(ring.calls(replica_id))[-KEPT:])
+
+    def _ids(self) -> range:
+        return range(self._first, self._first + len(self._devices))
 
     def __str__(self) -> str:
         camps: dict[tuple[RecordedCall, ...], list[int]] = {}
-        for replica_id in range(len(self._devices)):
+        for replica_id in self._ids():
             camps.setdefault(self.calls(replica_id)[-_SHOWN:], []).append(replica_id)
         state = "in progress" if self._in_progress else "ended"
         lines = [f"run of {count(len(self._devices), 'replica')}, {state}"]

@@ -8,11 +8,12 @@ is meaning compared, field by field (a big-endian float32 is a float32). For a s
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from aiodist.vocabulary import device_frameworks, foreign_arrays
+from aiodist.vocabulary import device_frameworks, foreign_arrays, nests
 from aiodist.vocabulary.arraylike import ArrayLike
 from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.foreign_arrays import ForeignType
@@ -95,9 +96,10 @@ def _unsupported(leaf: Any) -> str:
             f"expected a plain NumPy array, got the subclass {kind.__module__}.{kind.__qualname__}, whose extra "
             "meaning a collective would lose; pass np.asarray(value)"
         )
+    register = f"; define it with @optree.dataclasses.dataclass(namespace={nests.NAMESPACE!r})"
     return (
         "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "
-        f"{kind.__module__}.{kind.__qualname__}: {_short(leaf)}"
+        f"{kind.__module__}.{kind.__qualname__}: {_short(leaf)}{register if is_dataclass(leaf) else ''}"
     )
 
 

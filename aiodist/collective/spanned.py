@@ -122,6 +122,14 @@ class SpannedGroup(_Crossing):
             self.give_up(error)
 
 
+def open_in(group: SyncGroup) -> dict[int, Rendezvous]:
+    """Return the meetings that are not complete, by number; one that has failed here may be open elsewhere."""
+    meetings = dict(list(group.open.items()))
+    if group.failed is not None:
+        meetings[group.failed.number] = group.failed
+    return meetings
+
+
 class LocalPart(_OfWorkers, SubGroup):
     """A group all of whose members are local."""
 

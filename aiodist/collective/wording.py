@@ -10,15 +10,15 @@ from aiodist.vocabulary.reports import Location
 _MOST_RUNS = 4
 
 
-def ids(replicas: Iterable[int]) -> str:
-    """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``."""
+def ids(replicas: Iterable[int], noun: str = "replica") -> str:
+    """Return ids as text: ``replica 2``, ``replicas 0 and 1``, ``replicas 0-5, 7 and 9-12``; or of another noun."""
     runs = _runs(sorted(replicas))
     parts = [str(a) if a == b else f"{a}-{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
     parts = [part for run in parts for part in run.split(", ")]
     if len(parts) == 1 and "-" not in parts[0]:
-        return f"replica {parts[0]}"
+        return f"{noun} {parts[0]}"
     head = ", ".join(parts[:-1])
-    return f"replicas {head} and {parts[-1]}" if head else f"replicas {parts[-1]}"
+    return f"{noun}s {head} and {parts[-1]}" if head else f"{noun}s {parts[-1]}"
 
 
 def ids_briefly(replicas: Iterable[int], most_runs: int = _MOST_RUNS) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiodist.vocabulary import nests
+from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.vocabulary.values import PerReplica, regroup
 
 
@@ -96,7 +97,7 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
 
 def _size(leaf: Any, structure: nests.Structure, index: int, root: str) -> int:
     shape = getattr(leaf, "shape", None)
-    if not isinstance(shape, tuple):
+    if not isinstance(shape, tuple) or isinstance(leaf, IndexedSlices):
         path = nests.leaf_paths(structure, root)[index]
         kind = type(leaf)
         raise TypeError(

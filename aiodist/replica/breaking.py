@@ -11,6 +11,7 @@ from aiodist.replica.carrying import Carrier
 from aiodist.workers.breakdown import OWN_LANE, Breakdown
 
 if TYPE_CHECKING:
+    from aiodist.collective.group import SyncGroup
     from aiodist.collective.rendezvous import Rendezvous
     from aiodist.collective.spanned import SpannedGroup
     from aiodist.replica.part_crossing import PartCrossing
@@ -58,7 +59,8 @@ class Breaking(Carrier):
     def _settle_in_time(self, turns: int = _TURNS) -> None:
         """End the group; first there are some turns of the loop, in which a replica raises what has failed here."""
         engine = self.group.engine
-        if turns and self._withheld and engine is not None and not self.group.closed:
+        failed = self._withheld or any(group.failed is not None for group in self.group.groups())
+        if turns and failed and engine is not None and not self.group.closed:
             engine.call_soon(partial(self._settle_in_time, turns - 1))
         else:
             self._settle()
@@ -70,8 +72,12 @@ class Breaking(Carrier):
         if self._told is None:
             self.tell()
         else:
-            self._told = replace(self._told, breakdowns=tuple(self.breakdowns))
+            self._told = replace(self._told, breakdowns=tuple(self.all_breakdowns()))
             self._team.report(self.key, self._told)
+
+    def all_breakdowns(self) -> list[Breakdown]:
+        """Return those, and the calls that have failed here before their records, and may not have failed elsewhere."""
+        return [*self.breakdowns, *(_early(group) for group in self.group.groups() if group.failed is not None)]
 
     def _break_down(self, meeting: Rendezvous | None, error: BaseException) -> None:
         self.break_down(self, meeting, error, OWN_LANE)
@@ -92,6 +98,8 @@ class Breaking(Carrier):
                 part.interrupt_values()
         for carrier, meeting, error in self._withheld:
             carrier.finish_with(meeting, error)
+        if self.group.failed is not None:
+            self.group.finish_merge(self.group.failed, None, self.group.failed.error)
 
     @property
     def broken_lanes(self) -> frozenset[int]:
@@ -111,3 +119,11 @@ class Breaking(Carrier):
     def is_broken(self) -> bool:
         """Whether its own lane is never used again."""
         return OWN_LANE in self.broken_lanes
+
+
+def _early(group: SyncGroup) -> Breakdown:
+    assert group.failed is not None
+    assert group.failed.error is not None
+    lane, serial = (OWN_LANE, None) if group.root is group else (group.bridge.grant.number, group.bridge.serial)
+    found = Breakdown.of(lane, group, group.failed, group.failed.error)
+    return replace(found, early=True, serial=serial)

@@ -25,22 +25,23 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import get_cancelled_exc_class
 
-from aiodist.collective import joining
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, outlast, until
-from aiodist.replica.cargo import Cargo, nbytes_of
+from aiodist.replica.cargo import Cargo
 from aiodist.replica.courses import Course, Courses
+from aiodist.replica.failing import bring_failure
 from aiodist.replica.hands import Hands
 from aiodist.replica.lasting_event import LastingEvent
+from aiodist.replica.standing_aside import carry_out_without, stand_by, tell_presence
 from aiodist.replica.straight import go_straight
 from aiodist.replica.under_way import UnderWay, When
-from aiodist.workers.absence import ENDED, Presence, result_of, tell
+from aiodist.workers.absence import ENDED
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
 from aiodist.workers.record import ALL_FREE, Notice
-from aiodist.workers.transfers import Steps, by_hand
-from aiodist_kernels import Accumulate, policy
+from aiodist.workers.transfers import Steps
+from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
     from aiodist.collective.spanned import SpannedGroup, SpannedPart
@@ -62,6 +63,7 @@ class Carrier:
         span: what kinds need to know of the workers.
 
     Attributes:
+        group, span: those.
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
         use: the run's use of NCCL; None where it has none.
@@ -75,7 +77,7 @@ class Carrier:
         self._team = team
         self._lane = lane
         self.group = group
-        self._span = span
+        self.span = span
         self._courses = team.courses if span is team.span else Courses(team.digests, span)
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
@@ -89,7 +91,7 @@ class Carrier:
     def _make_bells(self) -> None:
         self._bell = Bell(self._team.call_soon_threadsafe)
         self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
-        if self._span.alongside:  # values are on their way together with the record that is waited for
+        if self.span.alongside:  # values are on their way together with the record that is waited for
             self._bell.spin_seconds = self._values.spin_seconds
 
     @property
@@ -101,7 +103,7 @@ class Carrier:
     @property
     def alongside(self) -> bool:
         """Whether values move together with their records."""
-        return self._span.alongside
+        return self.span.alongside
 
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
@@ -250,22 +252,30 @@ class Carrier:
         if meeting.complete:
             raise InterruptedStep
         if meeting.number == JOIN:
-            yield from self._stand_by(meeting)
+            yield from stand_by(self, meeting)
             return free
-        if meeting.others is not None:
-            meeting.put_in_native_order()
-        course, hands, lane = self._courses.of(meeting), self.hands, self.lane
+        hands, lane = self.hands, self.lane
         cargo: Cargo | None = None
-        if course.ferried or meeting.absent is not None:
-            cargo = Cargo(meeting, self.group, self._span, self.use)
-            plan = yield from cargo.landed(meeting.options.accumulate, hands)
-        else:
-            plan = course.recipe(meeting.values)
-        if plan.early is None:
-            yield from plan.prepared(hands)
-        notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
-        alongside = hands if self._span.alongside and notice is Notice.NONE else None
-        agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
+        try:
+            if meeting.others is not None:
+                meeting.put_in_native_order()
+            course = self._courses.of(meeting)
+            if course.ferried or meeting.absent is not None:
+                cargo = Cargo(meeting, self.group, self.span, self.use)
+                plan = yield from cargo.landed(meeting.options.accumulate, hands)
+            else:
+                plan = course.recipe(meeting.values)
+            if plan.early is None:
+                yield from plan.prepared(hands)
+            notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
+            alongside = hands if self.span.alongside and notice is Notice.NONE else None
+            agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
+        except FrozenLane:
+            raise
+        except Exception as error:
+            if not lane.in_exchange:
+                yield from bring_failure(self, self._courses, meeting, error)
+            raise
         return (yield from self.carry_on(meeting, course, cargo, agreed, free))
 
     def carry_on(
@@ -276,7 +286,7 @@ class Carrier:
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
         self.moving = True
         if not agreed.plain and (agreed.other or agreed.notice >= Notice.ABSENT):
-            cargo = cargo or Cargo(meeting, self.group, self._span)
+            cargo = cargo or Cargo(meeting, self.group, self.span)
             result = yield from self._carry_out_otherwise(cargo, agreed)
         else:
             results = yield from lane.carry_out(agreed, hands)
@@ -306,7 +316,7 @@ class Carrier:
         """Make a result without replicas that have joined, here or elsewhere, or with the accumulator of worker 0."""
         if agreed.notice >= Notice.ABSENT:
             cargo.stay()
-            return (yield from self._carry_out_without(cargo))
+            return (yield from carry_out_without(self, cargo))
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
         agreed = agreed._replace(plan=(yield from cargo.landed(other, self.hands)))
         results = yield from self.lane.carry_out(agreed, self.hands)
@@ -322,10 +332,11 @@ class Carrier:
         if not self.lane.in_exchange:
             if meeting is None:
                 raise error
-            if not self.moving:
-                self.lane.leave_out()
             self.finish_with(meeting, error)
-            return
+            if self.moving:
+                return
+            self._break_down(meeting, error)  # the others could not even be told that it has failed
+            raise InterruptedStep from error
         if isinstance(error, _OF_THIS_WORKER):
             self.finish_with(meeting, error)
             self._break_down(meeting, error)
@@ -336,6 +347,10 @@ class Carrier:
             if self._team.lost is None:
                 self.finish_with(meeting, error)
         raise InterruptedStep from error
+
+    def fail_at_once(self, meeting: Rendezvous, error: Exception) -> None:
+        """Let those who wait in a meeting raise what has failed here, before other workers are met in it."""
+        self.finish_with(meeting, error)
 
     def finish_with(self, meeting: Rendezvous | None, error: BaseException) -> None:
         """Let those who wait in a meeting, where there is one, raise an error."""
@@ -351,48 +366,6 @@ class Carrier:
         self.moving = False
         agreed = yield from self.lane.agree(name, notice=notice)
         if agreed.notice >= Notice.ABSENT:
-            yield from self._tell(ENDED)
+            yield from tell_presence(self, ENDED)
         self.lane.in_exchange = False
         return agreed
-
-    # Where replicas have joined.
-
-    def _carry_out_without(self, cargo: Cargo) -> Steps[Any]:
-        """Make a result without the replicas, here or elsewhere, that have joined."""
-        signature, places = cargo.signature, self.group.places
-        values = yield from cargo.one_by_one(self.hands)
-        own = {places[position]: value for position, value in values.items()}
-        told = yield from self._tell(Presence(cargo.accumulate, own))
-        if policy.blocks(sum(nbytes_of(value) for presence in told for value in presence.values.values())):
-            return (yield from by_hand(self.hands, result_of, signature, told, self._span))
-        return result_of(signature, told, self._span)
-
-    def _stand_by(self, meeting: Rendezvous) -> Steps[None]:
-        """Take part in the others' steps with nothing, until all replicas everywhere have joined."""
-        group = self.group
-        last = group.places[meeting.values[0]]
-        own = Presence(group.options.accumulate, joined=(joining.number_of_join(group), last))
-        while True:
-            self.moving = False
-            yield from self.lane.stand_by()
-            latest = [presence.joined for presence in (yield from self._tell(own))]
-            if None not in latest:
-                break
-        number, replica_id = max(filter(None, latest))
-        if not meeting.complete:
-            joining.complete(group, meeting, number)
-            meeting.take(replica_id)
-            group.finish_merge(meeting, replica_id, None)
-
-    def _tell(self, own: Presence) -> Steps[list[Presence]]:
-        """Return what all workers bring.
-
-        Raises:
-            Disagreement: the replicas of one have ended, where others have joined.
-        """
-        self.moving = True
-        told = yield from tell(self.lane, own, self.hands)
-        self.lane.in_exchange = False
-        if any(presence.ended for presence in told):
-            raise Disagreement
-        return told

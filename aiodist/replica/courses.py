@@ -70,6 +70,10 @@ class Courses:
             self._straight[id(meeting.code), meeting.offset] = meeting.signature, accumulate, found
         return found
 
+    def digest_of(self, meeting: Rendezvous) -> bytes:
+        """Return the digest of a meeting's call alone."""
+        return self._digests.of(meeting.call)
+
     def _find(self, key: tuple[object, ...], meeting: Rendezvous, accumulate: Accumulate) -> Course:
         if len(self._known) >= _MOST:
             self._known.clear()
@@ -77,7 +81,7 @@ class Courses:
         signature = meeting.signature
         types = signature[TYPES]
         recipe = recipe_of(signature, accumulate, self._span)
-        digest = self._digests.of(meeting.call)
+        digest = self.digest_of(meeting)
         found = self._known[key] = Course(
             digest,
             int.from_bytes(digest, "little"),
@@ -85,7 +89,7 @@ class Courses:
             Flag.FLOAT64 if accumulate == "float64" else Flag.NONE,
             signature[KIND].across is None,
             types is not None and has_device_arrays(types),
-            recipe if isinstance(recipe, Straight) and not self._span.alongside else None,
+            recipe if isinstance(recipe, Straight) else None,
             meeting.code,
         )
         return found

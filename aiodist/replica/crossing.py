@@ -27,7 +27,6 @@ from aiodist.replica.under_way import When
 from aiodist.vocabulary.errors import CollectiveError
 from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
-from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Disagreement, Lane
 from aiodist.workers.lane_book import GroupKey
 from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
@@ -80,18 +79,13 @@ class Crossing(Breaking):
         """The workers."""
         return self._team
 
-    @property
-    def span(self) -> Span:
-        """What kinds need to know of the workers."""
-        return self._span
-
     # What the run's groups call.
 
     def new_part(
         self, parent: SyncGroup, positions: tuple[int, ...], name: str | None, code: CodeType, offset: int
     ) -> SubGroup:
         """Return a group of some of the replicas, and begin to carry it over where it has members elsewhere."""
-        layout = self._span.layout
+        layout = self.span.layout
         ids = [parent.replica_id_of(position) for position in positions]
         if all(layout.worker_of(replica_id)[0] == layout.rank for replica_id in ids):
             return LocalPart(parent, positions, name, code, offset)
@@ -247,7 +241,7 @@ class Crossing(Breaking):
 
         return tell(
             self.group,
-            self._span.layout.rank,
+            self.span.layout.rank,
             self.lane.freeze() - self._base if freeze else 0,
             brief=brief,
             overdue=overdue_in(self.group),
@@ -255,7 +249,7 @@ class Crossing(Breaking):
             note=note,
             groups=[part_of(group, overdue_in(group)) for group in self.group.groups()[1:]],
             lanes=self._team.group_lanes.freeze(self.key) if freeze else {},
-            breakdowns=self.breakdowns,
+            breakdowns=self.all_breakdowns(),
         )
 
     # What the crossings of groups call.

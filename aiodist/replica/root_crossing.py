@@ -249,6 +249,9 @@ class RootCrossing(Crossing):
         self._bell.close()
         self._values.close()
 
+    def fail_at_once(self, meeting: Rendezvous, error: Exception) -> None:
+        """Do nothing: the caller, who raises it, meets the others itself, and cannot leave before that."""
+
     def leave_values(self) -> None:
         """Go on with nothing: another worker does not."""
         self._values.interrupt()

@@ -89,7 +89,7 @@ class Strategy(DataMethods, V1Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterSettings | None:
-        """The cluster that the strategy spans: None, for one process."""
+        """The cluster that the strategy spans; None, for one process."""
         return None
 
     def scope(self) -> Scope:
@@ -117,9 +117,9 @@ class Strategy(DataMethods, V1Strategy):
             options: the options of this run's collectives, over the strategy's.
 
         Returns:
-            What the replicas returned, regrouped leaf by leaf: arrays and NumPy scalars as `PerReplica`, other objects
-            too where they differ, and bare where all replicas returned the identical one. With one replica, its own
-            value.
+            What the replicas returned, regrouped leaf by leaf. Arrays and NumPy scalars are `PerReplica`; other objects
+            are so, too, where they differ, and bare where all replicas returned the identical one. With one replica,
+            its own value.
 
         Raises:
             CollectiveError: the replicas did not meet in a collective.
@@ -165,7 +165,8 @@ class Strategy(DataMethods, V1Strategy):
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
-            value: a nest of per-replica values, as `run` returns them. A plain value reduces with MEAN to itself.
+            value: a nest of per-replica values, as `run` returns them. A plain value reduces with MEAN, MIN or MAX to
+                itself.
             axis: None, or an axis or a tuple of axes to reduce too. Sizes along it may differ between replicas;
                 a MEAN divides by the true number of elements.
 
@@ -176,8 +177,8 @@ class Strategy(DataMethods, V1Strategy):
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: the op does not take a dtype.
-            ValueError: an unknown op; shapes that differ; an axis out of range; a plain value with SUM on several
-                replicas.
+            ValueError: an unknown op; shapes or dtypes that differ; an axis out of range; a plain value with SUM or
+                PRODUCT on several replicas.
         """
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op)

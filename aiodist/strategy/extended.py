@@ -44,13 +44,23 @@ class StrategyExtended:
     Args:
         devices: their devices, one each; see `MirroredStrategy`.
         communication_options: the options of every collective, which a call's own go over.
-        order_check: what call sites are compared by.
+        order_check: what call sites are compared by; see `MirroredStrategy`.
+
+    Raises:
+        DeviceNotFoundError, TypeError, ValueError: as `MirroredStrategy`.
     """
 
     devices: tuple[str, ...]
     communication_options: CommunicationOptions = field(default_factory=CommunicationOptions)
     order_check: OrderCheck = OrderCheck.CALL_SITE
     _strategy: Strategy | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        options: Any = self.communication_options
+        if not isinstance(options, CommunicationOptions):
+            raise TypeError(f"communication_options must be CommunicationOptions, got {options!r}")
+        object.__setattr__(self, "devices", resolve(self.devices))
+        object.__setattr__(self, "order_check", OrderCheck.parse(self.order_check))
 
     @classmethod
     def on(
@@ -93,7 +103,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that components of variables stand on: those of the replicas."""
+        """The devices that components of variables stand on, which are those of the replicas."""
         return self.devices
 
     # Values.
@@ -105,7 +115,7 @@ class StrategyExtended:
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
-            value: a nest of per-replica values. A plain value reduces with MEAN to itself.
+            value: a nest of per-replica values. A plain value reduces with MEAN, MIN or MAX to itself.
             destinations: a device, a sequence of them, a distributed value or a variable.
             options: how to carry it out.
 
@@ -116,8 +126,8 @@ class StrategyExtended:
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: the op does not take a dtype; destinations that are none.
-            ValueError: an unknown op; shapes that differ; a plain value with SUM on several replicas; a device that is
-                misspelled or given twice.
+            ValueError: an unknown op; shapes or dtypes that differ; a plain value with SUM or PRODUCT on several
+                replicas; a device that is misspelled or given twice.
             DeviceNotFoundError: a device does not exist on this machine.
         """
         (result,) = await self._reduce("extended.reduce_to", reduce_op, [(value, destinations)], options)

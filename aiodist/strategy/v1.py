@@ -85,9 +85,10 @@ class V1Strategy:
             Exception: what an await raises.
         """
         checked_name(name)
-        for leaf in nests.flatten_with_none(list(self.experimental_local_results(value)))[0]:
-            if inspect.isawaitable(leaf):
-                await leaf
+        leaves = nests.flatten_with_none(list(self.experimental_local_results(value)))[0]
+        awaitable = {id(leaf): leaf for leaf in leaves if inspect.isawaitable(leaf)}  # a plain one comes n times
+        for leaf in awaitable.values():
+            await leaf
 
     def configure(
         self,

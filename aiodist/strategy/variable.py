@@ -57,7 +57,7 @@ class Variable(ArrayLike):
 
     Raises:
         ReplicaContextError: created in a replica's worker thread.
-        TypeError: the initial value is no array of numbers, or does not fit ``dtype``.
+        TypeError: the initial value is no array of numbers, or does not fit ``dtype``; SUM or MEAN of bool.
         ValueError: an unknown synchronization or aggregation, or synchronization NONE; MEAN of integers; a trainable
             variable that is sync-on-read; the replicas create different variables.
     """
@@ -158,7 +158,7 @@ class Variable(ArrayLike):
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When its components are brought together: ON_WRITE or ON_READ."""
+        """When its components are brought together, ON_WRITE or ON_READ."""
         return self._spec.synchronization
 
     @property

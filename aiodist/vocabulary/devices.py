@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from aiodist.vocabulary import gpus
 from aiodist.vocabulary.errors import DeviceNotFoundError
@@ -53,7 +54,7 @@ def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
     """Return the canonical names of ``devices``, which exist and differ; for None all GPUs, else CPU:0.
 
     Raises:
-        TypeError: ``devices`` is a single string, no sequence, or holds something else than strings.
+        TypeError: ``devices`` is a single string, a set, which has no order, or holds something else than strings.
         ValueError: none are given, one is misspelled, of an unknown kind, or given twice.
         DeviceNotFoundError: one does not exist on this machine.
     """
@@ -61,12 +62,15 @@ def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
         return _used(gpus.logical.names()) or ("CPU:0",)
     if isinstance(devices, str):
         raise TypeError(f"devices must be a sequence of strings, got the string {devices!r}; write [{devices!r}]")
+    if isinstance(devices, AbstractSet):
+        raise TypeError(f"devices must be a sequence of strings, for replicas have an order, got {devices!r}")
     names = tuple(canonical(device) for device in devices)
     if not names:
         raise ValueError("devices must name at least one device, got none; write ['CPU:0']")
-    for i, name in enumerate(names):
-        if name in names[:i]:
-            raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(devices)}")
+    if len(set(names)) < len(names):
+        name = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(devices)}")
+    for name in names:
         _require(name)
     return _used(names)
 

@@ -2,7 +2,8 @@
 
 ``AIODIST_STALL_SECONDS``: how long all replicas of a run may stand still, one of them in a collective, before a
 `StallWarning` tells who waits for what; 10 by default, 0 for never.
-``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`.
+``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`. Worker k of several writes
+``run.k.json`` for ``run.json``.
 ``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
 ``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
 ``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
@@ -45,8 +46,12 @@ def stall_seconds() -> float:
 
 
 def trace_path() -> str | None:
-    """Return where the trace of the whole process goes; None for no trace."""
-    return os.environ.get("AIODIST_TRACE") or None
+    """Return where the trace of the whole process goes; None for no trace. Several workers have a file each."""
+    path = os.environ.get("AIODIST_TRACE") or None
+    if path is None or (launched_workers() or 1) == 1:
+        return path
+    stem, suffix = os.path.splitext(path)  # noqa: PTH122  (the path as it is given, not a Path's spelling of it)
+    return f"{stem}.{_rank_of_job()}{suffix}"
 
 
 def fix_hashes(seed: int) -> None:
@@ -78,8 +83,12 @@ def worker_rank() -> int:
 
 def is_first_of_job() -> bool:
     """Return whether this is the first of the processes that a launcher has started, or there is none."""
+    return _rank_of_job() == "0"
+
+
+def _rank_of_job() -> str:
     ranks = [os.environ[name] for name in ("AIODIST_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ]
-    return not ranks or ranks[0] == "0"
+    return ranks[0] if ranks else "0"
 
 
 def note_worker(process: int) -> None:

@@ -26,6 +26,7 @@ from aiodist.collective.wording import ids, place
 from aiodist.vocabulary.errors import IncompleteCollectiveError
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaState
 from aiodist.workers.calls import WireCall, from_wire, to_wire
+from aiodist.workers.parts import WholePart, trouble_in
 from aiodist.workers.state import Failure, WorkerState
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class Breakdown:
         call: what is asked for; None there.
         failure: what was raised.
         late: it was known only when what is outside of replicas had begun anew.
+        early: it failed before its record was brought; it counts where others wait in it, and nothing is in the air.
+        serial: of an early one, the number that the lane book has given the group; None for the run's own.
     """
 
     lane: int
@@ -56,6 +59,8 @@ class Breakdown:
     call: WireCall | None
     failure: Failure
     late: bool = False
+    early: bool = False
+    serial: int | None = None
 
     @classmethod
     def of(cls, lane: int, group: SyncGroup, meeting: Rendezvous | None, error: BaseException) -> Breakdown:
@@ -77,9 +82,40 @@ def found_in(states: Mapping[int, WorkerState]) -> list[Found]:
     return [(rank, breakdown) for rank in sorted(states) for breakdown in states[rank].breakdowns]
 
 
+def that_count(
+    found: Sequence[Found], states: Mapping[int, WorkerState], root: SyncGroup, parts: Sequence[WholePart]
+) -> list[Found]:
+    """Leave out early ones that explain nothing: nobody waits there, or the replicas have parted by then, or are late.
+
+    Args:
+        found: what workers have told.
+        states: all that they have told.
+        root: the run's own group, of all its replicas.
+        parts: the run's other groups.
+    """
+    groups = dict[int | None, SyncGroup]({part.granted: part for part in parts}) | {None: root}
+    return [(rank, each) for rank, each in found if not each.early or _counts(each, found, states, groups[each.serial])]
+
+
+def _counts(early: Breakdown, found: Sequence[Found], states: Mapping[int, WorkerState], group: SyncGroup) -> bool:
+    number = early.number
+    assert number is not None
+    meeting, trouble = group.open.get(number), trouble_in(group)
+    if (meeting is not None and meeting.deadline is not None) or (trouble is not None and trouble <= number):
+        return False
+    failed = {rank for rank, each in found if (each.serial, each.number) == (early.serial, number)}
+    return any(number in _open_in(states[rank], early.serial) for rank in states if rank not in failed)
+
+
+def _open_in(state: WorkerState, serial: int | None) -> Collection[int]:
+    if serial is None:
+        return state.open
+    return [number for part in state.groups if part.serial == serial for number in part.open]
+
+
 def lanes_of(found: Collection[Found]) -> frozenset[int]:
     """Return the lanes whose communicators are never used again."""
-    return frozenset(breakdown.lane for _, breakdown in found)
+    return frozenset(breakdown.lane for _, breakdown in found if not breakdown.early)
 
 
 def error_of(found: Sequence[Found], root: SyncGroup, layout: Layout) -> IncompleteCollectiveError:
@@ -97,16 +133,29 @@ def error_of(found: Sequence[Found], root: SyncGroup, layout: Layout) -> Incompl
     number = found[0][1].number
     if number is None or number >= JOIN:
         number = min(member.sequence for member in root.members)
-    lines = [_line(breakdown, rank, layout) for rank, breakdown in found]
-    lines.append("The other workers could have gone on: look for what that one lacks, memory say.")
-    text = "\n".join(dict.fromkeys(lines))
+    text = "\n".join([*_lines(found, layout), _hint(found)])
     report = CollectiveReport(Reason.EXITED, number, replica_reports(root, None), tuple(suspects), text)
     return IncompleteCollectiveError(report)
 
 
-def _line(breakdown: Breakdown, rank: int, layout: Layout) -> str:
-    who = f"worker {rank} of {layout.workers} ({ids(breakdown.replicas)})"
-    return f"{who} could not carry out {_what(breakdown)}: {breakdown.failure.text}"
+def _hint(found: Sequence[Found]) -> str:
+    one = len({rank for rank, _ in found}) == 1
+    what = "that one lacks" if one else "those lack"
+    values = f", or {'brings' if one else 'bring'} that cannot be sent" if any(each.early for _, each in found) else ""
+    return f"The other workers could have gone on: look for what {what}, memory say{values}."
+
+
+def _lines(found: Sequence[Found], layout: Layout) -> list[str]:
+    """Return a line for each step, and what went wrong with it, whoever it was."""
+    who: dict[str, tuple[set[int], set[int]]] = {}
+    for rank, each in found:
+        workers, replicas = who.setdefault(f"{_what(each)}: {each.failure.text}", (set(), set()))
+        workers.add(rank)
+        replicas.update(each.replicas)
+    return [
+        f"{ids(workers, 'worker')} of {layout.workers} ({ids(replicas)}) could not carry out {what}"
+        for what, (workers, replicas) in who.items()
+    ]
 
 
 def _what(breakdown: Breakdown) -> str:

@@ -27,13 +27,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate, count, pairwise
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
 
 from aiodist.workers.addresses import own_numbers
-from aiodist.workers.communicator import Array, Request
+from aiodist.workers.communicator import Array, Request, parts_of
 from aiodist.workers.holdings import Holdings, in_the_air
 from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
 from aiodist.workers.separate import SeparateProcess
@@ -294,11 +294,13 @@ class GlooCommunicator(SeparateProcess):
         self.begun += 1
         return GlooRequest([self._handle._allgather_base(_tensor(receive), _tensor(send))], self, send, receive)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank: each worker broadcasts its own to where it belongs."""
-        if len(set(counts)) == 1:
+        if places is None and len(set(counts)) == 1:
             return self.iallgather(send, receive)
-        parts = [receive[low:high] for low, high in pairwise([0, *accumulate(counts)])]
+        parts = parts_of(receive, counts, places)
         parts[self.rank][...] = send
         self.begun += 1
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
@@ -316,12 +318,29 @@ class GlooCommunicator(SeparateProcess):
         return self._handle.broadcast([_tensor(buffer)], options)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
-        """Send every worker its part."""
+        """Send every worker its part; gloo knows of no places."""
+        if send_places is not None:
+            send = np.concatenate(parts_of(send, send_counts, send_places))
+        room = receive if receive_places is None else np.empty(sum(receive_counts), np.uint8)
         counts = list(receive_counts), list(send_counts)
         self.begun += 1
-        return GlooRequest([self._handle.alltoall_base(_tensor(receive), _tensor(send), *counts)], self, send, receive)
+        work = self._handle.alltoall_base(_tensor(room), _tensor(send), *counts)
+
+        def put() -> None:
+            for part, came in zip(
+                parts_of(receive, receive_counts, receive_places), parts_of(room, receive_counts, None), strict=True
+            ):
+                part[...] = came
+
+        return GlooRequest([work], self, send, room, finish=None if room is receive else put)
 
     def idup(self) -> GlooDuplication:
         """Make another communicator of the same workers."""

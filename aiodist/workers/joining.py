@@ -42,6 +42,7 @@ class Hello:
         address: where its control plane listens, if it does.
         agent: where the agent beside it answers, "port:token"; None where there is none.
         nccl: what it has of NCCL; None where it has not looked.
+        place: where it makes the strategy, file and line.
     """
 
     devices: tuple[str, ...]
@@ -50,11 +51,14 @@ class Hello:
     address: Any
     agent: str | None = None
     nccl: Offer | None = None
+    place: str = ""
 
     @classmethod
-    def of_this_process(cls, devices: tuple[str, ...], address: Any, nccl: Offer | None = None) -> Hello:
+    def of_this_process(
+        cls, devices: tuple[str, ...], address: Any, nccl: Offer | None = None, place: str = ""
+    ) -> Hello:
         """Return this process's."""
-        return cls(devices, platform.node(), os.getpid(), address, environment.agent(), nccl)
+        return cls(devices, platform.node(), os.getpid(), address, environment.agent(), nccl, place)
 
 
 class Roster:

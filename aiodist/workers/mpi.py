@@ -248,12 +248,14 @@ class MpiCommunicator(SeparateProcess):
         self.begun += 1
         return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), self, send, receive)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank."""
         byte = self._byte
-        target = [receive, list(counts), _displacements(counts), byte]
+        target = [receive, list(counts), _displacements(counts, places), byte]
         self.begun += 1
-        self.moved = hash((self.moved, 2, receive.nbytes))
+        self.moved = hash((self.moved, 2, sum(counts)))
         return MpiRequest(self._handle.Iallgatherv([send, byte], target), self, send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
@@ -263,12 +265,18 @@ class MpiCommunicator(SeparateProcess):
         return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), self, buffer)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
         """Send every worker its part."""
         byte = self._byte
-        source = [send, list(send_counts), _displacements(send_counts), byte]
-        target = [receive, list(receive_counts), _displacements(receive_counts), byte]
+        source = [send, list(send_counts), _displacements(send_counts, send_places), byte]
+        target = [receive, list(receive_counts), _displacements(receive_counts, receive_places), byte]
         self.begun += 1
         self.moved = hash((self.moved, 4))
         return MpiRequest(self._handle.Ialltoallv(source, target), self, send, receive)
@@ -306,5 +314,5 @@ class MpiCommunicator(SeparateProcess):
         self._kept.Free()
 
 
-def _displacements(counts: Sequence[int]) -> list[int]:
-    return [0, *accumulate(counts)][:-1]
+def _displacements(counts: Sequence[int], places: Sequence[int] | None) -> list[int]:
+    return [0, *accumulate(counts)][:-1] if places is None else list(places)

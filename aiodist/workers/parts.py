@@ -14,6 +14,7 @@ from typing import Any
 from aiodist.collective.camps import camps_of
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.spanned import open_in
 from aiodist.collective.subgroup import SubGroup, label_of
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.reports import Location
@@ -64,7 +65,7 @@ def tell_part(
     let_go: bool = False,
 ) -> GroupPart:
     """Return what this worker has to tell of a group."""
-    places = tuple(group.places)
+    places, meetings = tuple(group.places), open_in(group)
     return GroupPart(
         serial=serial,
         key=key,
@@ -73,10 +74,10 @@ def tell_part(
         made=site_of(*group.made_at),
         places=places,
         replicas=tuple(replica_part(member, {}) for member in group.members),
-        open={number: _calls(group, meeting) for number, meeting in list(group.open.items())},
+        open={number: _calls(group, meeting) for number, meeting in meetings.items()},
         waiting={
             number: tuple(places[position] for position in waiters_of(group, meeting))
-            for number, meeting in list(group.open.items())
+            for number, meeting in meetings.items()
         },
         agreed={record[0]: to_wire(record[1:4]) for record in list(group.agreed)},
         overdue=overdue,
@@ -93,10 +94,15 @@ def _calls(group: SyncGroup, meeting: Rendezvous) -> dict[int, WireCall]:
 
 
 class WholePart(SyncGroup):
-    """A group of some replicas that workers have told of."""
+    """A group of some replicas that workers have told of.
+
+    Attributes:
+        granted: the lane book's number; None where it has none yet.
+    """
 
     def __init__(self, root: SyncGroup, parts: Mapping[int, GroupPart]) -> None:
         first = parts[min(parts)]
+        self.granted = first.serial
         of_run = [root.members[replica_id] for replica_id in first.everyone]
         super().__init__([member.device for member in of_run], root.order_check, CommunicationOptions())
         self.root, self.engine = root, root.engine

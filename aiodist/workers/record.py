@@ -61,12 +61,14 @@ class Flag:
         FLOAT64: float32 sums accumulate in float64.
         WANTED: values would move together with their record, if there were a communicator for it.
         BEGUN: values move together with their record.
+        FAILED: the call has failed on this worker before its record was brought. It comes with no other.
     """
 
     NONE: Final = 0
     FLOAT64: Final = 1
     WANTED: Final = 2
     BEGUN: Final = 4
+    FAILED: Final = 8
 
 
 class Notice(enum.IntEnum):
@@ -217,7 +219,18 @@ class Opening:
         """Return whether some worker's values move together with its record."""
         if self.complete:
             return any(row.flags & Flag.BEGUN for row in self.rows())
-        return _GREATEST - int(self._all[_COMPLEMENT][-1]) >= Flag.BEGUN  # the greatest flags of all
+        return Flag.BEGUN <= self._greatest_flags() < Flag.FAILED
+
+    def failed(self) -> tuple[bool, bool]:
+        """Return whether the call has failed on some worker, and on all but those whose replicas have joined."""
+        if self.complete:
+            heads = (_HEAD.unpack_from(self._found, begin) for begin in self._begins)
+            found = [flags & Flag.FAILED for _, flags, notice in heads if notice != Notice.JOINED]
+            return any(found), all(found)
+        return self._greatest_flags() >= Flag.FAILED, int(self._all[_COMPARED][-1]) >= Flag.FAILED
+
+    def _greatest_flags(self) -> int:
+        return _GREATEST - int(self._all[_COMPLEMENT][-1])
 
     def free(self) -> int:
         """Return the lanes that all workers have free, a bit each."""

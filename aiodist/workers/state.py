@@ -20,6 +20,7 @@ from aiodist.collective.camps import camps_of
 from aiodist.collective.group import Record, SyncGroup
 from aiodist.collective.member import JOIN, Ending, Member
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.spanned import open_in
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.vocabulary.reports import Location, ReplicaState
 from aiodist.vocabulary.waits import Look
@@ -172,11 +173,12 @@ def tell(
     """
     waits = _waits(group)
     wire = _Wire()
+    meetings = open_in(group)
     return WorkerState(
         rank=rank,
         posted=posted,
         replicas=tuple(replica_part(member, waits) for member in group.members),
-        open={number: _calls(group, meeting, wire) for number, meeting in list(group.open.items())},
+        open={number: _calls(group, meeting, wire) for number, meeting in meetings.items()},
         agreed={
             number: wire.of((signature, code, offset)) for number, signature, code, offset, _ in _agreed(group, brief)
         },
@@ -185,14 +187,16 @@ def tell(
         note=note,
         groups=tuple(groups),
         lanes=dict(lanes),
-        waiting={number: waiters_of(group, meeting) for number, meeting in list(group.open.items())},
-        trouble=breakdowns[0].in_trouble if breakdowns else _trouble_of(group, overdue),
+        waiting={number: waiters_of(group, meeting) for number, meeting in meetings.items()},
+        trouble=_trouble_of(group, overdue, breakdowns),
         breakdowns=tuple(breakdowns),
     )
 
 
-def _trouble_of(group: SyncGroup, overdue: tuple[int, float] | None) -> int | None:
+def _trouble_of(group: SyncGroup, overdue: tuple[int, float] | None, breakdowns: Sequence[Breakdown]) -> int | None:
     """Return which meeting cannot complete, if one cannot: where all have ended, the first that they left out."""
+    if breakdowns and (not breakdowns[0].early or overdue is None):
+        return breakdowns[0].in_trouble
     if overdue is not None:
         return overdue[0]
     if group.trouble is not None and group.trouble >= 0:

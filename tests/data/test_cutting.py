@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist import PerReplica
+from aiodist import IndexedSlices, PerReplica
 from aiodist.data.cutting import cut, group
 from tests.data.batches import lists
 
@@ -83,6 +83,7 @@ def test_one_replica_gets_the_batch_itself() -> None:
         (PerReplica([np.zeros(2)] * 2), TypeError, r"batch must be an array.*PerReplica"),
         ((), ValueError, "batch must hold at least one array"),
         (None, ValueError, "batch must hold at least one array"),
+        (IndexedSlices(np.zeros((1, 2)), [0]), TypeError, "batch must be an array.*IndexedSlices"),
     ],
 )
 def test_what_cannot_be_cut_is_named(n: int, batch: Any, error: type[Exception], text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.anyio
 Call = tuple[str, "Callable[[Any], Any]", type[Exception], str]
 X = np.ones(4)
 OBJECTS = np.array([object(), None])
+PLAIN = make_dataclass("State", ["step"])(1)
 
 CALLS: list[Call] = [
     # Reduce ops.
@@ -44,6 +46,7 @@ CALLS: list[Call] = [
         r"expected a nest of arrays.*builtins\.str: 'text'",
     ),
     ("object", lambda c: c.all_reduce("SUM", object()), TypeError, r"got an object of type builtins\.object"),
+    ("dataclass", lambda c: c.broadcast(PLAIN), TypeError, r"@optree\.dataclasses\.dataclass\(namespace='aiodist'\)"),
     ("set", lambda c: c.broadcast({1, 2}), TypeError, r"got an object of type builtins\.set"),
     ("object inside", lambda c: c.all_reduce("SUM", {"w": [X, "b"]}), TypeError, r"value\['w'\]\[1\]: expected"),
     ("masked array", lambda c: c.all_reduce("SUM", np.ma.ones(3)), TypeError, r"subclass numpy\.ma.*np\.asarray"),

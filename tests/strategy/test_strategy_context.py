@@ -13,6 +13,7 @@ from anyio.lowlevel import checkpoint
 
 import aiodist
 from aiodist import (
+    CommunicationOptions,
     MirroredStrategy,
     PerReplica,
     ReplicaContextError,
@@ -24,6 +25,7 @@ from aiodist import (
     has_strategy,
     in_cross_replica_context,
 )
+from aiodist.vocabulary.options import OrderCheck
 from tests.replica.programs import mirrored
 
 pytestmark = pytest.mark.anyio
@@ -328,6 +330,21 @@ def test_strategy_of_no_extended() -> None:
     with pytest.raises(TypeError, match=r"expected a StrategyExtended.*MirroredStrategy"):
         Strategy(3)  # type: ignore[arg-type]
     assert Strategy(StrategyExtended(("CPU:0", "CPU:1"))).num_replicas_in_sync == 2
+
+
+def test_extended_is_checked_as_a_strategy_s_arguments_are() -> None:
+    extended: Any = StrategyExtended
+    assert extended(["cpu:0", "/cpu:1"], order_check="call_path") == extended(
+        ("CPU:0", "CPU:1"), order_check=OrderCheck.CALL_PATH
+    )
+    for arguments, error, text in [
+        ((("x",),), ValueError, "expected a device"),
+        ((("CPU:0", "cpu:0"),), ValueError, "twice"),
+        ((("CPU:0",), 3), TypeError, "communication_options must be"),
+        ((("CPU:0",), CommunicationOptions(), "never"), ValueError, "order_check must be one of"),
+    ]:
+        with pytest.raises(error, match=text):
+            extended(*arguments)
 
 
 def test_repr_of_strategies() -> None:

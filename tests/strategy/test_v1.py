@@ -62,6 +62,8 @@ async def test_group_waits_for_all_there_is_to_await() -> None:
     assert await strategy.group({"a": PerReplica([work(1), work(2)]), "b": 5}, name="step") is None  # type: ignore[func-returns-value]
     assert done == [1, 2]
     assert await strategy.group(3) is None  # type: ignore[func-returns-value]
+    assert await strategy.group([work(3), None]) is None  # type: ignore[func-returns-value]
+    assert done == [1, 2, 3]
 
 
 CLUSTER = {"worker": ["a:1", "b:1"]}

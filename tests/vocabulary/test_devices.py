@@ -72,6 +72,11 @@ def test_a_single_string_is_no_sequence_of_devices() -> None:
         MirroredStrategy("CPU:0")
 
 
+def test_devices_have_an_order() -> None:
+    with pytest.raises(TypeError, match="for replicas have an order"):
+        MirroredStrategy({"CPU:0", "CPU:1"})  # type: ignore[arg-type]
+
+
 def test_no_devices() -> None:
     with pytest.raises(ValueError, match="at least one device"):
         MirroredStrategy([])

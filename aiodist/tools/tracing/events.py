@@ -2,8 +2,8 @@
 
     process (pid)    replicas that run in step; runs on equal devices share one where they follow each other
       thread 0       the runs
-      thread k       replica k - 1: a slice for its function, and inside it one for each collective that it awaits
-      thread n + k   awaits of replica k - 1 that overlap others of its, from child tasks; and so on
+      thread k       its k-th replica: a slice for its function, and inside it one for each collective that it awaits
+      thread n + k   awaits of that replica that overlap others of its, from child tasks; and so on
 
 A collective is a flow (``s``, ``t``, ``f``) through the slices of all replicas that awaited it, in the order in which
 they came. A verdict, and a replica's end other than by returning, are instants (``i``); names of lanes are metadata
@@ -104,6 +104,7 @@ class _Process:
 
     def __init__(self, pid: int, run: Run) -> None:
         self.pid = pid
+        self.first = run.first
         self.devices = run.devices
         self.run = run
         self._busy: dict[int, float] = {}
@@ -111,15 +112,16 @@ class _Process:
     def fits(self, run: Run) -> bool:
         """Whether a run can have these lanes: the one that had them is over."""
         last = self.run
-        return self.devices == run.devices and came(last.over) and last.over + last.shift <= run.begun + run.shift
+        same = (self.first, self.devices) == (run.first, run.devices)
+        return same and came(last.over) and last.over + last.shift <= run.begun + run.shift
 
     def names(self) -> Iterator[str]:
         """Yield what names the process and its lanes."""
         yield _named("process_name", self.pid, 0, name=f"{len(self.devices)} replicas")
         yield _named("process_sort_index", self.pid, 0, sort_index=self.pid)
         yield from self._lane(0, "runs")
-        for replica_id, device in enumerate(self.devices):
-            yield from self._lane(1 + replica_id, f"replica {replica_id} {device}")
+        for position, device in enumerate(self.devices):
+            yield from self._lane(1 + position, f"replica {self.first + position} {device}")
 
     def _lane(self, tid: int, name: str) -> Iterator[str]:
         size = len(self.devices)
@@ -129,7 +131,7 @@ class _Process:
 
     def lane(self, replica_id: int, begin: float, end: float, names: list[str]) -> int:
         """Return the first of a replica's lanes that is free, naming it if it is new."""
-        tid = 1 + replica_id
+        tid = 1 + replica_id - self.first
         while self._busy.get(tid, begin) > begin:
             tid += len(self.devices)
             if tid not in self._busy:
@@ -202,17 +204,17 @@ def _run_events(run: Run, pid: int) -> Iterator[_Event]:
     """Yield the slices of a run and of its replicas' functions, and what went wrong."""
     over = run.over if came(run.over) else run.clock()
     yield _slice(run, pid, 0, (run.begun, over), _RUN, f"run {run.number}: {run.name}", {"run": run.number})
-    for replica_id, started in enumerate(run.started):
-        ended = run.ended[replica_id]
-        state, error = run.ends.get(replica_id, ("running", None))
+    for position, started in enumerate(run.started):
+        ended = run.ended[position]
+        state, error = run.ends.get(position, ("running", None))
         if came(started):
             args: dict[str, Any] = {"run": run.number, "end": state}
             if error is not None:
                 args["error"] = f"{type(error).__name__}: {error}"
             until = ended if came(ended) else over
-            yield _slice(run, pid, 1 + replica_id, (started, until), _REPLICA, run.name, args)
+            yield _slice(run, pid, 1 + position, (started, until), _REPLICA, run.name, args)
             if state != "exited":
-                yield _instant(run, pid, 1 + replica_id, until, state, "t", args)
+                yield _instant(run, pid, 1 + position, until, state, "t", args)
     if run.verdict is not None:
         yield _verdict(run, pid, *run.verdict)
 

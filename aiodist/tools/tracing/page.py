@@ -61,36 +61,44 @@ def _data(trace: TraceFile, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "about": trace.about,
-        "tracks": [{"pid": pid, "devices": devices} for pid, devices in trace.devices.items()],
-        "runs": [_run(run) for run in trace.runs.values()],
-        **_collectives(trace.collectives, texts),
+        "tracks": [{"pid": pid, "base": min(of), "devices": [*of.values()]} for pid, of in trace.devices.items()],
+        "runs": [_run(run, min(trace.devices[run.pid])) for run in trace.runs.values()],
+        **_collectives(trace, texts),
         "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in texts],
         "statistics": count_up(trace).as_json(),
     }
 
 
-def _run(run: TracedRun) -> dict[str, Any]:
+def _run(run: TracedRun, base: int) -> dict[str, Any]:
+    """Return a run; its replicas go by their lanes, which count from 0 where ids count from `base`."""
+    verdict = run.verdict
+    if verdict is not None:
+        verdict = verdict | {"suspects": [i - base for i in verdict["suspects"] if i in run.started]}
     return {
         "number": run.number,
         "name": run.name,
         "pid": run.pid,
+        "base": base,
         "begin": run.begin,
         "end": run.end,
         "outcome": outcome(run),
-        "verdict": run.verdict,
+        "verdict": verdict,
         "started": _packed("d", (run.started[replica] for replica in sorted(run.started))),
         "ended": _packed("d", (run.ended[replica] for replica in sorted(run.started))),
-        "ends": {replica: end for replica, end in run.ends.items() if end != "exited"},
-        "errors": run.errors,
+        "ends": {replica - base: end for replica, end in run.ends.items() if end != "exited"},
+        "errors": {replica - base: error for replica, error in run.errors.items()},
     }
 
 
-def _collectives(found: list[TracedCollective], texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+def _collectives(trace: TraceFile, texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
     """Return the collectives as columns, and with them a column for each thing told of an arrival.
 
     Moments of arrivals count from the first call of their collective, in numbers of four bytes, which is exact to a
     ten-millionth of the collective's length.
     """
+    found = trace.collectives
+    bases = [min(trace.devices[trace.runs[one.run].pid]) for one in found]
+    lanes = ([replica - base for replica in one.replicas] for one, base in zip(found, bases, strict=True))
     groups: dict[str | None, int] = {None: 0}
     firsts = [min(one.issued) for one in found]
     called = [[texts.setdefault(text, len(texts)) for text in _texts_of(one)] for one in found]
@@ -106,13 +114,13 @@ def _collectives(found: list[TracedCollective], texts: dict[tuple[str, str, str]
             "run": _packed("I", (one.run for one in found)),
             "number": _packed("I", (one.number for one in found)),
             "group": _packed("I", (groups.setdefault(one.group, len(groups)) for one in found)),
-            "last": _packed("I", (one.last for one in found)),
+            "last": _packed("I", (one.last - base for one, base in zip(found, bases, strict=True))),
             "status": _packed("B", (_STATUS.get(one.error, 1) for one in found)),
             "bytes": _packed("d", (sum(one.nbytes) for one in found)),
             "size": _packed("I", (len(one.replicas) for one in found)),
         },
         "arrivals": {
-            "replica": _packed("I", chain.from_iterable(one.replicas for one in found)),
+            "lane": _packed("I", chain.from_iterable(lanes)),
             "text": _packed("I", chain.from_iterable(called)),
             "issued": relative(lambda one: one.issued),
             "awaited": relative(lambda one: one.awaited),

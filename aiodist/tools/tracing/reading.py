@@ -90,13 +90,13 @@ class TraceFile:
 
     Attributes:
         about: when and by what it was made.
-        devices: by pid, the replicas' devices.
+        devices: by pid, the replicas' devices, by their ids.
         runs: by number.
         collectives: in the order in which they began.
     """
 
     about: dict[str, Any]
-    devices: dict[int, list[str]]
+    devices: dict[int, dict[int, str]]
     runs: dict[int, TracedRun]
     collectives: list[TracedCollective]
 
@@ -197,7 +197,7 @@ class _Reader:
         if found is not None:
             self._replicas[event["pid"], event["tid"]] = int(found[1])
             if found[2]:
-                self._trace.devices.setdefault(event["pid"], []).append(found[2])
+                self._trace.devices.setdefault(event["pid"], {})[int(found[1])] = found[2]
 
     def _slice(self, event: Event) -> None:
         if event["cat"] == "collective":

@@ -38,11 +38,12 @@ class Run:
     Attributes:
         number: its number in the trace, from 1.
         name: the name of the replicas' function.
+        first: the id of its first replica: on several workers, of the first of this process.
         devices: the replicas' devices.
         shift: what to add to a moment to get the seconds since the trace began.
         begun, over: when it began and ended.
-        started, ended: by replica id, when its function was called and was over.
-        ends: by replica id, how it ended, and with what failure of its own.
+        started, ended: by position in the run's group, when a replica's function was called and was over.
+        ends: by position, how it ended, and with what failure of its own.
         verdict: when the replicas were found not to meet, and the error.
         members, labels: by its groups' serial numbers, their members' ids, and their names in reports.
         open: by a group's serial number and the number in it, collectives that are not done with.
@@ -51,6 +52,7 @@ class Run:
     def __init__(self, number: int, group: SyncGroup, fn: Callable[..., Any], clock: Clock, shift: float) -> None:
         self.number = number
         self.name: str = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
+        self.first = group.members[0].replica_id
         self.devices = tuple(member.device for member in group.members)
         self.clock = clock
         self.shift = shift
@@ -184,7 +186,7 @@ class Recording:
         """Note when a replica's function is called."""
         run = self._runs.get(member.group)
         if run is not None:
-            run.started[member.replica_id] = run.clock()
+            run.started[member.position] = run.clock()
 
     def judged(self, group: SyncGroup, verdict: CollectiveError) -> None:
         """Note the verdict."""
@@ -196,8 +198,8 @@ class Recording:
         """Note when and how a replica ended."""
         run = self._runs.get(member.group)
         if run is not None:
-            run.ended[member.replica_id] = run.clock()
-            run.ends[member.replica_id] = str(member.end), error
+            run.ended[member.position] = run.clock()
+            run.ends[member.position] = str(member.end), error
 
     def run_ended(self, group: SyncGroup) -> None:
         """End a run; its collectives are done with."""

@@ -74,7 +74,7 @@ def count_up(trace: TraceFile) -> Statistics:
     sites: dict[tuple[str, str], SiteRow] = {}
     rows: dict[int, ReplicaRow] = {}
     for devices in trace.devices.values():
-        for replica, device in enumerate(devices):
+        for replica, device in devices.items():
             rows.setdefault(replica, ReplicaRow(replica, device))
     progress = {number: _Progress(run) for number, run in trace.runs.items()}
     for collective in trace.collectives:

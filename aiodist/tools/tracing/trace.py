@@ -27,7 +27,8 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
     runs of its own task or thread and of tasks that those start; other runs beside it may have traces of their own.
     The file appears, complete, when the block ends, also by an exception; or not at all. Read it with
     ``aiodist trace show`` and ``aiodist trace html``, or open it in https://ui.perfetto.dev. Setting the environment
-    variable ``AIODIST_TRACE`` to a path does the same for every run of a process.
+    variable ``AIODIST_TRACE`` to a path does the same for every run of a process. On several workers a trace has the
+    replicas of its own process.
 
     Args:
         path: the file, by habit ``….json``. What stands there is replaced.

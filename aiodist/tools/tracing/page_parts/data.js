@@ -19,7 +19,7 @@ function readTrace(raw) {
     run: unpack(Uint32Array, c.run), number: unpack(Uint32Array, c.number), group: unpack(Uint32Array, c.group),
     last: unpack(Uint32Array, c.last), status: unpack(Uint8Array, c.status), bytes: unpack(Float64Array, c.bytes),
     offset,
-    replica: unpack(Uint32Array, a.replica), text: unpack(Uint32Array, a.text), issued: unpack(Float32Array, a.issued),
+    lane: unpack(Uint32Array, a.lane), text: unpack(Uint32Array, a.text), issued: unpack(Float32Array, a.issued),
     awaited: unpack(Float32Array, a.awaited), resumed: unpack(Float32Array, a.resumed), wait: unpack(Float32Array, a.wait),
     runs: raw.runs.map((run) => ({ ...run, started: unpack(Float64Array, run.started), ended: unpack(Float64Array, run.ended) })),
   };
@@ -29,7 +29,7 @@ function readTrace(raw) {
 }
 
 /** Return a set of lanes: its runs, and its collectives in the order of their first arrivals. */
-function readTrack(trace, { pid, devices }) {
+function readTrack(trace, { pid, base, devices }) {
   const runs = trace.runs.filter((run) => run.pid === pid);
   const numbers = new Set(runs.map((run) => run.number));
   const ids = [];
@@ -43,7 +43,7 @@ function readTrack(trace, { pid, devices }) {
     latestEnd[k] = latest; // never falls, so that what may reach into a stretch of time is found by halving
   }
   const begin = Math.min(...runs.map((run) => run.begin)), end = Math.max(...runs.map((run) => run.end));
-  return { pid, devices, runs, order, first, latestEnd, begin, end: Math.max(end, begin + 1), lanes: devices.length };
+  return { pid, base, devices, runs, order, first, latestEnd, begin, end: Math.max(end, begin + 1), lanes: devices.length };
 }
 
 /** Return the first index at which a rising column is at least (or, strictly, more than) a value. */
@@ -62,10 +62,15 @@ function collectivesBetween(track, begin, end) {
   return [lowerBound(track.latestEnd, begin), lowerBound(track.first, end, true)];
 }
 
-/** Return the arrival of a replica at a collective; -1 if it has none. */
-function arrivalOf(trace, collective, replica) {
+/** Return the arrival of a lane's replica at a collective; -1 if it has none. */
+function arrivalOf(trace, collective, lane) {
   const begin = trace.offset[collective], end = trace.offset[collective + 1];
-  if (begin + replica < end && trace.replica[begin + replica] === replica) return begin + replica;
-  for (let i = begin; i < end; i += 1) if (trace.replica[i] === replica) return i;
+  if (begin + lane < end && trace.lane[begin + lane] === lane) return begin + lane;
+  for (let i = begin; i < end; i += 1) if (trace.lane[i] === lane) return i;
   return -1;
+}
+
+/** Return the id of the replica that a lane of a collective's run has: where there are several workers, it counts over all. */
+function replicaOf(trace, collective, lane) {
+  return trace.runByNumber.get(trace.run[collective]).base + lane;
 }

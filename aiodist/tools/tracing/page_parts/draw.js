@@ -111,7 +111,7 @@ class Painter {
       const i = order[k], first = trace.first[i];
       if (onlyFailed && !trace.status[i]) continue;
       for (let j = trace.offset[i]; j < trace.offset[i + 1]; j += 1) {
-        const lane = trace.replica[j];
+        const lane = trace.lane[j];
         if (lane < lane0 || lane >= lane1) continue;
         const y = view.y(lane) + inset, begin = view.x(first + trace.awaited[j]);
         const until = view.x(first + trace.awaited[j] + trace.wait[j]), end = view.x(first + trace.resumed[j]);
@@ -184,11 +184,11 @@ class Painter {
   /** Return the topmost and the undermost lane of a collective. */
   extent(i) {
     const { trace } = this, begin = trace.offset[i], end = trace.offset[i + 1];
-    if (end - begin === trace.replica[end - 1] - trace.replica[begin] + 1) return [trace.replica[begin], trace.replica[end - 1]];
+    if (end - begin === trace.lane[end - 1] - trace.lane[begin] + 1) return [trace.lane[begin], trace.lane[end - 1]];
     let top = Infinity, bottom = -1;
     for (let j = begin; j < end; j += 1) {
-      top = Math.min(top, trace.replica[j]);
-      bottom = Math.max(bottom, trace.replica[j]);
+      top = Math.min(top, trace.lane[j]);
+      bottom = Math.max(bottom, trace.lane[j]);
     }
     return [top, bottom];
   }
@@ -229,9 +229,9 @@ class Painter {
     const { context, colors, trace } = this, begin = trace.offset[i], end = trace.offset[i + 1];
     const order = [];
     for (let j = begin; j < end; j += 1) order.push(j);
-    order.sort((a, b) => trace.replica[a] - trace.replica[b]);
+    order.sort((a, b) => trace.lane[a] - trace.lane[b]);
     const color = trace.status[i] ? colors.bad : colors.chosen;
-    const middle = (j) => view.y(trace.replica[j]) + view.laneHeight / 2;
+    const middle = (j) => view.y(trace.lane[j]) + view.laneHeight / 2;
     context.save();
     context.globalAlpha = alpha;
     context.strokeStyle = context.fillStyle = color;
@@ -284,7 +284,7 @@ class Painter {
   }
 
   gutter(view, state) {
-    const { context, colors } = this, { devices } = view.track, [lane0, lane1] = view.lanes;
+    const { context, colors } = this, { base, devices } = view.track, [lane0, lane1] = view.lanes;
     context.fillStyle = colors.paper;
     context.fillRect(0, 0, GUTTER, view.height);
     context.fillStyle = colors.soft;
@@ -295,11 +295,11 @@ class Painter {
       const y = view.y(lane) + Math.min(view.laneHeight, 28) / 2;
       if (y < HEAD + 4 || y > view.height - 4) continue;
       if (state.lane !== null && lane !== state.lane && Math.abs(view.y(lane) - view.y(state.lane)) < 15) continue;
-      this.laneName(lane, devices[lane], y, colors.soft, colors.ink);
+      this.laneName(base + lane, devices[lane], y, colors.soft, colors.ink);
     }
     if (state.lane !== null && state.lane < devices.length) {
       const y = view.y(state.lane) + Math.min(view.laneHeight, 28) / 2;
-      if (y > HEAD) this.laneName(state.lane, devices[state.lane], y, colors.chosen, colors.chosen);
+      if (y > HEAD) this.laneName(base + state.lane, devices[state.lane], y, colors.chosen, colors.chosen);
     }
     context.textAlign = "left";
     context.fillStyle = colors.rule;
@@ -307,12 +307,12 @@ class Painter {
     this.scrollbar(view);
   }
 
-  laneName(lane, device, y, soft, strong) {
+  laneName(replica, device, y, soft, strong) {
     const { context } = this;
     context.fillStyle = soft;
     context.fillText(device, GUTTER - 8, y);
     context.fillStyle = strong;
-    context.fillText(String(lane), GUTTER - 16 - context.measureText(device).width, y);
+    context.fillText(String(replica), GUTTER - 16 - context.measureText(device).width, y);
   }
 
   scrollbar(view) {

@@ -109,10 +109,11 @@ class Page {
   }
 
   showLane(replica) {
-    this.state.lane = replica;
-    if (replica === null || replica >= this.view.track.lanes) return;
-    if (this.view.laneHeight < 6) this.view.zoomLanes(12 / this.view.laneHeight, this.view.y(replica));
-    this.view.reveal(replica);
+    const { base, lanes } = this.view.track, lane = replica === null || replica < base ? null : replica - base;
+    this.state.lane = lane;
+    if (lane === null || lane >= lanes) return;
+    if (this.view.laneHeight < 6) this.view.zoomLanes(12 / this.view.laneHeight, this.view.y(lane));
+    this.view.reveal(lane);
   }
 
   /** Show the first disagreement: its collective, selected, and the lane of a suspect. */

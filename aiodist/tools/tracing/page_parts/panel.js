@@ -12,7 +12,7 @@ const byId = (id) => document.getElementById(id);
 function fillFacts(trace) {
   document.title = `${trace.name} · aiodist trace`;
   byId("title").textContent = trace.name;
-  const facts = [formatCount(trace.runs.length, "run"), formatCount(trace.first.length, "collective"), formatCount(trace.replica.length, "call")];
+  const facts = [formatCount(trace.runs.length, "run"), formatCount(trace.first.length, "collective"), formatCount(trace.lane.length, "call")];
   byId("facts").textContent = `${facts.join(" · ")} · traced ${new Date(trace.about.began).toLocaleString()}`;
 }
 
@@ -102,7 +102,7 @@ function fillChosen(trace, i) {
   const { total, longest } = totalWait(trace, i), found = camps(trace, i), begin = trace.offset[i], end = trace.offset[i + 1];
   const list = element("dl");
   const add = (name, text, style) => list.append(element("dt", name), element("dd", text, style));
-  const run = trace.runByNumber.get(trace.run[i]);
+  const run = trace.runByNumber.get(trace.run[i]), last = run.base + trace.last[i];
   add("run", `${run.number}: ${run.name}`);
   if (found.length > 1) for (const camp of found) add(formatReplicas(camp.replicas), `${camp.call} at ${camp.at}`, "bad");
   else add("at", found[0].at);
@@ -111,13 +111,13 @@ function fillChosen(trace, i) {
   for (let j = begin; j < end; j += 1) order.push(j);
   order.sort((a, b) => trace.issued[a] - trace.issued[b]);
   add("first call", formatTime(trace.first[i] - run.begin) + " into the run");
-  add("last call", `replica ${trace.last[i]}, ${formatTime(trace.issued[order[order.length - 1]])} later`);
+  add("last call", `replica ${last}, ${formatTime(trace.issued[order[order.length - 1]])} later`);
   add("waited", `${formatTime(total)} in all, ${formatTime(longest)} the longest`);
   add("bytes", formatBytes(trace.bytes[i]));
   const few = order.length <= 12 ? order : [...order.slice(0, 5), -1, ...order.slice(-6)];
-  add("came", few.map((j) => (j < 0 ? "…" : trace.replica[j])).join(", "));
+  add("came", few.map((j) => (j < 0 ? "…" : replicaOf(trace, i, trace.lane[j]))).join(", "));
   section.replaceChildren(element("h2", "Collective"), element("b", describe(trace, i)), list);
-  byId("said").textContent = `${describe(trace, i)}, ${formatTime(total)} waited in all, replica ${trace.last[i]} came last`;
+  byId("said").textContent = `${describe(trace, i)}, ${formatTime(total)} waited in all, replica ${last} came last`;
 }
 
 function fillTip(trace, { collective: i, arrival: j, lane }) {
@@ -127,9 +127,9 @@ function fillTip(trace, { collective: i, arrival: j, lane }) {
   if (group) lines.push(element("div", group));
   if (j >= 0) {
     const wait = trace.wait[j], came = lane === trace.last[i] ? "came last" : `waited ${formatTime(wait)}`;
-    lines.push(element("div", `replica ${lane} ${came}`, "now"));
-  } else lines.push(element("div", `replica ${lane} did not take part`, "now"));
-  lines.push(element("div", `${formatTime(total)} waited in all · last: replica ${trace.last[i]} · ${formatBytes(trace.bytes[i])}`));
+    lines.push(element("div", `replica ${replicaOf(trace, i, lane)} ${came}`, "now"));
+  } else lines.push(element("div", `replica ${replicaOf(trace, i, lane)} did not take part`, "now"));
+  lines.push(element("div", `${formatTime(total)} waited in all · last: replica ${replicaOf(trace, i, trace.last[i])} · ${formatBytes(trace.bytes[i])}`));
   if (trace.status[i]) lines.push(element("div", trace.status[i] === 2 ? "never complete" : "not the same on all replicas", "bad"));
   tip.replaceChildren(...lines);
 }

@@ -27,7 +27,7 @@ function camps(trace, i) {
   const found = new Map();
   for (let j = trace.offset[i]; j < trace.offset[i + 1]; j += 1) {
     const camp = found.get(trace.text[j]) ?? [];
-    camp.push(trace.replica[j]);
+    camp.push(replicaOf(trace, i, trace.lane[j]));
     found.set(trace.text[j], camp);
   }
   return [...found].map(([text, replicas]) => ({ text, ...trace.texts[text], replicas })).sort((a, b) => b.replicas.length - a.replicas.length);

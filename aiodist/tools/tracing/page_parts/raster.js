@@ -25,12 +25,12 @@ class Raster {
     const width = columns + 2; // what ends beyond the edge has two numbers there
     if (this.covered.length < width * rows) this.covered = new Float32Array(width * rows);
     const covered = this.covered.fill(0, 0, width * rows);
-    const { order } = view.track, { offset, replica, awaited, wait, first } = trace;
+    const { order } = view.track, { offset, lane: lanes, awaited, wait, first } = trace;
     const scale = view.scale, perLane = rows / (lane1 - lane0);
     for (let k = k0; k < k1; k += 1) {
       const i = order[k], base = (first[i] - view.begin) * scale;
       for (let j = offset[i]; j < offset[i + 1]; j += 1) {
-        const lane = replica[j];
+        const lane = lanes[j];
         if (lane < lane0 || lane >= lane1 || !(wait[j] > 0)) continue;
         const from = Math.max(0, base + awaited[j] * scale);
         const to = Math.min(columns, base + (awaited[j] + wait[j]) * scale);

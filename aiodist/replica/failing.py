@@ -1,0 +1,54 @@
+"""Failing: a call that goes wrong on this worker before its record is brought, for want of memory say.
+
+Who waits for it here raises what went wrong there and then, may catch that, and call on. So the other workers must hear
+of it, or they would put what they bring together with the next call. The record is brought all the same, and says that
+the call has failed (`Flag.FAILED`). The records then tell every worker the same:
+
+- it has failed on all that make it: each has raised its own error, and they go on with the next call;
+- it has failed on some: nobody carries it out, and the verdict names those, and what went wrong there;
+- the calls are not the same: that is told, whether they have failed or not.
+
+What was rejected: to leave the call out, and to let the next record disagree (the others wait until there is one, and
+nobody can tell what was left out, nor that two workers have left out different calls); to break off at once, as where a
+step fails that others are in the midst of (an error that is the same everywhere could not be caught).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiodist.workers.calls import digest
+from aiodist.workers.record import Flag
+from aiodist.workers.transfers import Steps
+
+if TYPE_CHECKING:
+    from aiodist.collective.rendezvous import Rendezvous
+    from aiodist.replica.carrying import Carrier
+    from aiodist.replica.courses import Courses
+
+_UNKNOWN = digest("a call of which no digest can be made")
+
+
+def bring_failure(carrier: Carrier, courses: Courses, meeting: Rendezvous, error: Exception) -> Steps[None]:
+    """Meet the other workers in a call that has failed here; return where it has on all that make it.
+
+    Raises:
+        Disagreement: some of them could have carried it out, or make another call.
+        FrozenLane: this worker has told of the lane already.
+    """
+    group, lane = carrier.group, carrier.lane
+    meeting.fail(error)
+    group.failed = meeting
+    group.keep()
+    carrier.fail_at_once(meeting, error)
+    yield from lane.agree(_digest_of(courses, meeting), flags=Flag.FAILED)
+    lane.in_exchange = False
+    carrier.moving = True
+    group.failed = None
+
+
+def _digest_of(courses: Courses, meeting: Rendezvous) -> bytes:
+    try:
+        return courses.digest_of(meeting)
+    except Exception:  # noqa: BLE001  (which may be what has failed)
+        return _UNKNOWN
