@@ -25,9 +25,8 @@ from aiodist.replica.awaiting import napping
 from aiodist.replica.certainty import trio_tasks
 from aiodist.replica.engine import running_on_trio
 from aiodist.replica.home_loop import HomeLoop
-from aiodist.replica.stacks import links
 from aiodist.replica.stall import TASK_NAME, StallWatch
-from aiodist.replica.suspension import coroutine_of
+from aiodist.replica.waiter import Waiter, look_at
 from aiodist.vocabulary.environment import stall_seconds
 from aiodist.vocabulary.errors import CollectiveError, DeadlockError
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from aiodist.replica.crossing import Crossing
     from aiodist.replica.root_crossing import RootCrossing
     from aiodist.replica.team import Team
-    from aiodist.replica.waiter import Waiter
     from aiodist.replica.waits import WaitGraph
 
 OPENING: Final = "strategy.run"
@@ -55,6 +53,7 @@ _CONTROL_PLANE: Final = "aiodist control"
 _ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
 _SCHEDULING: Final = ("call_soon", "call_soon_threadsafe", "call_later", "call_at", "_run_once")
 _LIBRARIES: Final = ("asyncio", "anyio", "trio", "uvloop")
+_OPERATIONS: Final = ("aiodist.strategy", "aiodist.replica")
 _STEPS: Final = ("aiodist.replica.awaiting", "aiodist.replica.lasting_event")
 
 
@@ -229,8 +228,8 @@ class Standing:
     def _steps(self, number: int) -> list[Step] | None:
         team = self._team
         crossings = [crossing for crossing in team._crossings.values() if not crossing.clean]
-        recovers = team.recovery.crossings and team._turns.in_use  # else it does when something is called
-        if team.plane is not None or team.lost is not None or recovers or team._home.has_calls:
+        comes = team._turns.in_use and (team._root is None or team._root._step is None)  # by copies from a GPU, say
+        if team.plane is not None or team.lost is not None or comes or team._home.has_calls:
             return None
         if team._home.thread not in (0, get_ident()) or any(map(_is_in_question, crossings)):
             return None
@@ -301,16 +300,17 @@ def _waits_for_a_step(graph: WaitGraph, waiter: Waiter) -> bool:
     if kind is Awaited.TASK:  # of several, one may be a future, or a task of a library's
         known = {id(ender.task) for ender in graph.enders(waiter)}
         things = waiter.suspension.things
-        return bool(things) and all(id(thing) in known or _is_an_operation(thing) for thing in things)
+        return bool(things) and all(id(thing) in known or _is_an_operation(graph, thing) for thing in things)
     return _is_in_a_step(waiter)
 
 
-def _is_an_operation(thing: Any) -> bool:
-    """Whether this is a task that runs something of a strategy's, and nothing of the program's: it is in no graph."""
+def _is_an_operation(graph: WaitGraph, thing: Any) -> bool:
+    """Whether this is a task that runs something of a strategy's and nothing of the program's, and waits for a step."""
     if not (hasattr(thing, "get_coro") or hasattr(thing, "coro")):
         return False
-    frames = [link.frame for link in links(coroutine_of(thing)) if link.frame is not None]
-    return any(frame.f_globals.get("__name__", "").startswith("aiodist.strategy") for frame in frames)
+    waiter = look_at(thing)
+    modules = [link.frame.f_globals.get("__name__", "") for link in waiter.chain if link.frame is not None]
+    return any(name.startswith(_OPERATIONS) for name in modules) and _waits_for_a_step(graph, waiter)
 
 
 def _is_in_a_step(waiter: Waiter) -> bool:
