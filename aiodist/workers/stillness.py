@@ -1,7 +1,7 @@
 """Stillness: workers that can only wait for each other, in steps of several strategies, or of one.
 
 A worker whose event loop has nothing to run, now or later, before one of the steps is complete that it waits in (see
-`replica.standing`) tells the first worker so: in which steps, and how far it has got in every lane of every strategy.
+`replica.idleness`) tells the first worker so: in which steps, and how far it has got in every lane of every strategy.
 It tells that once, and takes nothing back when it goes on. From what all have told, those are sought of whom nobody can
 ever go on: in each step of each of them, another one of them is missing.
 
