@@ -135,10 +135,15 @@ class Stillness:
         self._told: dict[int, Still] = {}
         self._lock = threading.Lock()
 
-    def hear(self, still: Still) -> dict[int, Still]:
-        """Take what a worker tells; return the workers that never go on, once."""
+    def hear(self, still: Still) -> int:
+        """Take what a worker tells; return how many never go on. More may be about to tell the same."""
         with self._lock:
             self._told[still.rank] = still
+            return len(stuck(self._told.values()))
+
+    def take(self) -> dict[int, Still]:
+        """Return the workers that never go on, once."""
+        with self._lock:
             found = stuck(self._told.values())
             for rank in found:
                 del self._told[rank]
