@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from aiodist import DeadlockError, MultiWorkerMirroredStrategy, Reason, get_replica_context
@@ -145,7 +146,7 @@ def test_tasks_side_by_side_go_on_in_any_order(
 def test_an_operation_that_has_not_come_to_its_step_may_go_on(workers: Workers, backend: str) -> None:
     async def steps(told: Standing) -> Any:
         for _ in range(50):  # a call of the control plane's may be on its way, at any moment
-            await anyio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             if (found := told._steps(1)) is not None:
                 return found
         return None
