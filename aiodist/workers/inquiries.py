@@ -20,6 +20,7 @@ from aiodist.workers.tcp_requests import Requests
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiodist.workers.holdings import Holdings
     from aiodist.workers.stillness import Still
 
 LOOK_SECONDS: Final = 0.5
@@ -46,6 +47,7 @@ class Inquiries(Requests):
 
     def __init__(self) -> None:
         super().__init__()
+        self.holdings: Holdings | None = None
         self.ending: set[int] = set()
         self._gone: dict[int, str] = {}
         self._inquired: dict[int, int] = {}
