@@ -314,10 +314,11 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         return call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
 
     def close(self) -> None:
-        """Leave the other workers, as the end of the process does.
+        """Leave the other workers, as the end of the process does; wait for none of them.
 
-        What others still ask of this one then fails, and so does what is asked here. A strategy of several processes
-        that is dropped without this leaves them when it is collected, with a `ResourceWarning`.
+        What others still ask of this one then fails, and so does what is asked here. What the engine has made for the
+        strategy is given back when all workers have left it and make another one. A strategy of several processes that
+        is dropped without this leaves them when it is collected, with a `ResourceWarning`.
         """
         if self._joined is not None:
             self._dropped.detach()

@@ -20,6 +20,7 @@ from aiodist.workers.tcp_requests import Requests
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiodist.workers.holdings import Holdings
     from aiodist.workers.stillness import Still
 
 LOOK_SECONDS: Final = 0.5
@@ -46,6 +47,7 @@ class Inquiries(Requests):
 
     def __init__(self) -> None:
         super().__init__()
+        self.holdings: Holdings | None = None
         self.ending: set[int] = set()
         self._gone: dict[int, str] = {}
         self._inquired: dict[int, int] = {}
@@ -79,7 +81,15 @@ class Inquiries(Requests):
         if self._rank > 0:
             self._send(0, "still", still)
         elif self.makings is not None:
-            self.makings.hear_still(still)
+            found = self.makings.hear_still(still)
+            if found == self._size:
+                self._on_end_waits()
+            elif found:  # others may be about to tell the same
+                self._later(STILL_SECONDS, "end_waits")
+
+    def _on_end_waits(self) -> None:
+        if self.makings is not None:
+            self.makings.end_waits()
 
     def _on_inquire(self, question: int, number: int) -> None:
         self._send_to_all("inquired", self._rank, question, number)

@@ -19,11 +19,13 @@ import numpy as np
 from aiodist.collective.wording import ids_briefly
 from aiodist.vocabulary import environment
 from aiodist.vocabulary.version import __version__
+from aiodist.workers import holdings
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Array, Communicator, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout
 
 if TYPE_CHECKING:
+    from aiodist.workers.holdings import Holdings
     from aiodist.workers.nccl_choice import Offer
 
 _VERSION: Final = np.frombuffer(__version__.encode().ljust(32, b"\0"), np.uint8)
@@ -103,7 +105,7 @@ class Joining:
         if isinstance(communicator, SharingCommunicator):
             self._shared = communicator.ishare(hello, Roster)
         else:
-            self._told = np.concatenate([_VERSION, encode(hello)])
+            self._told = np.concatenate([_VERSION, encode((hello, holdings.tell(communicator.size)))])
             self._sizes = np.empty(communicator.size, np.int64)
             own = np.array([len(self._told)], np.int64)
             self._begun = communicator.iallgather(own.view(np.uint8), self._sizes.view(np.uint8))
@@ -139,7 +141,12 @@ class Joining:
         bounds = np.cumsum([0, *self._sizes.tolist()])
         told = [whole[a:b].copy() for a, b in pairwise(bounds)]
         _check_versions([one[: len(_VERSION)] for one in told])
-        return Roster(decode(one[len(_VERSION) :]) for one in told)
+        hellos, owned = zip(*(decode(one[len(_VERSION) :]) for one in told), strict=True)
+        mine: Holdings | None = getattr(self._communicator, "holdings", None)
+        if mine is not None:
+            mine.number = owned[0].number
+        holdings.give_back(owned)
+        return Roster(hellos)
 
 
 def _check_versions(told: Sequence[Array]) -> None:

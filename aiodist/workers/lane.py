@@ -313,10 +313,9 @@ def _payload(transfers: Sequence[Transfer]) -> tuple[int, bytes]:
     for transfer in transfers:
         limit = _limit(transfer, transfers) - len(held)
         if transfer.room is None:
-            data = transfer.data
-            length = len(data)
+            length = transfer.nbytes
             if length <= limit:
-                held += data.tobytes()
+                held += transfer.data.tobytes()
         elif transfer.fits(limit, ()):
             held += transfer.data.tobytes().ljust(transfer.room, b"\0")
     return length, bytes(held)

@@ -155,6 +155,8 @@ class TcpControl(Inquiries):
 
     def _leave(self, why: str, wait: bool) -> None:
         atexit.unregister(self._close_at_exit)
+        if self.holdings is not None:
+            self.holdings.left = True
         if not self._leaving:
             self._request("leave", why, wait)
 
