@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from aiodist.checking.loop import Step
 from aiodist.checking.schedule import ASIDE, Change, Order, Replayed
-from aiodist.replica.stacks import is_plumbing
+from aiodist.replica.stacks import awaited_by, is_plumbing
 
 Places: TypeAlias = dict[tuple[CodeType | None, int], list[int]]
 """By the place in the program at which a task was to go on, the points at which that was so."""
@@ -69,7 +69,7 @@ def _place_of(step: Step) -> tuple[CodeType | None, int]:
     while (frame := getattr(awaitable, "cr_frame", None)) is not None:
         if not _is_plumbing(frame.f_code, frame):
             found = frame.f_code, frame.f_lasti
-        awaitable = awaitable.cr_await
+        awaitable = awaited_by(awaitable)
     return found
 
 

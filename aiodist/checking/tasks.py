@@ -6,6 +6,7 @@ from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
 from aiodist.replica.scheduler import _Run
+from aiodist.replica.stacks import awaited_by
 
 if TYPE_CHECKING:
     from asyncio import Task
@@ -22,7 +23,7 @@ def member_of(task: Task[Any]) -> Member | None:
         if frame.f_code is _DRIVE:
             member: Member = frame.f_locals["member"]
             return member
-        awaitable = awaitable.cr_await or _not_begun(awaitable)
+        awaitable = awaited_by(awaitable) or _not_begun(awaitable)
     return None
 
 

@@ -18,7 +18,7 @@ from aiodist.strategy.scope import require_cross_replica
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import regroup, select_replica
 from aiodist.workers.crossing import Crossing, Plan, Span, reduce_columns
-from aiodist.workers.transfers import Gathering
+from aiodist.workers.objects import Gathering
 from aiodist_kernels import Accumulate, ReduceOp
 
 if TYPE_CHECKING:

@@ -289,7 +289,7 @@ class _Timer:
             os.read(self._fd, 8)
 
     def close(self) -> None:
-        if self._fd >= 0:
+        if self._fd >= 0 and self._fd not in napping:  # who sleeps on it would not wake
             os.close(self._fd)
             self._fd = -1
 

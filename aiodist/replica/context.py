@@ -36,7 +36,7 @@ class ReplicaContext(Identity):
     replica must issue the same collectives in the same order. Values are nests of NumPy arrays and scalars, Python
     numbers, `IndexedSlices`, variables (as the array that they read as), other frameworks' arrays in host memory, such
     as PyTorch's and JAX's, and PyTorch's, CuPy's, Numba's and JAX's on GPUs. NumPy arrays in results are shared and
-    read-only; a framework's arrays come back as its own, one for each replica.
+    read-only; a framework's arrays come back as its own, one for each replica where they can be changed.
 
     Every collective raises, at the call:
 

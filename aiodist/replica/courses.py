@@ -89,7 +89,7 @@ class Courses:
             Flag.FLOAT64 if accumulate == "float64" else Flag.NONE,
             signature[KIND].across is None,
             types is not None and has_device_arrays(types),
-            recipe if isinstance(recipe, Straight) and not self._span.alongside else None,
+            recipe if isinstance(recipe, Straight) else None,
             meeting.code,
         )
         return found

@@ -26,6 +26,7 @@ from aiodist.workers.tribunal import LaneKey, Verdict
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
+    from aiodist.vocabulary.errors import CollectiveError
     from aiodist.vocabulary.reports import CollectiveReport
     from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.communicator import Duplication
@@ -241,6 +242,12 @@ class RootCrossing(Crossing):
         """Tell of a step before, on the same lane, that this worker cannot carry out."""
         self.breakdowns.append(replace(breakdown, late=True))
         self.tell()
+
+    def lose(self, error: CollectiveError) -> None:
+        """Raise that a worker is lost: the strategy is of no use, and may be kept for long."""
+        super().lose(error)
+        self._bell.close()
+        self._values.close()
 
     def fail_at_once(self, meeting: Rendezvous, error: Exception) -> None:
         """Do nothing: the caller, who raises it, meets the others itself, and cannot leave before that."""

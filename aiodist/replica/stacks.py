@@ -65,13 +65,32 @@ def frames_of(awaitable: Any) -> list[FrameType]:
 def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
     """Return the frame of an awaitable, whether it runs at this moment, and what it awaits."""
     if isinstance(awaitable, CoroutineType):
-        return awaitable.cr_frame, awaitable.cr_running, awaitable.cr_await
+        return awaitable.cr_frame, awaitable.cr_running, awaited_by(awaitable)
     if isinstance(awaitable, GeneratorType):
-        return awaitable.gi_frame, awaitable.gi_running, awaitable.gi_yieldfrom
+        running = awaitable.gi_running
+        return awaitable.gi_frame, running, None if running else awaitable.gi_yieldfrom
     if isinstance(awaitable, AsyncGeneratorType):
-        # from inside, one that is suspended in an await counts as running: somebody's step of it is
-        return awaitable.ag_frame, awaitable.ag_running and awaitable.ag_await is None, awaitable.ag_await
+        running = _runs(awaitable)
+        return awaitable.ag_frame, running, None if running else awaitable.ag_await
     return None, False, None
+
+
+def awaited_by(coroutine: CoroutineType[Any, Any, Any]) -> Any:
+    """Return what a coroutine awaits; None while it runs.
+
+    Python 3.12 must not be asked what a running one awaits: it takes a counter that lies between the instructions for
+    one of them when the numbers are the same, and returns an address that is no object's.
+    """
+    return None if coroutine.cr_running else coroutine.cr_await
+
+
+def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
+    """Whether the frame of an async generator runs: one suspended in an await is called running, since its step is."""
+    if sys.version_info >= (3, 12):
+        suspended = generator.ag_suspended
+    else:
+        suspended = generator.ag_await is not None
+    return generator.ag_running and not suspended
 
 
 def _behind(awaitable: Any) -> Any:

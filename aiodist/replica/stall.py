@@ -98,7 +98,7 @@ class StallWatch:
             meeting = _waited_for(group)
             if meeting is not None:
                 seen.told = True
-                _warn(meeting, now - seen.since)
+                _warn(group, meeting, now - seen.since)
 
 
 def _progress(group: SyncGroup) -> tuple[int, ...]:
@@ -120,7 +120,7 @@ def _waited_for(group: SyncGroup) -> Rendezvous | None:
     return next((meeting for meeting in meetings if meeting.has_waiters()), None)
 
 
-def _warn(meeting: Rendezvous, seconds: float) -> None:
+def _warn(group: SyncGroup, meeting: Rendezvous, seconds: float) -> None:
     from aiodist.replica.waits import look_at_loop  # loaded when there is something to tell
 
     place = location(meeting.code, meeting.offset)
@@ -137,10 +137,17 @@ def _warn(meeting: Rendezvous, seconds: float) -> None:
             *([_ELSEWHERE] if meeting.agreed and not meeting.complete else []),
         ]
     )
+    text += _made_differently(group)
     try:
         warnings.warn_explicit(text, StallWarning, place.file, place.line)
     except StallWarning:  # a filter makes errors of warnings, and there is no caller to raise one in
         _log.error(text)
+
+
+def _made_differently(group: SyncGroup) -> str:
+    """Say so where the workers of a run have made its strategy at different places."""
+    standing = getattr(getattr(group.bridge, "team", None), "standing", None)
+    return "" if standing is None else str(standing.made_differently)
 
 
 # Event loops.

@@ -1,4 +1,4 @@
-"""Where this worker stands, for one that waits for it to make a strategy: what it is at, and whether it can go on.
+"""Where this worker stands, for those who wait for it: what it is at, and whether it can go on.
 
 An event loop's program goes on by what is ready to run, by timers, files, signals and other threads. Where there are
 none but those by which aiodist asks engines about steps in the air, nothing of the program runs before one of these
@@ -10,31 +10,43 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
 from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
 from aiodist.collective.signature import KIND
 from aiodist.collective.wording import place
 from aiodist.replica.awaiting import napping
 from aiodist.replica.certainty import trio_tasks
 from aiodist.replica.engine import running_on_trio
 from aiodist.replica.home_loop import HomeLoop
+from aiodist.replica.stacks import links
 from aiodist.replica.stall import TASK_NAME, StallWatch
+from aiodist.replica.suspension import coroutine_of
+from aiodist.vocabulary.environment import stall_seconds
 from aiodist.vocabulary.errors import CollectiveError, DeadlockError
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.vocabulary.threads import busy_threads
 from aiodist.vocabulary.waits import Awaited
 from aiodist.workers.lost import lost_worker
-from aiodist.workers.makings import InFlight, Makings
+from aiodist.workers.makings import Makings, warn
+from aiodist.workers.stillness import LaneKey, Progress, Step, Still, made_at
 
 if TYPE_CHECKING:
+    from aiodist.collective.rendezvous import Rendezvous
     from aiodist.replica.crossing import Crossing
+    from aiodist.replica.root_crossing import RootCrossing
     from aiodist.replica.team import Team
     from aiodist.replica.waiter import Waiter
     from aiodist.replica.waits import WaitGraph
+
+OPENING: Final = "strategy.run"
+"""The kind of meeting that opens a run."""
 
 _GLANCE: Final = 0.0002
 _NOTHING: Final = "its event loop runs"
@@ -46,6 +58,15 @@ _LIBRARIES: Final = ("asyncio", "anyio", "trio", "uvloop")
 _STEPS: Final = ("aiodist.replica.awaiting", "aiodist.replica.lasting_event")
 
 
+@dataclass
+class _Wait:
+    """How long this worker has waited in the same steps, and what has come of that."""
+
+    since: float = field(default_factory=time.monotonic)
+    asked: bool = False
+    told: bool = False
+
+
 class Standing:
     """A strategy of this worker, as one that makes, or waits for, a further one sees it.
 
@@ -53,12 +74,18 @@ class Standing:
         team: its workers.
         control: its control plane.
         makings: all strategies that this worker makes.
+        places: where each worker has made it.
     """
 
-    def __init__(self, team: Team, control: Any, makings: Makings) -> None:
+    def __init__(self, team: Team, control: Any, makings: Makings, places: Sequence[str]) -> None:
         self._team = team
         self._control = control
         self._makings = makings
+        self.places = places
+        self._is_looking = False
+        self._waited_in: list[tuple[LaneKey, int]] = []
+        self._looks = 0
+        self._wait = _Wait()
 
     @property
     def thread(self) -> int:
@@ -75,10 +102,22 @@ class Standing:
         """Ask all others where they are on their way to the strategy of that number."""
         self._control.inquire(question, number)
 
-    def posted(self, lane: int) -> int:
-        """Return how many records this worker has brought to a lane."""
-        lanes = self._team._lanes
-        return lanes[lane].posted if lane in lanes else 0
+    def stop(self, key: LaneKey, why: str) -> None:
+        """Have ended, on all workers, what they do in a lane, for they wait there for ever; on the first worker."""
+        self._control.stop(key, why)
+
+    @property
+    def verdicts(self) -> int:
+        """The number of the last verdict that this worker has heard."""
+        return self._team.recovery.verdicts
+
+    def progress(self) -> dict[int, Progress]:
+        """Return how far this worker has got in each lane.
+
+        Only the opening of a run is known to bring nothing behind its record before all have brought theirs.
+        """
+        half_way = {one.lane.index for one in self._team._crossings.values() if _is_opened(one) and not one.moving}
+        return {i: Progress(lane.posted, i not in half_way) for i, lane in list(self._team._lanes.items())}
 
     def lost_worker(self, rank: int, why: str) -> CollectiveError:
         """Return the error for a worker that is gone."""
@@ -92,47 +131,110 @@ class Standing:
         replicas = tuple(map(ReplicaReport, range(layout.replicas), layout.names, states))
         return DeadlockError(CollectiveReport(Reason.DEADLOCK, 0, replicas, (*sorted({*here, *there}),), text))
 
-    def whereabouts(self, tell: Callable[[str, tuple[InFlight, ...] | None], object]) -> None:
+    def whereabouts(self, tell: Callable[[str, Still | None], object]) -> None:
         """Tell what this worker is at, in the event loop; nothing where none runs."""
         self._team.call_soon_threadsafe(self._tell, tell)
 
-    def _tell(self, to: Callable[[str, tuple[InFlight, ...] | None], object]) -> None:
+    def _tell(self, to: Callable[[str, Still | None], object]) -> None:
         from aiodist.replica.waits import look_at_loop  # loaded when there is something to tell
 
         if self._team.is_here and _runs_here():
             graph = look_at_loop()
-            waits = None if _something_can_run(graph) else self._all_steps()
+            still = None if _something_can_run(lambda: graph) else self._still()
             graph.waiters = [waiter for waiter in graph.waiters if not _is_in_a_step(waiter)]
-            to("; ".join([*self._operations(), *graph.lines()][:_MOST_LINES]) or _NOTHING, waits)
+            to("; ".join([*self._operations(), *graph.lines()][:_MOST_LINES]) or _NOTHING, still)
+
+    def look(self, tell: Callable[[Still], object]) -> None:
+        """Tell, in the event loop, if this worker can only wait, and has waited in the same step since the last look.
+
+        While that goes on, it is looked up after 1, 2, 4, 8 … looks: there may be thousands of tasks to look at.
+        """
+        if not self._is_looking:
+            self._is_looking = True
+            self._team.call_soon_threadsafe(self._look, tell)
+
+    def _look(self, tell: Callable[[Still], object]) -> None:
+        from aiodist.replica.waits import look_at_loop
+
+        self._is_looking = False
+        if not (self._team.is_here and _runs_here()):
+            return
+        waited_in = [(one.key, one.lane.posted) for one in self._team._crossings.values() if one.in_the_midst]
+        if waited_in != self._waited_in:
+            self._waited_in, self._looks, self._wait = waited_in, -1, _Wait()
+        self._looks += 1
+        self._warn_in_time()
+        if not waited_in or self._looks.bit_count() != 1 or _something_can_run(look_at_loop):
+            return
+        still = self._still()
+        if still is not None:
+            tell(still)
+
+    def _warn_in_time(self) -> None:
+        """Warn of an operation outside of replicas that has waited for long; what replicas wait in, `stall` does."""
+        root, wait, seconds = self._team._root, self._wait, stall_seconds()
+        meeting = None if root is None or root._step is None else root._step.meeting
+        waited = time.monotonic() - wait.since
+        if meeting is None or wait.told or not seconds or waited < seconds:
+            return
+        if not wait.asked:
+            wait.asked = True
+            self._makings.ask()
+            return
+        wait.told = True
+        rank, where = self._team.span.layout.rank, location(meeting.code, meeting.offset)
+        warn(
+            f"worker {rank} has waited {waited:.3g} s in {call_text(meeting.signature)} at {place(where)}, with "
+            f"strategy {self._makings.number_of(self)} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
+            f"{self._makings.told}{self.made_differently}",
+            where,
+        )
+
+    @property
+    def made_differently(self) -> str:
+        """A line that says so, where the workers have made it at different places."""
+        if len(set(self.places)) < 2:
+            return ""
+        return "".join(f"\n  {line}" for line in made_at(self._makings.number_of(self), self.places))
 
     def _operations(self) -> list[str]:
         """Say in which operations outside of replicas this worker waits."""
-        roots = (elder._team._root for elder in self._makings.elders.values() if isinstance(elder, Standing))
-        meetings = [root.group.open[number] for root in roots if root is not None for number in sorted(root.group.open)]
-        return [f"it waits in {m.signature[KIND].name} at {place(location(m.code, m.offset))}" for m in meetings]
+        elders = self._makings.elders
+        roots = {n: elder._team._root for n, elder in elders.items() if isinstance(elder, Standing)}
+        said = []
+        for number, root in roots.items():
+            which = f", with strategy {number}" if len(elders) > 1 else ""
+            for meeting in [] if root is None else _waited_in(root):
+                where = place(location(meeting.code, meeting.offset))
+                said.append(f"it waits in {meeting.signature[KIND].name} at {where}{which}")
+        return said
 
-    def _all_steps(self) -> tuple[InFlight, ...] | None:
+    def _still(self) -> Still | None:
         """Return all steps in the air, of all strategies; None where the control plane may yet bring something else."""
-        found: list[InFlight] = []
-        known = {elder._team for elder in self._makings.elders.values() if isinstance(elder, Standing)}
+        found: list[Step] = []
+        elders = self._makings.elders
+        known = {elder._team for elder in elders.values() if isinstance(elder, Standing)}
         others = [team for team in set(_teams) - known if team._home.is_here]
         if any(crossing._step is not None for team in others for crossing in team._crossings.values()):
             return None  # a strategy of some of the workers may go on without the one that asks
-        for number, elder in self._makings.elders.items():
+        for number, elder in elders.items():
             steps = elder._steps(number) if isinstance(elder, Standing) else None
             if steps is None:
                 return None
             found += steps
-        return tuple(found)
+        progress = {number: elder.progress() for number, elder in elders.items()}
+        verdicts = {number: elder.verdicts for number, elder in elders.items()}
+        return Still(self._team.span.layout.rank, self._makings.made, tuple(found), progress, verdicts)
 
-    def _steps(self, number: int) -> list[InFlight] | None:
+    def _steps(self, number: int) -> list[Step] | None:
         team = self._team
         crossings = [crossing for crossing in team._crossings.values() if not crossing.clean]
-        if team.plane is not None or team.lost is not None or team.recovery.crossings or team._home.has_calls:
+        recovers = team.recovery.crossings and team._turns.in_use  # else it does when something is called
+        if team.plane is not None or team.lost is not None or recovers or team._home.has_calls:
             return None
         if team._home.thread not in (0, get_ident()) or any(map(_is_in_question, crossings)):
             return None
-        return [InFlight(number, one.lane.index, one.lane.posted) for one in crossings if one._step is not None]
+        return [_step(number, one) for one in crossings if one._step is not None]
 
 
 _teams: Final[WeakSet[Team]] = WeakSet()
@@ -141,6 +243,29 @@ _teams: Final[WeakSet[Team]] = WeakSet()
 def note(team: Team) -> None:
     """Know a strategy's workers, be it one that only some of the job's make."""
     _teams.add(team)
+
+
+def _waited_in(root: RootCrossing) -> list[Rendezvous]:
+    """Return the operations that a worker waits in; one whose record is with all may not be carried out yet."""
+    under_way = None if root._step is None else root._step.meeting
+    waited_in = [root.group.open[number] for number in sorted(root.group.open)]
+    return waited_in if under_way is None or under_way in waited_in else [under_way, *waited_in]
+
+
+def _step(number: int, crossing: Crossing) -> Step:
+    """Return the step that a crossing waits in."""
+    assert crossing._step is not None
+    meeting, lane = crossing._step.meeting, crossing.lane
+    text = "the end of a run"
+    if meeting is not None:
+        text = f"{call_text(meeting.signature)} at {place(location(meeting.code, meeting.offset))}"
+    return Step(number, lane.index, Progress(lane.posted, crossing.moving), crossing.key, text)
+
+
+def _is_opened(crossing: Crossing) -> bool:
+    """Whether a crossing's step is the opening of a run."""
+    meeting = None if crossing._step is None else crossing._step.meeting
+    return meeting is not None and meeting.signature[KIND].name == OPENING
 
 
 def _is_in_question(crossing: Crossing) -> bool:
@@ -158,11 +283,14 @@ def _runs_here() -> bool:
     return True
 
 
-def _something_can_run(graph: WaitGraph) -> bool:
-    """Whether the program of this loop may go on by anything but steps between workers."""
-    if not all(_waits_for_a_step(graph, waiter) for waiter in graph.waiters) or _from_outside():
+def _something_can_run(look: Callable[[], WaitGraph]) -> bool:
+    """Whether the program of this loop may go on by anything but steps between workers; looks at its tasks last."""
+    if _on_trio() if running_on_trio() else _on_asyncio(asyncio.get_running_loop()):
         return True
-    return _on_trio() if running_on_trio() else _on_asyncio(asyncio.get_running_loop())
+    if _from_outside():
+        return True
+    graph = look()
+    return not all(_waits_for_a_step(graph, waiter) for waiter in graph.waiters)
 
 
 def _waits_for_a_step(graph: WaitGraph, waiter: Waiter) -> bool:
@@ -171,8 +299,18 @@ def _waits_for_a_step(graph: WaitGraph, waiter: Waiter) -> bool:
     if kind is Awaited.COLLECTIVE:
         return True
     if kind is Awaited.TASK:  # of several, one may be a future, or a task of a library's
-        return 0 < len(waiter.suspension.things) == len(graph.enders(waiter))
+        known = {id(ender.task) for ender in graph.enders(waiter)}
+        things = waiter.suspension.things
+        return bool(things) and all(id(thing) in known or _is_an_operation(thing) for thing in things)
     return _is_in_a_step(waiter)
+
+
+def _is_an_operation(thing: Any) -> bool:
+    """Whether this is a task that runs something of a strategy's, and nothing of the program's: it is in no graph."""
+    if not (hasattr(thing, "get_coro") or hasattr(thing, "coro")):
+        return False
+    frames = [link.frame for link in links(coroutine_of(thing)) if link.frame is not None]
+    return any(frame.f_globals.get("__name__", "").startswith("aiodist.strategy") for frame in frames)
 
 
 def _is_in_a_step(waiter: Waiter) -> bool:

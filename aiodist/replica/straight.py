@@ -2,7 +2,7 @@
 
 It is most of what training loops do, and what they wait for. After a MiB has passed through the caches, whatever is
 called takes three times as long as before: so little is called here. All else goes by `Carrier._carry`, which does the
-same.
+same. Where values move together with their records, they are begun here as there, and looked at as late.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.workers.alone import AloneReduction
-from aiodist.workers.record import ALL_FREE
+from aiodist.workers.record import ALL_FREE, Flag
 from aiodist.workers.transfers import Steps
 
 if TYPE_CHECKING:
@@ -36,17 +36,24 @@ def go_straight(carrier: Carrier, meeting: Rendezvous, course: Course) -> Steps[
     lane, straight = carrier.lane, course.straight
     assert straight is not None
     reduction = AloneReduction(straight.known, meeting.values if straight.single else meeting.values[0])
-    opening = lane.opening
-    record = lane.open_plainly(course.number, course.flags)
-    with suppress(Exception):  # tried again when it is carried out: the record is on its way
-        reduction.get_ready(lane.communicator)
+    opening, begun = lane.opening, None
+    fast = lane.alongside.flag_of_large() if carrier.alongside else Flag.NONE
+    record = lane.open_plainly(course.number, course.flags | fast)
+    if fast == Flag.BEGUN:
+        begun = lane.alongside.begin(reduction, carrier.hands)
+    else:
+        with suppress(Exception):  # tried again when it is carried out: the record is on its way
+            reduction.get_ready(lane.communicator)
     yield record
-    if not opening.alike():
-        agreed = lane.agreed(opening, course.recipe(meeting.values), course.flags)
+    wants = fast == Flag.WANTED
+    if wants or not opening.alike():
+        agreed = lane.agreed(opening, course.recipe(meeting.values), course.flags, wants=wants)
         return (yield from carrier.carry_on(meeting, course, None, agreed, ALL_FREE))
     carrier.moving = True
     send, total = reduction.send, reduction.total
-    if send is not None and total is not None and straight.known.whole:
+    if begun is not None:
+        results = yield from begun.go_on()
+    elif send is not None and total is not None and straight.known.whole:
         yield lane.communicator.iallreduce(straight.known.fold, send, total)
         results = reduction.end()
     else:

@@ -39,6 +39,11 @@ class Turns:
         self._abandon = abandon
         self._waiting: deque[Turn] = deque()
 
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has a turn, or waits for one."""
+        return bool(self._waiting)
+
     def turn(self, *call: Any) -> Turn:
         """Return a turn for a call, which is had inside of ``async with``."""
         return Turn(self, call)

@@ -24,7 +24,7 @@ from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns
-from aiodist.workers.transfers import Gathering
+from aiodist.workers.objects import Gathering
 from aiodist_kernels import Accumulate, ReduceOp
 
 Finish = Callable[[Sequence[Any]], Any]

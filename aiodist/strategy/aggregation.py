@@ -12,7 +12,7 @@ import aiodist_kernels as kernels
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.workers.crossing import Plan, Span, reduce_columns
-from aiodist.workers.transfers import Broadcast, Gathering
+from aiodist.workers.objects import Broadcast, Gathering
 from aiodist_kernels import Accumulate, ReduceOp, pool
 from aiodist_kernels.layout import empty_like
 

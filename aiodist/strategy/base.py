@@ -89,7 +89,7 @@ class Strategy(DataMethods, V1Strategy):
 
     @property
     def cluster_resolver(self) -> ClusterSettings | None:
-        """The cluster that the strategy spans: None, for one process."""
+        """The cluster that the strategy spans; None, for one process."""
         return None
 
     def scope(self) -> Scope:
@@ -117,9 +117,9 @@ class Strategy(DataMethods, V1Strategy):
             options: the options of this run's collectives, over the strategy's.
 
         Returns:
-            What the replicas returned, regrouped leaf by leaf: arrays and NumPy scalars as `PerReplica`, other objects
-            too where they differ, and bare where all replicas returned the identical one. With one replica, its own
-            value.
+            What the replicas returned, regrouped leaf by leaf. Arrays and NumPy scalars are `PerReplica`; other objects
+            are so, too, where they differ, and bare where all replicas returned the identical one. With one replica,
+            its own value.
 
         Raises:
             CollectiveError: the replicas did not meet in a collective.

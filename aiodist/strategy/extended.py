@@ -103,7 +103,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that components of variables stand on: those of the replicas."""
+        """The devices that components of variables stand on, which are those of the replicas."""
         return self.devices
 
     # Values.

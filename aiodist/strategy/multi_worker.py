@@ -36,6 +36,7 @@ from aiodist.workers.communicator import Communicator, Intracomm, SharingCommuni
 from aiodist.workers.crossing import Plan, Span
 from aiodist.workers.engines import communicator_of
 from aiodist.workers.joining import Hello, Joining
+from aiodist.workers.makings import place_of_making
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         super().__init__(extended)
         self._communicator = communicator_of(communicator)
         offer = _offer(self._communicator, extended.devices[0], extended.communication_options)
-        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer)
+        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer, place_of_making())
         self._joining = Joining(self._communicator, hello)
         self._joined: Team | None = None
         self._cluster: ClusterSettings | None = None
@@ -121,7 +122,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             standing.note(self._joined)
             makings: Makings | None = getattr(control, "makings", None)
             if makings is not None:
-                self._joined.standing = standing.Standing(self._joined, control, makings)
+                self._joined.standing = standing.Standing(self._joined, control, makings, [h.place for h in hellos])
                 makings.add(weakref.ref(self._joined.standing))
             if plane is not None:
                 weakref.finalize(self, plane.abort)
@@ -313,10 +314,11 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         return call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
 
     def close(self) -> None:
-        """Leave the other workers, as the end of the process does.
+        """Leave the other workers, as the end of the process does; wait for none of them.
 
-        What others still ask of this one then fails, and so does what is asked here. A strategy of several processes
-        that is dropped without this leaves them when it is collected, with a `ResourceWarning`.
+        What others still ask of this one then fails, and so does what is asked here. What the engine has made for the
+        strategy is given back when all workers have left it and make another one. A strategy of several processes that
+        is dropped without this leaves them when it is collected, with a `ResourceWarning`.
         """
         if self._joined is not None:
             self._dropped.detach()
@@ -389,6 +391,6 @@ def caller() -> FrameType:
 
 
 _OWN = ("aiodist.strategy", "aiodist.replica", "aiodist.data")
-RUN = Kind("strategy.run", Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
+RUN = Kind(standing.OPENING, Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

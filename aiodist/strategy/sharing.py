@@ -22,7 +22,7 @@ from aiodist.vocabulary.errors import ReplicaContextError
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import PerReplica
 from aiodist.workers.crossing import Plan, Span, frozen
-from aiodist.workers.transfers import Broadcast
+from aiodist.workers.objects import Broadcast
 from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:

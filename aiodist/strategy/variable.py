@@ -158,7 +158,7 @@ class Variable(ArrayLike):
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When its components are brought together: ON_WRITE or ON_READ."""
+        """When its components are brought together, ON_WRITE or ON_READ."""
         return self._spec.synchronization
 
     @property

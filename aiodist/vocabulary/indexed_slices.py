@@ -94,7 +94,8 @@ def _indices(indices: Any, values: Array) -> Array:
 
 
 def _shape(shape: Any, values: Array, indices: Array) -> tuple[int, ...]:
-    sizes = tuple(np.asarray(shape).tolist())
+    listed = np.asarray(shape).tolist()
+    sizes = tuple(listed) if isinstance(listed, list) else (None,)
     if not all(type(size) is int for size in sizes):
         raise TypeError(f"dense_shape must hold integers, got {shape!r}")
     if not sizes or sizes[1:] != values.shape[1:]:

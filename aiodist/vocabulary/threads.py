@@ -1,16 +1,22 @@
 """Threads: which of them could act, and which only wait for what another thread does.
 
 One that waits without a limit for something that only another thread can do will not wake by
-itself. Three such waits are recognised by the frame in which a thread stands:
+itself. Four such waits are recognised by the frame in which a thread stands:
 
 - `threading.Condition.wait` without a timeout, under which lie `Event.wait` and `queue.Queue.get`. A thread that has
-  been notified holds its waiter's lock no longer, so it is told apart from one that still waits;
-- a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue;
-- `Thread.join` without a timeout, as long as the thread that it waits for is not about to end.
+  been notified is no longer among the condition's waiters, so it is told apart from one that still waits;
+- a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue and none handed to it;
+- `Thread.join` without a timeout, as long as the thread that it waits for is not about to end;
+- a thread that trio keeps for its next job: ten seconds later it ends, and calls nobody.
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
 it has it, one instruction goes by; so threads are looked at twice, with time for the other threads in between.
+
+From Python 3.13 on, work goes past the queue into the hands of a thread that waits, and may lie there for as long as
+the system does not let that thread run. The executor knows: it counts its threads that wait for work, and takes one off
+the count for each piece that it is given. The count is advice, and can stay too low when two threads come at the same
+moment; so a thread is taken to have work that it lacks for a second, and no longer.
 """
 
 from __future__ import annotations
@@ -19,7 +25,10 @@ import concurrent.futures.thread
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary
 
 _WORKER = concurrent.futures.thread._worker.__code__  # pyright: ignore[reportAttributeAccessIssue]
 _WAIT = threading.Condition.wait.__code__
@@ -28,6 +37,7 @@ _JOINS = {
     for name in ("join", "_wait_for_tstate_lock")  # the second stands innermost up to Python 3.12
     if (function := getattr(threading.Thread, name, None)) is not None
 }
+_TRIOS = "trio._core._thread_cache"
 _BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
@@ -50,25 +60,68 @@ def busy_threads(*, pause: float) -> list[threading.Thread]:
 def _busy() -> list[threading.Thread]:
     frames = sys._current_frames()
     here = threading.get_ident()
-    return [
+    waiting: dict[ThreadPoolExecutor, list[threading.Thread]] = {}
+    busy = [
         thread
         for thread in threading.enumerate()
         if thread.ident != here
         and type(thread).__module__ not in _BYSTANDERS
-        and not _is_idle(frames.get(thread.ident or 0))
+        and not _is_idle(thread, frames.get(thread.ident or 0), waiting)
     ]
+    for executor, threads in waiting.items():
+        if _has_handed_out(executor, len(threads)):
+            busy += threads
+    return busy
 
 
-def _is_idle(frame: FrameType | None) -> bool:
-    """Whether a thread waits, without a limit, for what only another thread can do."""
+def _is_idle(
+    thread: threading.Thread, frame: FrameType | None, waiting: dict[ThreadPoolExecutor, list[threading.Thread]]
+) -> bool:
+    """Whether a thread waits, without a limit, for what only another thread can do.
+
+    One that seems to wait for work is also noted under its executor, which knows better.
+    """
     if frame is None:  # it has not begun, or is about to end
         return False
     code, variables = frame.f_code, frame.f_locals
     if code is _WAIT:
         waiter = variables.get("waiter")
-        return variables.get("timeout") is None and waiter is not None and waiter.locked()
+        return variables.get("timeout") is None and waiter is not None and waiter in variables["self"]._waiters
     if code is _WORKER:
-        return "work_item" not in variables and variables["work_queue"].empty()
+        executor = _employer(variables)
+        if executor is not None:
+            waiting.setdefault(executor, []).append(thread)
+        return executor is not None
     if code in _JOINS:
         return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
+    if code.co_name == "_work" and frame.f_globals.get("__name__") == _TRIOS:
+        worker = variables["self"]
+        return worker in worker._thread_cache._idle_workers
     return False
+
+
+def _employer(variables: Any) -> ThreadPoolExecutor | None:
+    """Return the executor for which a thread waits that has no work; None where it has, or is about to end."""
+    if "work_item" in variables or not variables["work_queue"].empty():
+        return None
+    executor: ThreadPoolExecutor | None = variables["executor_reference"]()
+    return None if executor is None or executor._shutdown else executor
+
+
+_in_hand: WeakKeyDictionary[ThreadPoolExecutor, tuple[int, int, float]] = WeakKeyDictionary()
+"""Of executors that counted fewer waiting threads than there seem to be: both numbers, and since when."""
+
+_PATIENCE = 1.0
+
+
+def _has_handed_out(executor: ThreadPoolExecutor, waiting: int) -> bool:
+    """Whether a thread that seems to wait has been handed work, as far as its executor's count tells."""
+    counted: int = executor._idle_semaphore._value
+    if counted >= waiting:
+        _in_hand.pop(executor, None)
+        return False
+    now = time.monotonic()
+    before = _in_hand.get(executor)
+    if before is None or before[:2] != (counted, waiting):
+        before = _in_hand[executor] = counted, waiting, now
+    return now - before[2] < _PATIENCE

@@ -22,8 +22,9 @@ from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Agreed, Lane
 from aiodist.workers.layout import Layout
 from aiodist.workers.local import LocalCommunicator
+from aiodist.workers.objects import Gathering
 from aiodist.workers.record import Opening
-from aiodist.workers.transfers import AtOnce, Gathering, Hands, Steps
+from aiodist.workers.transfers import AtOnce, Hands, Steps
 from aiodist_kernels import Accumulate
 
 

@@ -21,7 +21,7 @@ from aiodist.workers.communicator import Array, Communicator, Request
 from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Leaf, finished, lies_well
 from aiodist.workers.reduction import Reduction, in_order_of
-from aiodist.workers.transfers import SEGMENT, Hands, Steps
+from aiodist.workers.transfers import SEGMENT, Hands, OfFixedSize, Steps
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.pool import results as pool
 from aiodist_kernels.rounding import rounded
@@ -83,7 +83,7 @@ class Alone:
         return self.as_it_lies or self.whole
 
 
-class AloneReduction:
+class AloneReduction(OfFixedSize):
     """The reduction of a step's arrays.
 
     Args:
@@ -96,7 +96,6 @@ class AloneReduction:
     """
 
     __slots__ = ("_arrays", "_known", "room", "send", "total")
-    is_light = True
 
     def __init__(self, known: Alone, arrays: Sequence[Array]) -> None:
         self._known = known

@@ -35,6 +35,8 @@ class Begun:
             something else, which is then what there is to tell.
     """
 
+    __slots__ = ("_error", "_first", "_steps")
+
     def __init__(self, steps: Steps[Any]) -> None:
         self._steps = steps
         self._first: Request | None = None
@@ -74,6 +76,10 @@ class Alongside:
         """
         if not transfers or not isinstance(transfers[0], (Reduction, AloneReduction)) or transfers[0].room <= room:
             return Flag.NONE
+        return self.flag_of_large()
+
+    def flag_of_large(self) -> int:
+        """Return what the record says of a step that reduces more than a record takes."""
         if self._own is not None:
             return Flag.BEGUN
         return Flag.WANTED if self._lost < _MOST_LOST else Flag.NONE

@@ -8,6 +8,7 @@ is begun here has been agreed on.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
@@ -118,8 +119,17 @@ class Communicator(Protocol):
         """Put buffers of bytes, all of one size, together by rank."""
         ...
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
-        """Put buffers of bytes, of the sizes ``counts``, together by rank."""
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
+        """Put buffers of bytes, of the sizes ``counts``, together by rank.
+
+        Args:
+            send: this worker's.
+            receive: where they are put.
+            counts: by rank, how many bytes a worker sends.
+            places: by rank, where in ``receive`` they begin; None: each behind the one before it.
+        """
         ...
 
     def ibcast(self, buffer: Array, root: int) -> Request:
@@ -127,9 +137,24 @@ class Communicator(Protocol):
         ...
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
-        """Send the k-th part of a buffer of bytes to worker k; receive its part for this one."""
+        """Send the k-th part of a buffer of bytes to worker k; receive its part for this one.
+
+        Args:
+            send: the parts that are sent.
+            send_counts: by rank, how many bytes they have.
+            receive: where those of the others are put.
+            receive_counts: by rank, how many bytes those have.
+            send_places: by rank, where in ``send`` they begin; None: each behind the one before it.
+            receive_places: likewise in ``receive``.
+        """
         ...
 
     def idup(self) -> Duplication:
@@ -177,3 +202,9 @@ class SharingCommunicator(Communicator, Protocol):
     def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
         """Make one object for all workers of what each brings, by rank."""
         ...
+
+
+def parts_of(whole: Array, counts: Sequence[int], places: Sequence[int] | None = None) -> list[Array]:
+    """Return the parts of a buffer that begin at these places; None: each behind the one before it."""
+    begins = accumulate(counts, initial=0) if places is None else places
+    return [whole[begin : begin + count] for begin, count in zip(begins, counts, strict=False)]

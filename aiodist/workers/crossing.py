@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,14 +27,17 @@ from aiodist.collective.signature import (
     leaf_fields,
 )
 from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist.workers import segments
+from aiodist.workers.arrays import ArrayGathering, Exchange, Gathered, concatenated, is_plain, lies_together, native
 from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.integers import IntegerReduction
 from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Leaf
+from aiodist.workers.objects import Broadcast, Gathering
 from aiodist.workers.ordered import tree_of
 from aiodist.workers.record import ALL_RECEIVE_ALL
 from aiodist.workers.reduction import Reduction, in_order_of
-from aiodist.workers.transfers import Broadcast, Exchange, Gathering, Hands, Steps, Transfer, by_hand
+from aiodist.workers.transfers import Hands, Steps, Transfer, as_bytes, by_hand
 from aiodist_kernels import Accumulate, ReduceOp, policy
 from aiodist_kernels.rules import rule_for
 
@@ -71,7 +75,7 @@ class Plan(NamedTuple):
         """Make what is to be exchanged, where that takes long."""
         for transfer in self.transfers:
             if not transfer.is_light:
-                yield from by_hand(hands, getattr, transfer, "data")
+                yield from by_hand(hands, transfer.prepare)
 
     def finished(self, results: Sequence[Any], hands: Hands) -> Steps[Any]:
         """Make the result."""
@@ -228,7 +232,7 @@ def broadcast(signature: Signature, values: Sequence[Any], accumulate: Accumulat
     mine = _leaves(signature, values[place]) if worker == span.layout.rank else []
 
     def finish(results: Sequence[Any]) -> Any:
-        leaves = [frozen(_native(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in results[0]]
+        leaves = [frozen(native(leaf)) if isinstance(leaf, np.ndarray) else leaf for leaf in results[0]]
         return leaves[0] if signature[STRUCTURE] is None else leaves
 
     return Plan([Broadcast(mine, worker, span.layout.rank, sum(map(_nbytes, mine)))], finish)
@@ -243,11 +247,11 @@ def all_gather(signature: Signature, values: Sequence[Any], accumulate: Accumula
     nbytes = _nbytes_of(columns)
 
     def apart(columns: Sequence[Sequence[Any]]) -> list[list[Array]]:
-        return [[_native(np.asarray(array)) for array in column] for column in columns]
+        return [[native(np.asarray(array)) for array in column] for column in columns]
 
     def finish(results: Sequence[Any]) -> Any:
         ordered = [span.layout.in_order(column) for column in zip(*results[0], strict=True)]
-        return _nest(signature, [frozen(_concatenated(c, axis)) for c, axis in zip(ordered, axes, strict=True)])
+        return _nest(signature, [frozen(concatenated(c, axis)) for c, axis in zip(ordered, axes, strict=True)])
 
     return Plan([Gathering(columns, nbytes, apart)], finish, nbytes * span.layout.workers)
 
@@ -261,19 +265,16 @@ def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], layout
         layout: the workers.
         single: the result is the only leaf, not a list.
     """
-    nbytes = _nbytes_of(columns)
+    apart = [c for c, axis in zip(columns, axes, strict=True) if not lies_together(c[0].shape, axis)]
 
-    def mine(columns: Sequence[Sequence[Any]]) -> list[Array]:
-        return [_concatenated(column, axis) for column, axis in zip(columns, axes, strict=True)]
-
-    def finish(results: Sequence[Any]) -> Any:
+    def finish(results: Sequence[list[Gathered]]) -> Any:
         leaves = [
-            frozen(_concatenated(column, axis))
-            for column, axis in zip(zip(*results[0], strict=True), axes, strict=True)
+            frozen(concatenated(leaf.parts, axis) if leaf.whole is None else leaf.whole)
+            for leaf, axis in zip(results[0], axes, strict=True)
         ]
         return leaves[0] if single else leaves
 
-    return Plan([Gathering(columns, nbytes, mine)], finish, nbytes * layout.workers)
+    return Plan([ArrayGathering(columns, axes)], finish, _nbytes_of(apart) * layout.workers)
 
 
 def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
@@ -294,34 +295,39 @@ def all_to_all(signature: Signature, values: Sequence[Any], accumulate: Accumula
     layout, axes = span.layout, _axes(signature)
     columns = list(zip(*(_leaves(signature, value) for value in values), strict=True))
     cut = [
-        [np.split(_native(np.asarray(array)), layout.replicas, axis=split_axis) for array in column]
+        [np.split(native(np.asarray(array)), layout.replicas, axis=split_axis) for array in column]
         for column, (split_axis, _) in zip(columns, axes, strict=True)
     ]
     shapes = [(column[0][0].shape, column[0][0].dtype) for column in cut]
-    part = sum(int(np.prod(shape, dtype=int)) * dtype.itemsize for shape, dtype in shapes)
+    part = sum(prod(shape) * dtype.itemsize for shape, dtype in shapes)
     sizes = [count * layout.local * part for count in layout.counts]
+    alone = len(cut) == layout.local == 1 and layout.in_blocks  # there is one order of parts in memory
 
-    def for_each() -> list[Array]:
-        return [_for_worker(cut, ids) for ids in layout.places]
+    def for_each() -> Array:
+        blocks = [block for ids in layout.places for block in _for_worker(cut, ids)]
+        return np.concatenate(blocks) if blocks else np.empty(0, np.uint8)
 
-    def finish(results: Sequence[Any]) -> list[Any]:
-        received = [_parts_of(data, shapes, layout.local, layout.counts[w]) for w, data in enumerate(results[0])]
+    def put_together(results: Sequence[Array]) -> list[Any]:
+        by_worker = zip(segments.split(results[0], sizes), layout.counts, strict=True)
+        received = [_parts_of(data, shapes, layout.local, count) for data, count in by_worker]
         return [_nest(signature, _put_together(received, axes, place, layout)) for place in range(layout.local)]
 
-    return Plan([Exchange(for_each, sizes, sizes, part * max(layout.counts) ** 2)], finish, sum(sizes))
+    def as_it_is(results: Sequence[Array]) -> list[Any]:
+        (shape, dtype), (_, axis) = shapes[0], axes[0]
+        whole = (*shape[:axis], shape[axis] * layout.replicas, *shape[axis + 1 :])
+        return [_nest(signature, [frozen(np.ndarray(whole, dtype, results[0]))])]
+
+    make, copied, finish, nbytes = for_each, sum(sizes), put_together, sum(sizes)
+    if alone and is_plain(columns[0]) and lies_together(columns[0][0].shape, axes[0][0]):
+        make, copied = (lambda: as_bytes(columns[0][0])), 0
+    if alone and lies_together(shapes[0][0], axes[0][1]):
+        finish, nbytes = as_it_is, 0
+    return Plan([Exchange(make, sizes, sizes, part * max(layout.counts) ** 2, copied)], finish, nbytes)
 
 
-def _for_worker(cut: Sequence[Sequence[Sequence[Array]]], ids: Sequence[int]) -> Array:
-    """Return the bytes for a worker: by leaf, by its replica, by ours."""
-    if not cut:
-        return np.empty(0, np.uint8)
-    blocks = [
-        np.ascontiguousarray(parts[replica_id]).reshape(-1).view(np.uint8)
-        for column in cut
-        for replica_id in ids
-        for parts in column
-    ]
-    return np.concatenate(blocks)
+def _for_worker(cut: Sequence[Sequence[Sequence[Array]]], ids: Sequence[int]) -> list[Array]:
+    """Return what is for a worker, as bytes: by leaf, by its replica, by ours."""
+    return [as_bytes(parts[replica_id]) for column in cut for replica_id in ids for parts in column]
 
 
 def _parts_of(
@@ -330,11 +336,10 @@ def _parts_of(
     """Return what came from one worker: by leaf, by our replica, by theirs."""
     found, at = [], 0
     for shape, dtype in shapes:
-        size = int(np.prod(shape, dtype=int)) * dtype.itemsize
         column = []
         for _ in range(local):
-            ends = range(at + size, at + size * count + 1, size) if size else [at] * count
-            column.append([data[end - size : end].copy().view(dtype).reshape(shape) for end in ends])
+            size = prod(shape) * dtype.itemsize
+            column.append([np.ndarray(shape, dtype, data, at + size * index) for index in range(count)])
             at += size * count
         found.append(column)
     return found
@@ -362,13 +367,5 @@ def _nest(signature: Signature, leaves: list[Any]) -> Any:
     return leaves[0] if signature[STRUCTURE] is None else leaves
 
 
-def _native(array: Array) -> Array:
-    return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
 def _nbytes_of(columns: Sequence[Sequence[Any]]) -> int:
     return sum(_nbytes(value) for column in columns for value in column)
-
-
-def _concatenated(arrays: Sequence[Any], axis: int) -> Array:
-    return np.concatenate([_native(np.asarray(array)) for array in arrays], axis=axis)

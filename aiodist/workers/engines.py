@@ -38,7 +38,7 @@ def communicator_of(given: Any) -> Communicator:
 
     found = MpiCommunicator.of_program(given)
     environment.note_worker(os.getpid())
-    return LocalCommunicator() if found.size == 1 else found
+    return found
 
 
 def default_communicator() -> Communicator:

@@ -19,15 +19,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aiodist.workers.ending import last_error
+from aiodist.workers.holdings import in_the_air
 from aiodist.workers.meeting import another_has_failed, has_a_launcher
 from aiodist.workers.separate import unfinished
 
 _LANDING_SECONDS: Final = 1.0
 _DOUBTFUL_SECONDS: Final = 8.0
 _LOOK_SECONDS: Final = 0.1
-
-in_the_air: Final[list[tuple[Any, object]]] = []
-"""Requests that nobody waits for any more, and the buffers that MPI may still read and write."""
 
 
 def finalise(mpi: Any, worker: int) -> None:
@@ -70,7 +68,7 @@ def _all_landed() -> bool:
     """Wait for what nobody has waited for; return whether all of it is complete."""
     give_up = time.monotonic() + _LANDING_SECONDS
     try:
-        while not all(request.Test() for request, _ in in_the_air):
+        while not all(request.test() for request in list(in_the_air)):
             if time.monotonic() > give_up:
                 return False
             time.sleep(0.0005)

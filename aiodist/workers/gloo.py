@@ -12,8 +12,8 @@ gloo's threads carry operations on by themselves. They could call back when one 
 incomplete for ever, and one that ends while the interpreter does would call what is no more: the process then crashes.
 So it is asked after naps.
 
-A group's threads wait for workers that may never come, and its end would wait for them in turn. So a group, once made,
-is never given back: the end of the process closes its connections.
+A group's threads wait for workers that may never come, and its end would wait for them in turn. So a group is ended
+where nothing is in the air in it, of no worker's (`holdings`); else the end of the process closes its connections.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate, count, pairwise
+from itertools import count
 from typing import Any, Final
 
 import numpy as np
 
 from aiodist.workers.addresses import own_numbers
-from aiodist.workers.communicator import Array, Request
+from aiodist.workers.communicator import Array, Request, parts_of
+from aiodist.workers.holdings import Holdings, in_the_air
 from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
 from aiodist.workers.separate import SeparateProcess
 from aiodist_kernels import ReduceOp
@@ -69,16 +70,25 @@ class GlooRequest:
 
     Args:
         works: as gloo returns them.
+        of: where they have been begun.
         buffers: those.
         finish: called once, when all are complete.
     """
 
     by_itself = True
 
-    def __init__(self, works: Sequence[Any], *buffers: object, finish: Callable[[], object] | None = None) -> None:
+    def __init__(
+        self,
+        works: Sequence[Any],
+        of: GlooCommunicator,
+        *buffers: object,
+        finish: Callable[[], object] | None = None,
+    ) -> None:
         self._works = list(works)
+        self._of = of
         self._buffers = buffers
         self._finish = finish
+        self._done = False
 
     def test(self) -> bool:
         """Return whether it is complete.
@@ -86,15 +96,23 @@ class GlooRequest:
         Raises:
             RuntimeError: the connection to another worker has ended.
         """
+        if self._done:
+            return True
         while self._works:
             if not self._works[-1].is_completed():
                 return False
             self._works[-1].wait()  # which raises what went wrong
             self._works.pop()
-        finish, self._finish = self._finish, None
-        if finish is not None:
-            finish()
+        self._done = True
+        self._of.done += 1
+        if self._finish is not None:
+            self._finish()
         return True
+
+    def __del__(self) -> None:
+        """Stay, where nobody waits for it any more, until it is complete."""
+        if not self._done:
+            in_the_air.append(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +141,7 @@ class _Meeting:
         options._timeout = timedelta(seconds=FIRST_MEETING_SECONDS)
         group = gloo(found.PrefixStore(f"aiodist/{name}", self.open()), self.rank, self.size, options)
         group._set_default_timeout(_NEVER)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # see the head of this file
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # so that nothing but `give_back` ends it
         return GlooCommunicator(self, name, group)
 
     def make_strategys(self) -> GlooCommunicator:
@@ -146,16 +164,19 @@ class GlooDuplication:
     Args:
         meeting: of its workers.
         name: its own, the same on all of them.
+        holdings: of its strategy; None: a new one.
     """
 
-    def __init__(self, meeting: _Meeting, name: str) -> None:
+    def __init__(self, meeting: _Meeting, name: str, holdings: Holdings | None = None) -> None:
         self._made: GlooCommunicator | None = None
         self._error: Exception | None = None
-        threading.Thread(target=self._make, args=(meeting, name), name="aiodist gloo", daemon=True).start()
+        threading.Thread(target=self._make, args=(meeting, name, holdings), name="aiodist gloo", daemon=True).start()
 
-    def _make(self, meeting: _Meeting, name: str) -> None:
+    def _make(self, meeting: _Meeting, name: str, holdings: Holdings | None) -> None:
         try:
-            self._made = meeting.make(name)
+            made = meeting.make(name)
+            made._belong_to(holdings, name)
+            self._made = made
         except Exception as error:  # noqa: BLE001  (it is for who waits)
             self._error = error
 
@@ -199,9 +220,9 @@ class GlooCommunicator(SeparateProcess):
     def __init__(self, meeting: _Meeting, name: str, group: Any) -> None:
         self._found = load_gloo()
         self._meeting = meeting
-        self._name = name
-        self._group = group
+        self._handle = group
         self._children = 0
+        self.name = name
         self.rank = meeting.rank
         self.size = meeting.size
 
@@ -250,62 +271,92 @@ class GlooCommunicator(SeparateProcess):
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
         """Reduce buffers over the workers; gloo does it in place."""
+        self.begun += 1
         if send is not receive:
             receive[...] = send
         signed = _AS_SIGNED.get(receive.dtype)
         if signed is None:
-            return GlooRequest([self._allreduce(op, receive)], receive)
+            return GlooRequest([self._allreduce(op, receive)], self, receive)
         if op in (ReduceOp.SUM, ReduceOp.PRODUCT):  # the same bits
-            return GlooRequest([self._allreduce(op, receive.view(signed))], receive)
+            return GlooRequest([self._allreduce(op, receive.view(signed))], self, receive)
         half = receive.dtype.type(1) << receive.dtype.type(8 * receive.itemsize - 1)
         np.bitwise_xor(receive, half, out=receive)  # keeps the order: 0 becomes the least signed number
         work = self._allreduce(op, receive.view(signed))
-        return GlooRequest([work], receive, finish=lambda: np.bitwise_xor(receive, half, out=receive))
+        return GlooRequest([work], self, receive, finish=lambda: np.bitwise_xor(receive, half, out=receive))
 
     def _allreduce(self, op: ReduceOp, buffer: Array) -> Any:
         options = self._found.AllreduceOptions()
         options.reduceOp = getattr(self._found.ReduceOp, op.name)
-        return self._group.allreduce([_tensor(buffer)], options)
+        return self._handle.allreduce([_tensor(buffer)], options)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
-        return GlooRequest([self._group._allgather_base(_tensor(receive), _tensor(send))], send, receive)
+        self.begun += 1
+        return GlooRequest([self._handle._allgather_base(_tensor(receive), _tensor(send))], self, send, receive)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank: each worker broadcasts its own to where it belongs."""
-        if len(set(counts)) == 1:
+        if places is None and len(set(counts)) == 1:
             return self.iallgather(send, receive)
-        parts = [receive[low:high] for low, high in pairwise([0, *accumulate(counts)])]
+        parts = parts_of(receive, counts, places)
         parts[self.rank][...] = send
+        self.begun += 1
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
-        return GlooRequest(works, receive)
+        return GlooRequest(works, self, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite a buffer with that of one worker."""
-        return GlooRequest([self._broadcast(buffer, root)], buffer)
+        self.begun += 1
+        return GlooRequest([self._broadcast(buffer, root)], self, buffer)
 
     def _broadcast(self, buffer: Array, root: int) -> Any:
         options = self._found.BroadcastOptions()
         options.rootRank = root
         options.rootTensor = 0
-        return self._group.broadcast([_tensor(buffer)], options)
+        return self._handle.broadcast([_tensor(buffer)], options)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
-        """Send every worker its part."""
+        """Send every worker its part; gloo knows of no places."""
+        if send_places is not None:
+            send = np.concatenate(parts_of(send, send_counts, send_places))
+        room = receive if receive_places is None else np.empty(sum(receive_counts), np.uint8)
         counts = list(receive_counts), list(send_counts)
-        return GlooRequest([self._group.alltoall_base(_tensor(receive), _tensor(send), *counts)], send, receive)
+        self.begun += 1
+        work = self._handle.alltoall_base(_tensor(room), _tensor(send), *counts)
+
+        def put() -> None:
+            for part, came in zip(
+                parts_of(receive, receive_counts, receive_places), parts_of(room, receive_counts, None), strict=True
+            ):
+                part[...] = came
+
+        return GlooRequest([work], self, send, room, finish=None if room is receive else put)
 
     def idup(self) -> GlooDuplication:
         """Make another communicator of the same workers."""
         self._children += 1
-        return GlooDuplication(self._meeting, f"{self._name}.{self._children}")
+        return GlooDuplication(self._meeting, f"{self.name}.{self._children}", self.holdings)
 
     def isplit(self, workers: Sequence[int], number: int) -> GlooDuplication:
         """Make a communicator of some of the workers."""
         meeting = replace(self._meeting, rank=list(workers).index(self.rank), size=len(workers))
-        return GlooDuplication(meeting, f"{self._name}/{number} of {list(workers)}")
+        return GlooDuplication(meeting, f"{self.name}/{number} of {list(workers)}", self.holdings)
+
+    def give_back(self) -> None:
+        """End the group, its threads and its connections, which takes some 10 ms in which nobody need wait."""
+        groups, self._kept = [self._kept], None
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(groups[0]))
+        threading.Thread(target=groups.clear, name="aiodist gloo").start()
 
 
 def _tensor(buffer: Array) -> Any:

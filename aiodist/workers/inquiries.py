@@ -2,6 +2,8 @@
 
 Who is asked answers from its event loop, which knows what its tasks wait for; or, where that does not answer in half a
 second, from the thread of its control plane. Messages between two workers go by way of the first one.
+
+Without being asked, an event loop that can only wait tells the first worker so (`stillness`).
 """
 
 from __future__ import annotations
@@ -18,14 +20,21 @@ from aiodist.workers.tcp_requests import Requests
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiodist.workers.holdings import Holdings
+    from aiodist.workers.stillness import Still
+
 LOOK_SECONDS: Final = 0.5
+STILL_SECONDS: Final = 1.0
 
 
 class Looking(Protocol):
     """A strategy of a worker that can tell what it is at."""
 
-    def whereabouts(self, tell: Callable[[str, tuple[Any, ...] | None], object]) -> None:
+    def whereabouts(self, tell: Callable[[str, Still | None], object]) -> None:
         """Call a function with that, in the event loop, as soon as it can be told."""
+
+    def look(self, tell: Callable[[Still], object]) -> None:
+        """Call a function, in the event loop, where the worker can only wait, and has done so since the last look."""
 
 
 class Inquiries(Requests):
@@ -38,9 +47,11 @@ class Inquiries(Requests):
 
     def __init__(self) -> None:
         super().__init__()
+        self.holdings: Holdings | None = None
         self.ending: set[int] = set()
         self._gone: dict[int, str] = {}
         self._inquired: dict[int, int] = {}
+        self._next_look = 0.0
 
     # In any thread.
 
@@ -58,6 +69,19 @@ class Inquiries(Requests):
         return found
 
     # In the thread of the control plane.
+
+    def _look_for_stillness(self, now: float) -> None:
+        looking: Looking | None = getattr(self._listener, "standing", None)
+        if looking is not None and now >= self._next_look:
+            self._next_look = now + STILL_SECONDS
+            looking.look(lambda still: self._request("still", still))
+
+    def _on_still(self, still: Still) -> None:
+        """Take what a worker tells that can only wait; the first worker does."""
+        if self._rank > 0:
+            self._send(0, "still", still)
+        elif self.makings is not None:
+            self.makings.hear_still(still)
 
     def _on_inquire(self, question: int, number: int) -> None:
         self._send_to_all("inquired", self._rank, question, number)
@@ -87,24 +111,24 @@ class Inquiries(Requests):
         elif asker not in self._inquired:
             self._inquired[asker] = question
             self._later(LOOK_SECONDS, "unseen", asker, question)
-            looking.whereabouts(lambda text, waits: self._request("seen", asker, question, text, waits))
+            looking.whereabouts(lambda text, still: self._request("seen", asker, question, text, True, still))
 
-    def _on_seen(self, asker: int, question: int, text: str, waits: tuple[Any, ...] | None) -> None:
+    def _on_seen(self, asker: int, question: int, text: str, seen: bool, still: Still | None) -> None:
         if self._inquired.get(asker) == question:
             del self._inquired[asker]
-            self._answer(asker, question, text, waits)
+            self._answer(asker, question, text, seen, still)
 
     def _on_unseen(self, asker: int, question: int) -> None:
         """Answer for an event loop that has not."""
-        self._on_seen(asker, question, self._pulse.at(), None)
+        self._on_seen(asker, question, self._pulse.at(), False, None)
 
-    def _answer(self, asker: int, question: int, text: str, waits: tuple[Any, ...] | None = None) -> None:
+    def _answer(self, asker: int, question: int, text: str, seen: bool = False, still: Still | None = None) -> None:
         assert self.makings is not None
         makings = self.makings
         made, place = makings.made, makings.place
         if place is not None:
-            made, text, waits = made + 1, f"it makes one at {wording.place(place)}", None
-        self._send(asker, "answered", self._rank, question, Whereabouts(made, text, waits))
+            made, text, seen, still = made + 1, f"it makes one at {wording.place(place)}", True, None
+        self._send(asker, "answered", self._rank, question, Whereabouts(made, text, seen, still))
 
     def _on_answered(self, rank: int, question: int, whereabouts: Whereabouts) -> None:
         if self.makings is not None:

@@ -14,8 +14,9 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.leaves import Leaf
+from aiodist.workers.objects import Gathering
 from aiodist.workers.reduction import Folding, Reduction
-from aiodist.workers.transfers import Gathering, Hands, Steps
+from aiodist.workers.transfers import Hands, OfFixedSize, Steps
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import rule_for
 
@@ -25,7 +26,7 @@ _MOST_BITS: Final = {ReduceOp.SUM: 123, ReduceOp.MIN: 63, ReduceOp.MAX: 63}
 _TOO_LARGE: Final = {ReduceOp.SUM: 1, ReduceOp.MIN: -1, ReduceOp.MAX: 1}
 
 
-class IntegerReduction:
+class IntegerReduction(OfFixedSize):
     """Integers to be reduced over the workers.
 
     Args:
@@ -34,7 +35,6 @@ class IntegerReduction:
     """
 
     room = 0
-    is_light = True
     data = np.empty(0, np.uint8)
 
     def __init__(self, op: ReduceOp, columns: Sequence[Sequence[int]]) -> None:

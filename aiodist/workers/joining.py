@@ -19,11 +19,13 @@ import numpy as np
 from aiodist.collective.wording import ids_briefly
 from aiodist.vocabulary import environment
 from aiodist.vocabulary.version import __version__
+from aiodist.workers import holdings
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Array, Communicator, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout
 
 if TYPE_CHECKING:
+    from aiodist.workers.holdings import Holdings
     from aiodist.workers.nccl_choice import Offer
 
 _VERSION: Final = np.frombuffer(__version__.encode().ljust(32, b"\0"), np.uint8)
@@ -40,6 +42,7 @@ class Hello:
         address: where its control plane listens, if it does.
         agent: where the agent beside it answers, "port:token"; None where there is none.
         nccl: what it has of NCCL; None where it has not looked.
+        place: where it makes the strategy, file and line.
     """
 
     devices: tuple[str, ...]
@@ -48,11 +51,14 @@ class Hello:
     address: Any
     agent: str | None = None
     nccl: Offer | None = None
+    place: str = ""
 
     @classmethod
-    def of_this_process(cls, devices: tuple[str, ...], address: Any, nccl: Offer | None = None) -> Hello:
+    def of_this_process(
+        cls, devices: tuple[str, ...], address: Any, nccl: Offer | None = None, place: str = ""
+    ) -> Hello:
         """Return this process's."""
-        return cls(devices, platform.node(), os.getpid(), address, environment.agent(), nccl)
+        return cls(devices, platform.node(), os.getpid(), address, environment.agent(), nccl, place)
 
 
 class Roster:
@@ -99,7 +105,7 @@ class Joining:
         if isinstance(communicator, SharingCommunicator):
             self._shared = communicator.ishare(hello, Roster)
         else:
-            self._told = np.concatenate([_VERSION, encode(hello)])
+            self._told = np.concatenate([_VERSION, encode((hello, holdings.tell(communicator.size)))])
             self._sizes = np.empty(communicator.size, np.int64)
             own = np.array([len(self._told)], np.int64)
             self._begun = communicator.iallgather(own.view(np.uint8), self._sizes.view(np.uint8))
@@ -135,7 +141,12 @@ class Joining:
         bounds = np.cumsum([0, *self._sizes.tolist()])
         told = [whole[a:b].copy() for a, b in pairwise(bounds)]
         _check_versions([one[: len(_VERSION)] for one in told])
-        return Roster(decode(one[len(_VERSION) :]) for one in told)
+        hellos, owned = zip(*(decode(one[len(_VERSION) :]) for one in told), strict=True)
+        mine: Holdings | None = getattr(self._communicator, "holdings", None)
+        if mine is not None:
+            mine.number = owned[0].number
+        holdings.give_back(owned)
+        return Roster(hellos)
 
 
 def _check_versions(told: Sequence[Array]) -> None:

@@ -63,6 +63,7 @@ class Lane:
         posted: how many records this worker has brought.
         opening: the exchange of records.
         in_exchange: this worker's record is with the others, who may carry the step out; it has not done so yet.
+        alongside: what it has for values that move together with their records.
     """
 
     def __init__(self, communicator: Communicator, index: int) -> None:
@@ -71,7 +72,7 @@ class Lane:
         self.posted = 0
         self.opening = Opening(communicator)
         self._latest: Request | None = None
-        self._alongside = Alongside(communicator)
+        self.alongside = Alongside(communicator)
         self._use = 0
         self._frozen = self.in_exchange = False
         self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
@@ -123,7 +124,7 @@ class Lane:
         opening, begun = self.opening, None  # others may be used here when this record is over
         record = self.open(digest, flags | fast, length, free, notice, payload)
         if alongside is not None and fast is Flag.BEGUN:
-            begun = self._alongside.begin(transfers[0], alongside)
+            begun = self.alongside.begin(transfers[0], alongside)
         elif plan.early is not None:
             with suppress(Exception):  # tried again when it is carried out: the record is on its way
                 plan.early(self.communicator)
@@ -237,17 +238,17 @@ class Lane:
     def _flag(self, transfers: Sequence[Transfer]) -> int:
         """Return whether values move together with their record, or would if there were a communicator for it."""
         room = _limit(transfers[0], transfers) if transfers and self.opening.complete else 0
-        return self._alongside.flag(transfers, room)
+        return self.alongside.flag(transfers, room)
 
     def _drop_begun(self, opening: Opening) -> None:
         """Leave alone what some workers have begun together with their records, and others have not."""
         if opening.some_begun():
-            self._alongside.drop()
+            self.alongside.drop()
 
     def carry_out(self, agreed: Agreed, hands: Hands) -> Steps[list[Any]]:
         """Exchange what was agreed on; return the results of the plan's transfers."""
         if agreed.wants:
-            yield from self._alongside.make()
+            yield from self.alongside.make()
         results = [] if agreed.begun is None else [(yield from agreed.begun.go_on())]
         transfers, opening = agreed.plan.transfers, agreed.opening
         lengths: list[int] | None = None
@@ -277,11 +278,11 @@ class Lane:
         """Go on over another communicator, in which nothing is in the air, as if so many records had been brought."""
         self.communicator, self.posted = communicator, posted
         self.opening, self._latest = Opening(communicator), None
-        self._alongside = Alongside(communicator)
+        self.alongside = Alongside(communicator)
 
     def catch_up(self, posted: int) -> None:
         """Bring as many records as the worker that has brought the most; what they say does not matter any more."""
-        self._alongside.drop()
+        self.alongside.drop()
         while self.posted < posted:
             self._put_aside()
             self.posted += 1
@@ -312,10 +313,9 @@ def _payload(transfers: Sequence[Transfer]) -> tuple[int, bytes]:
     for transfer in transfers:
         limit = _limit(transfer, transfers) - len(held)
         if transfer.room is None:
-            data = transfer.data
-            length = len(data)
+            length = transfer.nbytes
             if length <= limit:
-                held += data.tobytes()
+                held += transfer.data.tobytes()
         elif transfer.fits(limit, ()):
             held += transfer.data.tobytes().ljust(transfer.room, b"\0")
     return length, bytes(held)

@@ -40,7 +40,9 @@ def partners(rank: int, size: int) -> list[int]:
 
 
 class Links:
-    """This worker's links; all but `_dial` is called in the thread of the control plane.
+    """This worker's links; all is called in the thread of the control plane, but what makes a link, in its own threads.
+
+    A link may be made while the others are let go, and after that: whichever comes last closes it.
 
     Args:
         rank: this worker.
@@ -67,6 +69,8 @@ class Links:
         self._made = made
         self._cut = cut
         self._links: dict[int, Peer] = {}
+        self._made_yet: set[socket.socket] | None = set()  # those to be added; None when all have been let go
+        self._handing_over = threading.Lock()
         wanted = [other for other in partners(rank, len(hellos)) if hellos[other].address is not None]
         if listening is not None and wanted:
             listening.setblocking(False)
@@ -80,13 +84,12 @@ class Links:
             address: Address = self._hellos[rank].address
             same_machine = self._hellos[rank].host == self._hellos[self._rank].host
             hosts = ways_to(address, same_machine=same_machine)
-            with contextlib.suppress(OSError):
-                connection = first_connection(hosts, address.port)
+            with contextlib.suppress(OSError), contextlib.ExitStack() as unless_made:
+                connection = unless_made.enter_context(first_connection(hosts, address.port))
                 connection.sendall(address.token + LENGTH.pack(self._rank))
                 if hmac.compare_digest(receive_exactly(connection, TOKEN_BYTES), own.token):
-                    self._made(rank, connection)
-                else:
-                    connection.close()
+                    unless_made.pop_all()
+                    self._hand_over(rank, connection)
 
     def accept(self) -> None:
         """Take a link that another worker makes."""
@@ -103,12 +106,23 @@ class Links:
             if hmac.compare_digest(said[:TOKEN_BYTES], own.token):
                 (rank,) = LENGTH.unpack(said[TOKEN_BYTES:])
                 connection.sendall(self._hellos[rank].address.token)
-                self._made(rank, connection)
+                self._hand_over(rank, connection)
                 return
         connection.close()
 
+    def _hand_over(self, rank: int, connection: socket.socket) -> None:
+        with self._handing_over:
+            if self._made_yet is None:
+                connection.close()
+                return
+            self._made_yet.add(connection)
+        self._made(rank, connection)
+
     def add(self, rank: int, connection: socket.socket) -> None:
         """Watch a link that has been made."""
+        with self._handing_over:
+            assert self._made_yet is not None
+            self._made_yet.remove(connection)
         link = self._links[rank] = Peer(rank, connection)
         self._selector.register(connection, EVENT_READ, lambda: self._receive(link))
 
@@ -141,6 +155,10 @@ class Links:
 
     def close(self) -> None:
         """Let all links go."""
+        with self._handing_over:
+            made_yet, self._made_yet = self._made_yet or set(), None
+        for connection in made_yet:
+            connection.close()
         for link in list(self._links.values()):
             self._drop(link)
         if self._listening is not None:

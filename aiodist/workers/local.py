@@ -39,9 +39,16 @@ class LocalCommunicator:
         receive[:] = send
         return Done()
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:  # noqa: ARG002
+    def iallgatherv(
+        self,
+        send: Array,
+        receive: Array,
+        counts: Sequence[int],  # noqa: ARG002
+        places: Sequence[int] | None = None,
+    ) -> Request:
         """Copy."""
-        return self.iallgather(send, receive)
+        begin = 0 if places is None else places[0]
+        return self.iallgather(send, receive[begin : begin + len(send)])
 
     def ibcast(self, buffer: Array, root: int) -> Request:  # noqa: ARG002
         """Leave the buffer as it is."""
@@ -50,12 +57,15 @@ class LocalCommunicator:
     def ialltoallv(
         self,
         send: Array,
-        send_counts: Sequence[int],  # noqa: ARG002
+        send_counts: Sequence[int],
         receive: Array,
-        receive_counts: Sequence[int],  # noqa: ARG002
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
         """Copy."""
-        return self.iallgather(send, receive)
+        begin = 0 if send_places is None else send_places[0]
+        return self.iallgatherv(send[begin : begin + send_counts[0]], receive, receive_counts, receive_places)
 
     def idup(self) -> LocalDuplication:
         """Return another one."""

@@ -5,8 +5,8 @@ that waits for more than a second asks the others what they do; each tells wheth
 worker that never makes that strategy is named soon, where it can be known that it never will:
 
 - its process ends, has died, is stopped or cut off: the control plane of an earlier strategy knows;
-- nothing can run there any more but what goes on with a step for which this worker has not brought its record, and it
-  will not, for its event loop stands still in the constructor.
+- nothing can run there any more but what goes on with steps in which this worker is missing, or another one that waits
+  likewise (`stillness`); and this one stays missing, for its event loop stands still in the constructor.
 
 Everything else may be a worker that takes its time, to load what it needs, say: it is waited for, and a warning tells
 once what the others are at. What was rejected: to take a worker that has closed an earlier strategy, or that computes,
@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from aiodist.collective import wording
 from aiodist.collective.callsite import location
+from aiodist.collective.wording import ids_briefly
 from aiodist.vocabulary import environment
 from aiodist.vocabulary.errors import CollectiveError, StallWarning
 from aiodist.vocabulary.reports import Location
 from aiodist.vocabulary.threads import busy_threads
+from aiodist.workers.stillness import LaneKey, Progress, Step, Still, Stillness, stuck, text_of
 
 if TYPE_CHECKING:
     from aiodist.workers.communicator import Request
@@ -42,26 +44,20 @@ _OURS_BY_NAME: Final = "aiodist "
 _OURS: Final = ("aiodist.workers", "aiodist.strategy")
 
 
-class InFlight(NamedTuple):
-    """A step that a worker waits for: of which strategy, in which lane, and how many records it has brought there."""
-
-    strategy: int
-    lane: int
-    posted: int
-
-
 class Whereabouts(NamedTuple):
     """What a worker tells who waits for it.
 
     Attributes:
         number: how many strategies it has made, with the one that it is making.
         text: what it is at.
-        waits: where nothing of it can run but what goes on with steps, those; else None.
+        seen: its event loop has told that itself.
+        still: what it waits in, where nothing of it can run but what goes on with that; else None.
     """
 
     number: int
     text: str
-    waits: tuple[InFlight, ...] | None = None
+    seen: bool = False
+    still: Still | None = None
 
 
 class Elder(Protocol):
@@ -77,8 +73,18 @@ class Elder(Protocol):
         """The workers that will never make anything again, and why."""
         ...
 
-    def posted(self, lane: int) -> int:
-        """Return how many records this worker has brought to a lane."""
+    @property
+    def places(self) -> Sequence[str]:
+        """Where each worker has made it."""
+        ...
+
+    @property
+    def verdicts(self) -> int:
+        """The number of the last verdict that this worker has heard."""
+        ...
+
+    def progress(self) -> Mapping[int, Progress]:
+        """Return how far this worker has got in each lane."""
         ...
 
     def inquire(self, question: int, number: int) -> None:
@@ -91,6 +97,9 @@ class Elder(Protocol):
     def standstill(self, rank: int, text: str) -> CollectiveError:
         """Return the error for a worker that can never come."""
         ...
+
+    def stop(self, key: LaneKey, why: str) -> None:
+        """Have ended, on all workers, what they do in a lane, for they wait there for ever; on the first worker."""
 
 
 class Makings:
@@ -107,6 +116,8 @@ class Makings:
         self._elders: dict[int, Callable[[], Elder | None]] = {}
         self._question = 0
         self._heard: dict[int, Whereabouts] = {}
+        self._seen: set[int] = set()
+        self._stillness = Stillness()
 
     def add(self, elder: Callable[[], Elder | None]) -> None:
         """Take the strategy that has been made last, by a reference that does not keep it."""
@@ -123,8 +134,29 @@ class Makings:
 
     def hear(self, rank: int, question: int, whereabouts: Whereabouts) -> None:
         """Take what another worker tells, in any thread."""
-        if question == self._question:
-            self._heard = {**self._heard, rank: whereabouts}
+        if question != self._question or (rank in self._seen and not whereabouts.seen):
+            return  # the strategy that is asked there is one that the event loop does not use
+        if whereabouts.seen:
+            self._seen.add(rank)
+        self._heard = {**self._heard, rank: whereabouts}
+
+    def hear_still(self, still: Still) -> None:
+        """Take what a worker tells that can only wait, in any thread of the first worker's; end what never goes on."""
+        found, elders = self._stillness.hear(still), self.elders
+        why = text_of(found, {number: elder.places for number, elder in elders.items()})
+        for strategy, key in {(step.strategy, step.key) for one in found.values() for step in one.steps}:
+            if strategy in elders and key is not None:
+                elders[strategy].stop(key, why)
+
+    def ask(self) -> None:
+        """Ask all other workers where they are; `told` has what they answer."""
+        self._question, self._heard, self._seen = self._question + 1, {}, set()
+        self._inquire()
+
+    @property
+    def told(self) -> str:
+        """What the others have answered so far, in a line each."""
+        return "".join(f"\n  worker {rank}: {told.text}" for rank, told in sorted(self._heard.items()))
 
     def wait(self, request: Request, rank: int, size: int) -> None:
         """Block until the next strategy's first request, for which all workers must come, is complete.
@@ -135,7 +167,7 @@ class Makings:
         """
         begun = time.monotonic()
         self._question, self._heard = self._question + 1, {}
-        self.place = _place_of_constructor()
+        self.place = place_of_constructor()
         try:
             self._wait(request, begun, rank, size)
             self.made += 1
@@ -172,7 +204,7 @@ class Makings:
             f"every worker is to make (AIODIST_STALL_SECONDS sets the time, 0 turns this off){self._others()}"
         )
         if self.place is not None:
-            _warn(text, self.place)
+            warn(text, self.place)
 
     # What can be known.
 
@@ -188,24 +220,34 @@ class Makings:
                 raise elder.lost_worker(lost, f"{why}, and worker {rank} waits for it to make a strategy{self._at()}")
         if not elders:
             return
-        for other, told in sorted(self._heard.items()):
-            if told.number <= self.made and told.waits is not None and self._are_in_vain(told.waits, elders):
+        found = self._never_coming(rank, elders)
+        for other in sorted(found):
+            if other != rank and found[other].made <= self.made:
                 raise elders[max(elders)].standstill(
                     other,
                     f"worker {rank} makes a strategy{self._at()}, and worker {other} never comes to that, for it waits "
-                    f"for worker {rank}: {told.text}\nEvery worker must make the same strategies in the same order.",
+                    f"for {_whom(found, other)}: {self._heard[other].text}\n"
+                    "Every worker must make the same strategies in the same order.",
                 )
-        for elder in elders.values():
+        self._seen = set()
+        self._inquire()
+
+    def _inquire(self) -> None:
+        for elder in self.elders.values():
             elder.inquire(self._question, self.made + 1)
 
-    def _are_in_vain(self, waits: Sequence[InFlight], elders: Mapping[int, Elder]) -> bool:
-        """Whether none of these steps can go on before this thread does, which waits for who waits for them."""
-        return all(
-            step.strategy in elders
-            and _no_other_thread_uses(elders[step.strategy])
-            and elders[step.strategy].posted(step.lane) < step.posted
-            for step in waits
-        )
+    def _never_coming(self, rank: int, elders: Mapping[int, Elder]) -> dict[int, Still]:
+        """Return the workers that never go on, as long as this one does not, for they wait for it or for each other.
+
+        What other threads may yet bring is not known: of a strategy that one may use, nothing is said.
+        """
+        told = [told.still for told in self._heard.values() if told.still is not None]
+        waited_in = {step.strategy for still in told for step in still.steps}
+        idle = {n: elders[n] for n in waited_in & elders.keys() if _no_other_thread_uses(elders[n])}
+        making = Step(self.made + 1, None, Progress(1, moving=False), None, "")
+        progress = {number: elder.progress() for number, elder in idle.items()}
+        verdicts = {number: elder.verdicts for number, elder in elders.items()}
+        return stuck([Still(rank, self.made + 1, (making,), progress, verdicts), *told])
 
 
 _log = logging.getLogger("aiodist")
@@ -213,7 +255,8 @@ makings: Final = Makings()
 """Those of this process."""
 
 
-def _warn(text: str, place: Location) -> None:
+def warn(text: str, place: Location) -> None:
+    """Warn that a worker waits for others, at a place of its program."""
     try:
         warnings.warn_explicit(text, StallWarning, place.file, place.line)
     except StallWarning:  # a filter makes errors of warnings; who waits is not to be ended by that
@@ -227,7 +270,20 @@ def _no_other_thread_uses(elder: Elder) -> bool:
     return all(thread.name.startswith(_OURS_BY_NAME) for thread in busy_threads(pause=_GLANCE))
 
 
-def _place_of_constructor() -> Location | None:
+def _whom(found: Mapping[int, Still], waiting: int) -> str:
+    """Return for whom a worker waits that never goes on."""
+    missing = {other for step in found[waiting].steps for other, still in found.items() if still.is_missing_in(step)}
+    return ids_briefly(missing).replace("replica", "worker")
+
+
+def place_of_making() -> str:
+    """Return where a strategy is being made, file and line, as text."""
+    place = place_of_constructor()
+    return "" if place is None else wording.place(place)
+
+
+def place_of_constructor() -> Location | None:
+    """Return where a strategy is being made; None where no frame of a program's is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back

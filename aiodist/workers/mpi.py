@@ -19,7 +19,9 @@ import numpy as np
 
 from aiodist.vocabulary import environment
 from aiodist.workers.communicator import Array, Request
-from aiodist.workers.finalising import finalise, in_the_air
+from aiodist.workers.finalising import finalise
+from aiodist.workers.holdings import in_the_air
+from aiodist.workers.local import LocalCommunicator
 from aiodist.workers.making import Making
 from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
 from aiodist.workers.separate import SeparateProcess
@@ -88,39 +90,48 @@ def _bounded() -> Iterator[None]:
 
 
 class MpiRequest:
-    """An operation of MPI's, and the buffers that it uses."""
+    """An operation of MPI's, and the buffers that it uses.
 
-    __slots__ = ("_buffers", "_done", "_request")
+    Args:
+        request: MPI's own.
+        of: where it has been begun.
+        buffers: those.
+    """
 
-    def __init__(self, request: Any, *buffers: object) -> None:
+    __slots__ = ("_buffers", "_done", "_of", "_request")
+
+    def __init__(self, request: Any, of: MpiCommunicator, *buffers: object) -> None:
         self._request = request
+        self._of = of
         self._buffers = buffers
         self._done = False
 
     def test(self) -> bool:
         """Return whether it is complete."""
-        if not self._done:
-            self._done = self._request.Test()
+        if not self._done and self._request.Test():
+            self._done = True
+            self._of.done += 1
         return self._done
 
     def __del__(self) -> None:
-        """Keep what MPI may still read and write, where nobody waits for it any more."""
+        """Stay, with what MPI may still read and write, where nobody waits for it any more."""
         if not self._done:
-            in_the_air.append((self._request, self._buffers))
+            in_the_air.append(self)
 
 
 class MpiDuplication(MpiRequest):
     """A communicator of MPI's in the making."""
 
-    __slots__ = ("_made",)
+    __slots__ = ("_made", "_name")
 
-    def __init__(self, made: Any, request: Any) -> None:
-        super().__init__(request)
+    def __init__(self, made: Any, request: Any, of: MpiCommunicator) -> None:
+        super().__init__(request, of)
         self._made = made
+        self._name = f"{of.name}.{of.begun}"
 
     def result(self) -> MpiCommunicator:
         """Return it."""
-        return MpiCommunicator(self._made)
+        return MpiCommunicator(self._made, self._of, self._name)
 
 
 _unmet: Final[list[MpiDuplication]] = []
@@ -131,14 +142,16 @@ class MpiCommunicator(SeparateProcess):
     """Workers that MPI connects.
 
     Args:
-        communicator: one of mpi4py's, which nobody else uses.
+        communicator: one of mpi4py's.
+        of: what it was made of; None where it is the program's own, and stays that.
+        name: as `SeparateProcess` has it.
     """
 
     engine = "mpi"
 
-    def __init__(self, communicator: Any) -> None:
+    def __init__(self, communicator: Any, of: MpiCommunicator | None = None, name: str = "") -> None:
         self._mpi = load_mpi()
-        self._communicator = communicator
+        self._handle = communicator
         self._byte = self._mpi.BYTE
         self._in_place = self._mpi.IN_PLACE
         self._ops = {
@@ -150,6 +163,9 @@ class MpiCommunicator(SeparateProcess):
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.segment_depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
+        self._splits = self._split = 0  # how many have been begun here, and made
+        if of is not None:
+            self._belong_to(of.holdings, name)
 
     @classmethod
     def of_world(cls, expected: int) -> MpiCommunicator:
@@ -170,19 +186,19 @@ class MpiCommunicator(SeparateProcess):
                 f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
                 "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
             )
-        made = _unmet.pop() if _unmet else MpiDuplication(*world.Idup())
+        made = _unmet.pop() if _unmet else cls(world).idup()
         try:
             makings.wait(made, world.Get_rank(), expected)
         except BaseException:
             _unmet.append(made)
-            in_the_air.append((made._request, made))
+            in_the_air.append(made)
             raise
         found = made.result()
         found.makings = makings
         return found
 
     @classmethod
-    def of_program(cls, given: Any) -> MpiCommunicator:
+    def of_program(cls, given: Any) -> MpiCommunicator | LocalCommunicator:
         """Return a communicator of the same workers as one of mpi4py's, which stays the program's own.
 
         Raises:
@@ -202,8 +218,11 @@ class MpiCommunicator(SeparateProcess):
                 "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
                 "mpi4py.rc.thread_level as they are"
             )
-        made = MpiDuplication(*given.Idup())
-        cls(given).wait(made)
+        if given.Get_size() == 1:
+            return LocalCommunicator()
+        programs = cls(given)
+        made = programs.idup()
+        programs.wait(made)
         return made.result()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
@@ -219,35 +238,54 @@ class MpiCommunicator(SeparateProcess):
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
         """Reduce buffers over the workers."""
         source = self._in_place if send is receive else send
-        return MpiRequest(self._communicator.Iallreduce(source, receive, self._ops[op]), send, receive)
+        self.begun += 1
+        self.moved = hash((self.moved, 1, send.nbytes))
+        return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), self, send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
         byte = self._byte
-        return MpiRequest(self._communicator.Iallgather([send, byte], [receive, byte]), send, receive)
+        self.begun += 1
+        return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), self, send, receive)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank."""
         byte = self._byte
-        target = [receive, list(counts), _displacements(counts), byte]
-        return MpiRequest(self._communicator.Iallgatherv([send, byte], target), send, receive)
+        target = [receive, list(counts), _displacements(counts, places), byte]
+        self.begun += 1
+        self.moved = hash((self.moved, 2, sum(counts)))
+        return MpiRequest(self._handle.Iallgatherv([send, byte], target), self, send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite a buffer with that of one worker."""
-        return MpiRequest(self._communicator.Ibcast([buffer, self._byte], root), buffer)
+        self.begun += 1
+        self.moved = hash((self.moved, 3, root, buffer.nbytes))
+        return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), self, buffer)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
         """Send every worker its part."""
         byte = self._byte
-        source = [send, list(send_counts), _displacements(send_counts), byte]
-        target = [receive, list(receive_counts), _displacements(receive_counts), byte]
-        return MpiRequest(self._communicator.Ialltoallv(source, target), send, receive)
+        source = [send, list(send_counts), _displacements(send_counts, send_places), byte]
+        target = [receive, list(receive_counts), _displacements(receive_counts, receive_places), byte]
+        self.begun += 1
+        self.moved = hash((self.moved, 4))
+        return MpiRequest(self._handle.Ialltoallv(source, target), self, send, receive)
 
     def idup(self) -> MpiDuplication:
         """Make another communicator of the same workers."""
-        return MpiDuplication(*self._communicator.Idup())
+        self.begun += 1
+        made, request = self._handle.Idup()
+        return MpiDuplication(made, request, self)
 
     def isplit(self, workers: Sequence[int], number: int) -> Making:
         """Make a communicator of some of the workers; MPI can only block in that.
@@ -257,9 +295,24 @@ class MpiCommunicator(SeparateProcess):
         """
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
-        members = self._communicator.Get_group().Incl(list(workers))
-        return Making(lambda: MpiCommunicator(self._communicator.Create_group(members, number % _TAGS)))
+        members = self._handle.Get_group().Incl(list(workers))
+        self._splits += 1
+        return Making(lambda: self._make(members, number))
+
+    def _make(self, members: Any, number: int) -> MpiCommunicator:
+        made = self._handle.Create_group(members, number % _TAGS)
+        self._split += 1
+        return MpiCommunicator(made, self, f"{self.name}/{number}")
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is in the air that this worker has begun, nor anything in the making that not all make."""
+        return super().is_at_rest and self._splits == self._split
+
+    def give_back(self) -> None:
+        """Free it, which both MPICH and Open MPI do without waiting for the others."""
+        self._kept.Free()
 
 
-def _displacements(counts: Sequence[int]) -> list[int]:
-    return [0, *accumulate(counts)][:-1]
+def _displacements(counts: Sequence[int], places: Sequence[int] | None) -> list[int]:
+    return [0, *accumulate(counts)][:-1] if places is None else list(places)

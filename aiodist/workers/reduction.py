@@ -20,7 +20,7 @@ import aiodist_kernels as kernels
 from aiodist.workers.communicator import Array, Communicator, Request
 from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Fold, Leaf, Pack, packed
-from aiodist.workers.transfers import SEGMENT, Done, Hands, Job, Steps
+from aiodist.workers.transfers import SEGMENT, Done, Hands, Job, OfFixedSize, Steps
 from aiodist_kernels import ReduceOp, policy
 from aiodist_kernels.pool import results as pool
 
@@ -71,7 +71,7 @@ class _Segment(NamedTuple):
     outcome: Array
 
 
-class Reduction:
+class Reduction(OfFixedSize):
     """Arrays to be reduced over the workers, each in its own accumulator. Its result is a list of their results.
 
     Args:
@@ -81,8 +81,6 @@ class Reduction:
         folding: what becomes one, and how.
         through_engine: the engine may reduce, in an order of its own.
     """
-
-    is_light = True
 
     def __init__(
         self, op: ReduceOp, leaves: Sequence[Leaf], replicas: int, folding: Folding, *, through_engine: bool = True

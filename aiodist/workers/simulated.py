@@ -16,7 +16,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.vocabulary.options import OrderCheck
-from aiodist.workers.communicator import Array, Request, Sharing
+from aiodist.workers.communicator import Array, Request, Sharing, parts_of
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout
 from aiodist.workers.simulated_control import SimulatedControl, SimulatedSwitchboard
@@ -147,41 +147,50 @@ class SimulatedCommunicator:
 
         return self._begin(("allgather", send.size), (send, receive), carry_out)
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         """Put buffers of several sizes together by rank."""
 
         def carry_out(parts: list[Any]) -> None:
-            whole = np.concatenate([mine for mine, _ in parts])
-            for _, target in parts:
-                target[...] = whole
+            sent = [mine for mine, _ in parts]
+            if places is None:
+                sent = [np.concatenate(sent)]
+            for _, targets in parts:
+                for target, mine in zip(targets, sent, strict=True):
+                    target[...] = mine
 
-        return self._begin(("allgatherv", tuple(counts)), (send, receive), carry_out)
+        targets = [receive] if places is None else parts_of(receive, counts, places)
+        return self._begin(("allgatherv", tuple(counts), places is None), (send, targets), carry_out)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite every buffer with that of one worker."""
 
         def carry_out(parts: list[Any]) -> None:
-            for (target,) in parts:
-                target[...] = parts[root][0]
+            for rank, (target,) in enumerate(parts):
+                if rank != root:
+                    target[...] = parts[root][0]
 
         return self._begin(("bcast", root, buffer.size), (buffer,), carry_out)
 
     def ialltoallv(
-        self, send: Array, send_counts: Sequence[int], receive: Array, receive_counts: Sequence[int]
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
     ) -> Request:
         """Send every worker its part."""
 
         def carry_out(parts: list[Any]) -> None:
-            filled = [0] * len(parts)
-            for sent, counts, _, _ in parts:
-                begin = 0
-                for receiver in np.flatnonzero(counts).tolist():
-                    count, at = counts[receiver], filled[receiver]
-                    parts[receiver][2][at : at + count] = sent[begin : begin + count]
-                    filled[receiver] += count
-                    begin += count
+            for sender, (sent, _) in enumerate(parts):
+                for receiver in np.flatnonzero([part.size for part in sent]).tolist():
+                    parts[receiver][1][sender][...] = sent[receiver]
 
-        return self._begin(("alltoallv",), (send, list(send_counts), receive, list(receive_counts)), carry_out)
+        parts = parts_of(send, send_counts, send_places), parts_of(receive, receive_counts, receive_places)
+        return self._begin(("alltoallv",), parts, carry_out)
 
     def ishare(self, value: V, make: Callable[[Sequence[V]], T]) -> Sharing[T]:
         """Make one object of what all workers bring."""

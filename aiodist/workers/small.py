@@ -11,12 +11,12 @@ import aiodist_kernels as kernels
 from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.leaves import Leaf
 from aiodist.workers.reduction import Folding, Reduction
-from aiodist.workers.transfers import Hands, Steps
+from aiodist.workers.transfers import Hands, OfFixedSize, Steps
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import Finish, Rule
 
 
-class SmallReduction:
+class SmallReduction(OfFixedSize):
     """An array to be reduced over the workers.
 
     Args:
@@ -27,7 +27,6 @@ class SmallReduction:
     """
 
     __slots__ = ("_fold", "_parts", "_replicas", "_rule", "room")
-    is_light = True
 
     def __init__(self, op: ReduceOp, rule: Rule, parts: Sequence[Array], replicas: int) -> None:
         self._fold = ReduceOp.SUM if op is ReduceOp.MEAN else op

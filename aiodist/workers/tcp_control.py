@@ -60,8 +60,8 @@ class TcpControl(Inquiries):
         order_check: what call sites are compared by.
         hellos: what the workers have told of themselves.
         listening: this worker's socket; one that has none keeps no links to others but the first.
-        unfinished: gets an entry, a tuple, for each lane in which something may never be complete, and one of another
-            type for who is lost: the engine cannot be brought to an orderly end without all workers.
+        unfinished: gets an entry, a tuple, for each lane of this strategy in which something may never be complete, and
+            one of another type for who is lost: the engine cannot be brought to an orderly end without all workers.
         makings: the strategies that all workers of the job make; None for one that only some of them may.
     """
 
@@ -128,15 +128,6 @@ class TcpControl(Inquiries):
         """Tell the coordinator of a lane."""
         self._request("report", key, pickle.dumps(state))
 
-    def strand(self, key: LaneKey) -> None:
-        """Hear that what is in flight of a lane will never be complete."""
-        self._unfinished.append(key)
-
-    def settle(self, key: LaneKey) -> None:
-        """Hear that nothing waits for other workers any more of what was judged."""
-        with contextlib.suppress(ValueError):
-            self._unfinished.remove(key)
-
     def close(self, why: str = "") -> None:
         """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
         if os.getpid() != self._process:  # what the program has forked has no part in it
@@ -164,6 +155,8 @@ class TcpControl(Inquiries):
 
     def _leave(self, why: str, wait: bool) -> None:
         atexit.unregister(self._close_at_exit)
+        if self.holdings is not None:
+            self.holdings.left = True
         if not self._leaving:
             self._request("leave", why, wait)
 
@@ -229,6 +222,7 @@ class TcpControl(Inquiries):
 
     def _beat(self, now: float) -> None:
         self._pulse.beat(self._listener, now)
+        self._look_for_stillness(now)
         for peer in list(self._peers.values()):
             self._put(peer, _BEAT)
             why = self._health.trouble(peer.rank, now - peer.heard)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
 
 from aiodist.workers.peer import message
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Reply, Request, Verdict
 
 if TYPE_CHECKING:
     from aiodist.workers.peer import Peer
+
+_numbers: Final = count()
+"""Tells the control planes of a process's strategies apart, whose lanes are called the same."""
 
 
 class Requests:
@@ -20,6 +25,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._early: list[tuple[str, tuple[Any, ...]]] = []
+        self._number = next(_numbers)
 
     @property
     def _listener(self) -> Listener | None:
@@ -37,6 +43,15 @@ class Requests:
     def book(self, request: Request) -> None:
         """Ask the coordinator for something, or tell it, of groups."""
         self._request("book", request)
+
+    def stop(self, key: LaneKey, why: str) -> None:
+        """End what workers do in a lane, for they wait there for ever; on the first worker."""
+        self._request("stop", key, why)
+
+    def _on_stop(self, key: LaneKey, why: str) -> None:
+        if self._coordinator is not None:
+            self._coordinator.stop(key, why)
+            self._later(PATIENCE_SECONDS, "conclude", key)
 
     def _on_book(self, request: Request) -> None:
         if self._coordinator is not None:
@@ -56,10 +71,19 @@ class Requests:
             if key not in known:
                 self._later(PATIENCE_SECONDS, "conclude", key)
 
+    def strand(self, key: LaneKey) -> None:
+        """Hear that what is in flight of a lane will never be complete."""
+        self._unfinished.append((self._number, key))
+
+    def settle(self, key: LaneKey) -> None:
+        """Hear that nothing waits for other workers any more of what was judged."""
+        with suppress(ValueError):
+            self._unfinished.remove((self._number, key))
+
     def _judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Pass a verdict on; until it is settled, the engine must not be brought to an orderly end."""
-        if key not in self._unfinished:
-            self._unfinished.append(key)
+        if (self._number, key) not in self._unfinished:
+            self._unfinished.append((self._number, key))
         self._call_listener("judged", key, verdict)
 
     def _on_booked(self, reply: Reply) -> None:

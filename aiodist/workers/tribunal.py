@@ -48,6 +48,7 @@ class Verdict:
         complete: how many of the first meetings are complete on all who have told.
         calls: by number, digests of the calls behind those, outside of replicas, that workers have begun.
         broken: the lanes, of groups by number, in which a worker cannot carry a step out: never to be used again.
+        number: of the strategy's verdicts, from 1, in the order in which they are told.
     """
 
     kind: type[CollectiveError]
@@ -60,6 +61,7 @@ class Verdict:
     complete: int = 0
     calls: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
     broken: frozenset[int] = frozenset()
+    number: int = 0
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -120,6 +122,7 @@ class Control(Protocol):
 class _Case:
     states: dict[int, WorkerState] = field(default_factory=dict)
     standing: Collection[int] = ()
+    deadlock: str = ""
 
 
 class Coordinator:
@@ -145,6 +148,7 @@ class Coordinator:
         self._tell = tell
         self._cases: dict[LaneKey, _Case] = {}
         self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
+        self._verdicts = 0
         self._book = LaneBook(layout.workers)
         self._standstills = Standstills(layout, order_check)
 
@@ -191,17 +195,26 @@ class Coordinator:
         standing, to_ask = self._standstills.hear(rank, request)
         yield from to_ask
         if standing:
-            self._cases[key] = _Case(standing=standing)
-            for worker in range(self._layout.workers):
-                self._ask(worker, key, None)
+            self._begin(key, _Case(standing=standing))
+
+    def stop(self, key: LaneKey, why: str) -> None:
+        """End what workers do in a lane, for they wait there for ever."""
+        if key not in self._cases and key not in self._concluded:
+            self._begin(key, _Case(deadlock=why))
+
+    def _begin(self, key: LaneKey, case: _Case) -> None:
+        self._cases[key] = case
+        for worker in range(self._layout.workers):
+            self._ask(worker, key, None)
 
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
         case = self._cases.pop(key)
         self._book.forget(key)
         self._standstills.forget(key)
-        found = judge(case.states, self._layout, self._order_check, case.standing)
-        self._concluded[key] = found
+        self._verdicts += 1
+        found = judge(case.states, self._layout, self._order_check, case.standing, case.deadlock)
+        found = self._concluded[key] = replace(found, number=self._verdicts)
         if len(self._concluded) > _MOST_CONCLUDED:
             self._concluded.popitem(last=False)
         for rank in range(self._layout.workers):
@@ -209,15 +222,33 @@ class Coordinator:
 
 
 def judge(
-    states: Mapping[int, WorkerState], layout: Layout, order_check: OrderCheck, standing: Collection[int] = ()
+    states: Mapping[int, WorkerState],
+    layout: Layout,
+    order_check: OrderCheck,
+    standing: Collection[int] = (),
+    deadlock: str = "",
 ) -> Verdict:
-    """Return the verdict on what the workers have told; ``standing`` are replicas that can never go on."""
+    """Return the verdict on what the workers have told.
+
+    Args:
+        states: that, by rank.
+        layout: the workers' replicas.
+        order_check: what call sites are compared by.
+        standing: replicas that can never go on.
+        deadlock: why none of those that wait can, where it is for what workers do with another strategy.
+    """
     group = whole_group(states, layout.devices, layout.names, order_check)
     parts = whole_parts(states, group)
     broke = breakdown.that_count(breakdown.found_in(states), states, group, parts)
     failures = [found.failure for _, found in broke]
     failures += [failure for rank in sorted(states) for failure in states[rank].failures]
-    error = breakdown.error_of(broke, group, layout) if broke else _error(group, parts, states, standing)
+    error: CollectiveError
+    if broke:
+        error = breakdown.error_of(broke, group, layout)
+    elif deadlock:
+        error = cycles.deadlock(group, deadlock)
+    else:
+        error = _error(group, parts, states, standing)
     report = _with_notes(error.report, states, {(i, each.failure.text) for _, each in broke for i in each.replicas})
     posted = [state.posted for state in states.values()]
     heard_all = len(states) == layout.workers

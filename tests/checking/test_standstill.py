@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aiodist import CollectiveTimeoutError, DeadlockError, Reason, get_replica_context
-from aiodist.vocabulary.threads import busy_threads
 from tests.checking.programs import Main, ended, mirrored, value
 
 # What can still go on.
@@ -361,28 +360,6 @@ def test_echo_of_a_verdict_is_not_logged(caplog: pytest.LogCaptureFixture) -> No
 
 async def _barrier(ctx: Any) -> None:
     await ctx.barrier()
-
-
-# Threads, by themselves.
-
-
-@pytest.mark.parametrize(("wait", "busy"), [(None, []), (20, ["waits"])])
-def test_thread_counts_as_busy_when_it_can_wake_by_itself(wait: float | None, busy: list[str]) -> None:
-    release, inside = threading.Event(), threading.Event()
-
-    def waits() -> None:
-        inside.set()
-        release.wait(wait)
-
-    thread = threading.Thread(target=waits, name="waits")
-    thread.start()
-    inside.wait()
-    while not any(t is thread for t in threading.enumerate()):
-        pass
-    found = [t.name for t in busy_threads(pause=0.05)]
-    release.set()
-    thread.join()
-    assert found == busy
 
 
 def test_a_progress_display_is_no_hope() -> None:

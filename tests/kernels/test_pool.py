@@ -99,7 +99,7 @@ DERIVED: list[Callable[[Any], Any]] = [
     lambda a: a.ctypes,
     lambda a: np.ctypeslib.as_array(np.ctypeslib.as_ctypes(a)),
     lambda a: a.base,
-    lambda a: a.base.base,
+    lambda a: getattr(a.base, "base", a.base),  # which is no array where another protocol made it
     pickle.PickleBuffer,
     copy.copy,
     lambda a: [a],

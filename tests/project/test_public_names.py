@@ -84,6 +84,18 @@ def test_public_members_are_documented(name: str) -> None:
     assert [member for member, _ in members(cls) if not inspect.getdoc(getattr(cls, member))] == []
 
 
+@pytest.mark.parametrize("name", CLASSES)
+def test_docstrings_are_not_taken_for_types(name: str) -> None:
+    """What stands before a colon in a property's first line, or in that of Returns, is a type to the API page."""
+    cls = getattr(aiodist, name)
+    first_lines = {
+        member: [*(doc.splitlines()[:1] if isinstance(value, property) else []), *re.findall(r"Returns:\n +(.*)", doc)]
+        for member, value in members(cls)
+        if (doc := inspect.getdoc(getattr(cls, member)))
+    }
+    assert {member: lines for member, lines in first_lines.items() if any(": " in line for line in lines)} == {}
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_public_function_is_typed(name: str) -> None:
     assert list(untyped_parts(getattr(aiodist, name), is_method=False)) == []

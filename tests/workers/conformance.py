@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
+import optree
 
 from aiodist.replica.hands import Hands
+from aiodist.workers.arrays import ArrayGathering
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.leaves import Leaf
+from aiodist.workers.objects import Broadcast
 from aiodist.workers.reduction import Folding, Reduction
-from aiodist.workers.transfers import SEGMENT, Steps
+from aiodist.workers.transfers import SEGMENT, AtOnce, Steps
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.rules import rule_for
 
@@ -145,11 +148,26 @@ def gatherings(c: Communicator) -> Iterator[Request]:
         np.testing.assert_array_equal(receive, np.concatenate([text(rank, n) for rank, n in enumerate(counts)]))
 
 
+def gatherings_in_places(c: Communicator) -> Iterator[Request]:
+    """Parts that are put in places of their own, in any order; what is between them is left as it is."""
+    for counts in ([4] * c.size, list(range(c.size)), [0] * (c.size - 1) + [70_001]):
+        places = [(sum(counts) + 3 * c.size) - sum(counts[: rank + 1]) - 3 * rank for rank in range(c.size)]
+        send = text(c.rank, counts[c.rank])
+        send.flags.writeable = False
+        receive = np.full(sum(counts) + 3 * c.size, 7, np.uint8)
+        wanted = receive.copy()
+        for rank, (place, count) in enumerate(zip(places, counts, strict=True)):
+            wanted[place : place + count] = text(rank, count)
+        yield c.iallgatherv(send, receive, counts, places)
+        np.testing.assert_array_equal(receive, wanted)
+
+
 def broadcasts(c: Communicator) -> Iterator[Request]:
-    """From each worker, of several sizes."""
+    """From each worker, of several sizes; what is sent may be read-only."""
     for root in range(c.size):
         for size in (0, 1, 513, SEGMENT):
             buffer = text(c.rank, size)
+            buffer.flags.writeable = c.rank != root
             yield c.ibcast(buffer, root)
             np.testing.assert_array_equal(buffer, text(root, size))
 
@@ -166,6 +184,17 @@ def exchanges(c: Communicator) -> Iterator[Request]:
         receive = np.empty(sum(map(len, theirs)), np.uint8)
         yield c.ialltoallv(np.concatenate(mine), list(map(len, mine)), receive, list(map(len, theirs)))
         np.testing.assert_array_equal(receive, np.concatenate(theirs))
+        going = [place for _, place in zip(mine, range(3, 10_003 * c.size, 10_003), strict=False)]
+        coming = [place for _, place in zip(theirs, range(5, 10_005 * c.size, 10_005), strict=False)]
+        send, receive = np.full(10_003 * c.size, 7, np.uint8), np.full(10_005 * c.size, 9, np.uint8)
+        wanted = receive.copy()
+        for place, part_of in zip(going, mine, strict=True):
+            send[place : place + len(part_of)] = part_of
+        for place, part_of in zip(coming, theirs, strict=True):
+            wanted[place : place + len(part_of)] = part_of
+        send.flags.writeable = False
+        yield c.ialltoallv(send, list(map(len, mine)), receive, list(map(len, theirs)), going, coming)
+        np.testing.assert_array_equal(receive, wanted)
 
 
 def several_in_flight(c: Communicator) -> Iterator[Request]:
@@ -222,9 +251,58 @@ def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
         assert value[0] == sum(1 << rank for rank in members)
 
 
+def leaf(rank: int, rows: int, dtype: str) -> np.ndarray:
+    """Return an array of a worker, of which each has another number of rows."""
+    return np.random.default_rng([rank, rows]).integers(0, 100, (rows, 3)).astype(dtype)
+
+
+def gathered_leaves(c: Communicator) -> Iterator[Request]:
+    """Leaves of no, few and many bytes, along the axis in which they lie behind each other, and along the other."""
+    many = SEGMENT // 24
+    for rows in ([0], [3, 0, 1], [many // c.size], [1, many, 4, 10_000, 0], [many + 1, 2], [9000] * 5):
+        dtypes = ["<f8", "<i2", "<f4", "<u1", "<c16"][: len(rows)]
+        for axis in (0, 1):
+
+            def brings(
+                rank: int, rows: list[int] = rows, axis: int = axis, dtypes: list[str] = dtypes
+            ) -> list[np.ndarray]:
+                leaves = [leaf(rank, n * (rank + 1), dtype) for n, dtype in zip(rows, dtypes, strict=True)]
+                return [array.T for array in leaves] if axis else leaves
+
+            gathering = ArrayGathering([[array] for array in brings(c.rank)], [axis] * len(rows))
+            found = yield from gathering.carry_out(c, None, AtOnce())
+            for gathered, *parts in zip(found, *map(brings, range(c.size)), strict=True):
+                for part, wanted in zip(gathered.parts, parts, strict=True):
+                    np.testing.assert_array_equal(part, wanted, strict=True)
+                if gathered.whole is not None:
+                    np.testing.assert_array_equal(gathered.whole, np.concatenate(parts, axis), strict=True)
+
+
+def broadcast_objects(c: Communicator) -> Iterator[Request]:
+    """Objects with arrays of few and of many bytes, in one piece or not, read-only or not."""
+    large = np.arange(SEGMENT + 8.0).reshape(-1, 8)
+    for root in range(c.size):
+        values: list[Any] = [
+            None,
+            [np.arange(5)],
+            [large[: SEGMENT // 64]],
+            [large, "text", *(np.full(9000, k) for k in range(9)), large[0]],
+            {"rows": large[::2], "columns": large.T, "none": large[:0]},
+            "x" * (SEGMENT + 1),
+        ]
+        for value in values:
+            steps = Broadcast(value if c.rank == root else None, root, c.rank).carry_out(c, None, AtOnce())
+            found = yield from steps
+            assert optree.tree_structure(found, none_is_leaf=True) == optree.tree_structure(value, none_is_leaf=True)
+            for leaf, wanted in zip(optree.tree_leaves(found), optree.tree_leaves(value), strict=True):
+                np.testing.assert_array_equal(leaf, wanted, strict=True)
+                assert not (isinstance(leaf, np.ndarray) and np.shares_memory(leaf, large))
+
+
 CASES: Final[list[Case]] = [
-    reductions_of_the_engine, least_of_records, reductions, reductions_at_the_edges_of_segments, gatherings, broadcasts,
-    exchanges, several_in_flight, duplicates_are_apart, parts_of_the_workers,
+    reductions_of_the_engine, least_of_records, reductions, reductions_at_the_edges_of_segments, gatherings,
+    gatherings_in_places, gathered_leaves, broadcasts, broadcast_objects, exchanges, several_in_flight,
+    duplicates_are_apart, parts_of_the_workers,
 ]  # fmt: skip
 
 

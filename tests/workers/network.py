@@ -22,7 +22,7 @@ import pytest
 from aiodist.workers.simulated import SimulatedRequest, _Operation, _World
 from aiodist.workers.simulated_control import SimulatedSwitchboard
 
-_RECEIVED = {"allreduce": 1, "allgather": 1, "allgatherv": 1, "bcast": 0, "alltoallv": 2}
+_RECEIVED = {"allreduce": 1, "allgather": 1, "allgatherv": 1, "bcast": 0, "alltoallv": 1}
 _SENT = {"allreduce": 0, "allgather": 0, "allgatherv": 0, "alltoallv": 0}
 _NONSENSE = 0xA5
 
@@ -114,7 +114,7 @@ class Network:
         place = _SENT.get(kind[0])
         if place is None or part[0] is part[1]:
             return None
-        return part[place], part[place].tobytes()
+        return part[place], _bytes_in(part[place])
 
     def _complete(self, world: _World, number: int, operation: Any, carry_out: Callable[[list[Any]], Any]) -> None:
         result = carry_out(operation.parts)
@@ -122,18 +122,23 @@ class Network:
             if operation.kind[0] not in _RECEIVED:
                 request.finish(result)
                 continue
-            target = operation.parts[rank][_RECEIVED[operation.kind[0]]]
-            found = target.tobytes()
-            _bytes_of(target)[...] = _NONSENSE
+            gives = operation.kind[:2] == ("bcast", rank)
+            target = [] if gives else operation.parts[rank][_RECEIVED[operation.kind[0]]]
+            found = _bytes_in(target)
+            for piece in _pieces(target):
+                piece[...] = _NONSENSE
             land = partial(self._land, f"{operation.kind} of worker {rank}", request, target, found, sent)
             self.post(("data", id(world), rank, None if self._in_order else number), land)
 
     def _land(self, what: str, request: Any, target: Any, found: bytes, sent: Any) -> None:
-        if not (_bytes_of(target) == _NONSENSE).all():
+        if not all((piece == _NONSENSE).all() for piece in _pieces(target)):
             self.misuses.append(f"written to before it was complete: {what}")
-        if sent is not None and sent[0].tobytes() != sent[1]:
+        if sent is not None and _bytes_in(sent[0]) != sent[1]:
             self.misuses.append(f"sent, and changed before it was complete: {what}")
-        _bytes_of(target)[...] = np.frombuffer(found, np.uint8)
+        at = 0
+        for piece in _pieces(target):
+            piece[...] = np.frombuffer(found, np.uint8, piece.size, at)
+            at += piece.size
         request.finish(None)
 
     # The control plane.
@@ -161,8 +166,13 @@ class Network:
             self.post(channel, delivery)
 
 
-def _bytes_of(array: Any) -> Any:
-    return array.reshape(-1).view(np.uint8)
+def _pieces(buffer: Any) -> list[Any]:
+    """Return the bytes of what an operation reads or writes: an array, or several."""
+    return [array.reshape(-1).view(np.uint8) for array in (buffer if isinstance(buffer, list) else [buffer])]
+
+
+def _bytes_in(buffer: Any) -> bytes:
+    return b"".join(piece.tobytes() for piece in _pieces(buffer))
 
 
 @asynccontextmanager

@@ -42,6 +42,14 @@ async def _sums() -> None:
         check(await ctx.all_reduce("SUM", np.full(size, 1.5)), np.full(size, 1.5 * n))
 
 
+async def _again() -> None:
+    ctx = get_replica_context()
+    n = ctx.num_replicas_in_sync
+    for size in (1000, LARGE):
+        for _ in range(3):  # from the second time on, they go the straight way
+            check(await ctx.all_reduce("SUM", np.full(size, 1.5)), np.full(size, 1.5 * n))
+
+
 async def _others() -> None:
     ctx = get_replica_context()
     r, n = ctx.replica_id_in_sync_group, ctx.num_replicas_in_sync
@@ -65,6 +73,10 @@ async def _group() -> None:
 
 async def sums(strategy: MultiWorkerMirroredStrategy) -> None:
     await strategy.run(_sums)
+
+
+async def again(strategy: MultiWorkerMirroredStrategy) -> None:
+    await strategy.run(_again)
 
 
 async def others(strategy: MultiWorkerMirroredStrategy) -> None:
@@ -152,11 +164,24 @@ async def _check_that_it_works(team: Job) -> None:
 async def test_every_worker_hears_of_it_wherever_it_happens(
     workers: int, victim: int, operation: Operation, how: str, fault: Fault
 ) -> None:
+    await _check_everywhere(workers, victim, operation, how, fault, "ahead")
+
+
+@pytest.mark.parametrize("verify", ["ahead", "alongside"])
+@pytest.mark.parametrize("how", ["begin", "test", "memory"])
+async def test_every_worker_hears_of_it_where_calls_come_again(verify: str, how: str, fault: Fault) -> None:
+    await _check_everywhere(3, 1, again, how, fault, verify)
+
+
+async def _check_everywhere(
+    workers: int, victim: int, operation: Operation, how: str, fault: Fault, verify: str
+) -> None:
+    """Check it for a fault at each of the engine's calls, or of memory's."""
     error = MemoryError("no room") if how == "memory" else RuntimeError("the engine is broken")
     fault.victim = victim
     at, happened = 0, True
     while happened:
-        team = Job(*[1] * workers)
+        team = Job(*[1] * workers, verify=verify)
         fault.strike(at, how, error.with_traceback(None), times=3 if how == "memory" else 1)
         outcomes = await _outcomes(team, fault, operation)
         happened = fault.happened

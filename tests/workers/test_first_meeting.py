@@ -30,7 +30,9 @@ class Others(LocalCommunicator):
         receive[...] = np.tile(send, 3)
         return super().iallgather(send[:0], receive[:0])
 
-    def iallgatherv(self, send: Array, receive: Array, counts: Sequence[int]) -> Request:
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
         assert list(counts) == [len(send)] * self.size
         receive[...] = np.concatenate([send, self._change(send.copy()), send])
         return super().iallgather(send[:0], receive[:0])

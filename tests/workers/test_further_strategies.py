@@ -7,13 +7,12 @@ import pickle
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 
@@ -29,56 +28,12 @@ from aiodist.replica import standing
 from aiodist.replica.waits import WaitGraph
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
-from aiodist.workers.makings import InFlight, Makings, Whereabouts
+from aiodist.workers.makings import Makings, Whereabouts
 from aiodist.workers.peer import LENGTH
 from aiodist.workers.pulse import Pulse
-from aiodist.workers.simulated import SimulatedCluster
+from aiodist.workers.stillness import Progress, Step, Still
+from tests.workers.further import LAST, WORKERS, Workers, reduces, runs
 from tests.workers.launched import job
-from tests.workers.over_tcp import OverTcp
-
-Program = Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]
-WORKERS = 2  # more keep links among each other, which take a while to be made
-LAST = WORKERS - 1
-
-
-class _Workers:
-    """Workers in threads of one process, whose strategies are the k-th of a job."""
-
-    def __init__(self) -> None:
-        self.makings = [Makings() for _ in range(WORKERS)]
-        self.worlds = [SimulatedCluster(WORKERS) for _ in range(3)]
-        self.pool = ThreadPoolExecutor(WORKERS)
-        self.strategies = list(self.pool.map(self.make, range(WORKERS)))
-
-    def make(self, rank: int) -> MultiWorkerMirroredStrategy:
-        """Make a worker's next strategy, in its thread."""
-        mine = self.makings[rank]
-        communicator: Any = OverTcp(self.worlds[mine.made].communicators[rank])
-        mine.wait(communicator.iallgather(np.zeros(1, np.uint8), np.zeros(WORKERS, np.uint8)), rank, WORKERS)
-        communicator.makings = mine
-        return MultiWorkerMirroredStrategy(communicator, ["CPU:0"])
-
-    def start(self, rank: int, fn: Program, backend: str) -> Future[Any]:
-        """Use a worker's strategy, then run a coroutine function with it, in an event loop in a thread."""
-
-        async def main() -> Any:
-            await _reduces(self.strategies[rank])
-            return await fn(self.strategies[rank])
-
-        return self.pool.submit(partial(anyio.run, main, backend=backend))
-
-    def start_making(self, rank: int, backend: str = "asyncio") -> Future[Any]:
-        """Make a worker's next strategy, in an event loop in a thread."""
-
-        async def make(_: MultiWorkerMirroredStrategy) -> MultiWorkerMirroredStrategy:
-            return self.make(rank)
-
-        return self.start(rank, make, backend)
-
-    def close(self) -> None:
-        for strategy in self.strategies:
-            strategy.close()
-        self.pool.shutdown()
 
 
 @pytest.fixture(params=["asyncio", "trio"])
@@ -87,30 +42,19 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Workers]:
+def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """Yield workers; neither that they are threads of one process counts, nor the signal handlers of this one."""
     monkeypatch.setattr(makings, "ASK_SECONDS", 0.02)
     monkeypatch.setattr(inquiries, "LOOK_SECONDS", 0.02)
     monkeypatch.setattr(standing, "_from_outside", lambda: False)
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
-    found = _Workers()
+    found = Workers()
     yield found
     found.close()
 
 
-async def _reduces(strategy: MultiWorkerMirroredStrategy) -> Any:
-    return await strategy.reduce("SUM", np.ones(2), None)
-
-
-async def _runs(strategy: MultiWorkerMirroredStrategy) -> Any:
-    async def program() -> Any:
-        return await get_replica_context().all_reduce("SUM", 1)
-
-    return await strategy.run(program)
-
-
-@pytest.mark.parametrize("operation", [_reduces, _runs])
-def test_one_that_waits_for_the_maker_never_comes(workers: _Workers, operation: Any, backend: str) -> None:
+@pytest.mark.parametrize("operation", [reduces, runs])
+def test_one_that_waits_for_the_maker_never_comes(workers: Workers, operation: Any, backend: str) -> None:
     others = [workers.start(rank, operation, backend) for rank in range(LAST)]
 
     async def makes(strategy: MultiWorkerMirroredStrategy) -> Any:
@@ -121,10 +65,10 @@ def test_one_that_waits_for_the_maker_never_comes(workers: _Workers, operation: 
 
     found, error = workers.start(LAST, makes, backend).result(20)
     assert [np.sum(other.result(20)) for other in others] == [np.sum(found)] * LAST  # who has caught it goes on
-    name = "strategy.reduce" if operation is _reduces else "strategy.run"
+    name = "strategy.reduce" if operation is reduces else "strategy.run"
     told = (
-        rf"worker 1 makes a strategy at \S+test_further_strategies.py:\d+, and worker 0 never comes to that, for it "
-        rf"waits for worker 1: it waits in {name} at \S+test_further_strategies.py:\d+\n"
+        rf"worker 1 makes a strategy at \S+further.py:\d+, and worker 0 never comes to that, for it "
+        rf"waits for worker 1: it waits in {name} at \S+further.py:\d+\n"
         r"Every worker must make the same strategies in the same order\."
     )
     assert re.fullmatch(told, str(error)), str(error)
@@ -132,7 +76,7 @@ def test_one_that_waits_for_the_maker_never_comes(workers: _Workers, operation: 
     assert error.report.suspects == (0, 1)
 
 
-def test_one_whose_replica_waits_for_the_maker_never_comes(workers: _Workers, backend: str) -> None:
+def test_one_whose_replica_waits_for_the_maker_never_comes(workers: Workers, backend: str) -> None:
     async def program() -> Any:
         ctx = get_replica_context()
         await ctx.barrier()
@@ -147,6 +91,45 @@ def test_one_whose_replica_waits_for_the_maker_never_comes(workers: _Workers, ba
     assert [one.result(20) for one in [workers.start(rank, run, backend) for rank in range(WORKERS)]] == [
         WORKERS
     ] * WORKERS
+
+
+def test_one_that_waits_for_the_maker_never_comes_though_another_strategy_is_unused(
+    workers: Workers, backend: str
+) -> None:
+    workers.make_further()
+    others = [workers.start(rank, runs, backend) for rank in range(LAST)]
+
+    async def makes(strategy: MultiWorkerMirroredStrategy) -> None:
+        with pytest.raises(DeadlockError, match=r"it waits in strategy\.run at \S+, with strategy 1\n"):
+            workers.make(LAST)
+        await runs(strategy)
+
+    workers.start(LAST, makes, backend).result(20)
+    for other in others:
+        other.result(20)
+
+
+def test_one_that_waits_for_the_maker_to_open_a_run_never_comes(workers: Workers, backend: str) -> None:
+    begun = threading.Event()
+
+    async def opens(strategy: MultiWorkerMirroredStrategy) -> Any:
+        await anyio.to_thread.run_sync(begun.wait)
+        return await runs(strategy)
+
+    async def makes(strategy: MultiWorkerMirroredStrategy) -> None:
+        lane = strategy._team._lanes[0]
+        posted = lane.posted
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(runs, strategy)
+            while lane.posted == posted:
+                await anyio.lowlevel.checkpoint()
+            begun.set()
+            with pytest.raises(DeadlockError, match=r"waits for worker 1: it waits in strategy\.run at "):
+                workers.make(LAST)
+
+    others = [workers.start(rank, opens, backend) for rank in range(LAST)]
+    workers.start(LAST, makes, backend).result(20)
+    assert [other.result(20) for other in others] == [WORKERS] * LAST
 
 
 def _waits_for_an_event(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
@@ -183,7 +166,7 @@ def _leaves_by_a_timeout(go_on: threading.Event) -> Callable[[MultiWorkerMirrore
 def _waits_beside_a_timer(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
     async def wait(strategy: MultiWorkerMirroredStrategy) -> None:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_reduces, strategy)
+            tasks.start_soon(reduces, strategy)
             await _sleeps(go_on)(strategy)
             tasks.cancel_scope.cancel()
 
@@ -192,7 +175,7 @@ def _waits_beside_a_timer(go_on: threading.Event) -> Callable[[MultiWorkerMirror
 
 @pytest.mark.parametrize("slow", [_waits_for_an_event, _sleeps, _blocks, _leaves_by_a_timeout, _waits_beside_a_timer])
 def test_one_that_takes_its_time_is_waited_for(
-    workers: _Workers, slow: Any, backend: str, monkeypatch: pytest.MonkeyPatch
+    workers: Workers, slow: Any, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on, asked = threading.Event(), threading.Semaphore(0)
     hear = Makings.hear
@@ -227,7 +210,7 @@ def test_a_warning_tells_what_the_others_are_at(monkeypatch: pytest.MonkeyPatch)
                 mine.hear(2, 1, Whereabouts(1, "it makes one at train.py:7"))
             return bool(told)
 
-    monkeypatch.setattr(makings, "_warn", lambda text, place: told.append((text, place.file)))
+    monkeypatch.setattr(makings, "warn", lambda text, place: told.append((text, place.file)))
     mine.wait(_Request(), 0, 3)
     ((text, file),) = told
     assert file == __file__
@@ -240,15 +223,15 @@ def test_a_warning_tells_what_the_others_are_at(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_warning_that_is_an_error_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     del monkeypatch
-    place = makings._place_of_constructor()
+    place = makings.place_of_constructor()
     assert place is not None
-    makings._warn("told", place)  # the suite makes errors of warnings
+    makings.warn("told", place)  # the suite makes errors of warnings
     assert caplog.messages == ["told"]
     with pytest.warns(StallWarning, match="told"):
-        makings._warn("told", place)
+        makings.warn("told", place)
 
 
-def test_one_whose_process_ends_never_comes(workers: _Workers) -> None:
+def test_one_whose_process_ends_never_comes(workers: Workers) -> None:
     made = workers.pool.submit(workers.make, LAST)
     workers.strategies[0]._team._control._close_at_exit()  # type: ignore[attr-defined]
     told = r"worker 0 of 2 has ended, and worker 1 waits for it to make a strategy at \S+; it had replica 0$"
@@ -288,7 +271,7 @@ def test_what_workers_other_than_the_first_tell_each_other_goes_by_way_of_it() -
     assert [control.gone for control in everyone] == [{1: "has ended"}, {}, {1: "has ended"}]
 
 
-def test_one_that_has_only_closed_a_strategy_is_waited_for(workers: _Workers) -> None:
+def test_one_that_has_only_closed_a_strategy_is_waited_for(workers: Workers) -> None:
     made = [workers.pool.submit(workers.make, LAST)]
     workers.strategies[0].close()
     made += [workers.pool.submit(workers.make, rank) for rank in range(LAST)]
@@ -306,21 +289,31 @@ def test_one_that_has_given_up_a_strategy_may_make_the_next() -> None:
 def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     class _Elder:
         thread = threading.get_ident()
+        verdicts = 0
 
-        def posted(self, lane: int) -> int:
-            return 5 + lane
+        def progress(self) -> dict[int, Progress]:
+            return {lane: Progress(5 + lane, moving=True) for lane in range(2)}
+
+    def is_stuck(*steps: tuple[int, int, int]) -> bool:
+        needs = [Step(number, lane, Progress(posted, moving=False), (0, 0), "") for number, lane, posted in steps]
+        mine.hear(1, 0, Whereabouts(1, "", True, Still(1, 1, tuple(needs), {}, {1: 0})))
+        return bool(mine._never_coming(0, {1: elder}))  # type: ignore[dict-item]
 
     mine, elder = Makings(), _Elder()
+    mine.made = 1
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
-    assert mine._are_in_vain([], {})
-    assert mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
-    assert not mine._are_in_vain([InFlight(1, 0, 6), InFlight(1, 1, 6)], {1: elder})  # type: ignore[dict-item]
-    assert not mine._are_in_vain([InFlight(2, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    assert is_stuck()
+    assert is_stuck((1, 0, 6))
+    assert not is_stuck((1, 0, 6), (1, 1, 6))
+    assert not is_stuck((2, 0, 6))
+    elder.verdicts = 1  # it has heard one that may be on its way to the other
+    assert not is_stuck((1, 0, 6))
+    elder.verdicts = 0
     elder.thread += 1
-    assert not mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    assert not is_stuck((1, 0, 6))
     elder.thread -= 1
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [threading.Thread(name="it loads what that step needs")])
-    assert not mine._are_in_vain([InFlight(1, 0, 6)], {1: elder})  # type: ignore[dict-item]
+    assert not is_stuck((1, 0, 6))
 
 
 def test_a_future_beside_a_step_may_come_from_anywhere() -> None:
@@ -354,7 +347,7 @@ def test_an_event_loop_with_queues_of_its_own_may_have_something_to_run() -> Non
 
 def test_an_answer_to_an_earlier_question_is_left_alone() -> None:
     mine = Makings()
-    mine.hear(1, 7, Whereabouts(0, "it was there then", ()))
+    mine.hear(1, 7, Whereabouts(0, "it was there then"))
     assert mine._others() == ""
 
 
