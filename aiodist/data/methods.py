@@ -38,7 +38,7 @@ class DataMethods:
 
         Raises:
             ReplicaContextError: called, or iterated, inside a replica; called under another strategy.
-            TypeError: the dataset is not iterable. While iterating: a leaf of a batch is no array.
+            TypeError: the dataset is not iterable; options. While iterating: a leaf of a batch is no array.
             ValueError: while iterating: the arrays of a batch differ in their first size, or one has no first axis.
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
@@ -60,7 +60,7 @@ class DataMethods:
 
         Raises:
             ReplicaContextError: called, or iterated, inside a replica; called under another strategy.
-            TypeError: what the function returns is not iterable.
+            TypeError: the function is none, or a coroutine function; what it returns is not iterable; options.
             ValueError: while iterating: the batches of a step differ in structure.
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
@@ -72,7 +72,11 @@ class DataMethods:
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
     ) -> DistributedDataset:
-        """Do the same as `distribute_datasets_from_function`, of which this is the older name."""
+        """Do the same as `distribute_datasets_from_function`, of which this is the older name.
+
+        Raises:
+            ReplicaContextError, TypeError, ValueError: as `distribute_datasets_from_function`.
+        """
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
@@ -82,7 +86,8 @@ class DataMethods:
             value_fn: called once for each replica, with a `ValueContext`; returns nests of equal structure.
 
         Returns:
-            The nest with a `PerReplica` for each leaf, equal ones too; with one replica, what the function returned.
+            The nest with a `PerReplica` for each leaf, equal ones too, but none for a None that all have; with one
+            replica, what the function returned.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
@@ -103,7 +108,7 @@ class DataMethods:
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: a leaf is no NumPy array.
+            TypeError: a leaf is no NumPy array; a session.
             ValueError: the arrays differ in their first size, or one has no first axis.
         """
         require_cross_replica(self, "strategy.experimental_make_numpy_dataset")
