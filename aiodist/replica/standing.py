@@ -1,15 +1,7 @@
-"""Where this worker stands, for those who wait for it: what it is at, and whether it can go on.
-
-An event loop's program goes on by what is ready to run, by timers, files, signals and other threads. Where there are
-none but those by which aiodist asks engines about steps in the air, nothing of the program runs before one of these
-steps is complete. That is looked up in attributes of the event loops that are no part of their documents; where a loop
-has others, as uvloop's has, or keeps elsewhere what is to run, anything might.
-"""
+"""Where this worker stands, for those who wait for it: what it is at, in which steps, and whether it can only wait."""
 
 from __future__ import annotations
 
-import asyncio
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,18 +13,10 @@ from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.signature import KIND
 from aiodist.collective.wording import place
-from aiodist.replica.awaiting import napping
-from aiodist.replica.certainty import trio_tasks
-from aiodist.replica.engine import running_on_trio
-from aiodist.replica.home_loop import HomeLoop
-from aiodist.replica.stacks import links
-from aiodist.replica.stall import TASK_NAME, StallWatch
-from aiodist.replica.suspension import coroutine_of
+from aiodist.replica.idleness import is_in_a_step, runs_here, something_can_run
 from aiodist.vocabulary.environment import stall_seconds
 from aiodist.vocabulary.errors import CollectiveError, DeadlockError
 from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
-from aiodist.vocabulary.threads import busy_threads
-from aiodist.vocabulary.waits import Awaited
 from aiodist.workers.lost import lost_worker
 from aiodist.workers.makings import Makings, warn
 from aiodist.workers.stillness import LaneKey, Progress, Step, Still, made_at
@@ -42,20 +26,12 @@ if TYPE_CHECKING:
     from aiodist.replica.crossing import Crossing
     from aiodist.replica.root_crossing import RootCrossing
     from aiodist.replica.team import Team
-    from aiodist.replica.waiter import Waiter
-    from aiodist.replica.waits import WaitGraph
 
 OPENING: Final = "strategy.run"
 """The kind of meeting that opens a run."""
 
-_GLANCE: Final = 0.0002
 _NOTHING: Final = "its event loop runs"
 _MOST_LINES: Final = 5
-_CONTROL_PLANE: Final = "aiodist control"
-_ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
-_SCHEDULING: Final = ("call_soon", "call_soon_threadsafe", "call_later", "call_at", "_run_once")
-_LIBRARIES: Final = ("asyncio", "anyio", "trio", "uvloop")
-_STEPS: Final = ("aiodist.replica.awaiting", "aiodist.replica.lasting_event")
 
 
 @dataclass
@@ -138,10 +114,10 @@ class Standing:
     def _tell(self, to: Callable[[str, Still | None], object]) -> None:
         from aiodist.replica.waits import look_at_loop  # loaded when there is something to tell
 
-        if self._team.is_here and _runs_here():
+        if self._team.is_here and runs_here():
             graph = look_at_loop()
-            still = None if _something_can_run(lambda: graph) else self._still()
-            graph.waiters = [waiter for waiter in graph.waiters if not _is_in_a_step(waiter)]
+            still = None if something_can_run(lambda: graph) else self._still()
+            graph.waiters = [waiter for waiter in graph.waiters if not is_in_a_step(waiter)]
             to("; ".join([*self._operations(), *graph.lines()][:_MOST_LINES]) or _NOTHING, still)
 
     def look(self, tell: Callable[[Still], object]) -> None:
@@ -157,14 +133,14 @@ class Standing:
         from aiodist.replica.waits import look_at_loop
 
         self._is_looking = False
-        if not (self._team.is_here and _runs_here()):
+        if not (self._team.is_here and runs_here()):
             return
         waited_in = [(one.key, one.lane.posted) for one in self._team._crossings.values() if one.in_the_midst]
         if waited_in != self._waited_in:
             self._waited_in, self._looks, self._wait = waited_in, -1, _Wait()
         self._looks += 1
         self._warn_in_time()
-        if not waited_in or self._looks.bit_count() != 1 or _something_can_run(look_at_loop):
+        if not waited_in or self._looks.bit_count() != 1 or something_can_run(look_at_loop):
             return
         still = self._still()
         if still is not None:
@@ -229,8 +205,8 @@ class Standing:
     def _steps(self, number: int) -> list[Step] | None:
         team = self._team
         crossings = [crossing for crossing in team._crossings.values() if not crossing.clean]
-        recovers = team.recovery.crossings and team._turns.in_use  # else it does when something is called
-        if team.plane is not None or team.lost is not None or recovers or team._home.has_calls:
+        comes = team._turns.in_use and (team._root is None or team._root._step is None)  # by copies from a GPU, say
+        if team.plane is not None or team.lost is not None or comes or team._home.has_calls:
             return None
         if team._home.thread not in (0, get_ident()) or any(map(_is_in_question, crossings)):
             return None
@@ -271,91 +247,3 @@ def _is_opened(crossing: Crossing) -> bool:
 def _is_in_question(crossing: Crossing) -> bool:
     """Whether the control plane, or a group's lane, may bring about something that no step does."""
     return crossing.told or crossing._asked or bool(crossing._parts) or crossing.judged.is_set()
-
-
-def _runs_here() -> bool:
-    if running_on_trio():
-        return True
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _something_can_run(look: Callable[[], WaitGraph]) -> bool:
-    """Whether the program of this loop may go on by anything but steps between workers; looks at its tasks last."""
-    if _on_trio() if running_on_trio() else _on_asyncio(asyncio.get_running_loop()):
-        return True
-    if _from_outside():
-        return True
-    graph = look()
-    return not all(_waits_for_a_step(graph, waiter) for waiter in graph.waiters)
-
-
-def _waits_for_a_step(graph: WaitGraph, waiter: Waiter) -> bool:
-    """Whether a task waits in a collective, for another, or in what all workers do: a future may be any library's."""
-    kind = waiter.suspension.kind
-    if kind is Awaited.COLLECTIVE:
-        return True
-    if kind is Awaited.TASK:  # of several, one may be a future, or a task of a library's
-        known = {id(ender.task) for ender in graph.enders(waiter)}
-        things = waiter.suspension.things
-        return bool(things) and all(id(thing) in known or _is_an_operation(thing) for thing in things)
-    return _is_in_a_step(waiter)
-
-
-def _is_an_operation(thing: Any) -> bool:
-    """Whether this is a task that runs something of a strategy's, and nothing of the program's: it is in no graph."""
-    if not (hasattr(thing, "get_coro") or hasattr(thing, "coro")):
-        return False
-    frames = [link.frame for link in links(coroutine_of(thing)) if link.frame is not None]
-    return any(frame.f_globals.get("__name__", "").startswith("aiodist.strategy") for frame in frames)
-
-
-def _is_in_a_step(waiter: Waiter) -> bool:
-    frames = [link.frame for link in waiter.chain if link.frame is not None]
-    modules = [frame.f_globals.get("__name__", "") for frame in frames]
-    return next((name for name in reversed(modules) if name.partition(".")[0] not in _LIBRARIES), "") in _STEPS
-
-
-def _from_outside() -> bool:
-    """Whether a signal of the program's, or a thread, may let it go on."""
-    if any(callable(signal.getsignal(number)) for number in signal.valid_signals() if number not in _ENDINGS):
-        return True
-    return any(thread.name != _CONTROL_PLANE for thread in busy_threads(pause=_GLANCE))
-
-
-def _on_asyncio(loop: Any) -> bool:
-    if any(getattr(type(loop), name, None) is not getattr(asyncio.BaseEventLoop, name) for name in _SCHEDULING):
-        return True  # it may be driven by a library of windows, say, which has queues of its own
-    try:
-        ready = [handle for handle in loop._ready if not _is_ours(handle)]
-        timers = [timer for timer in loop._scheduled if not timer.cancelled() and not _is_ours(timer)]
-        files = set(loop._selector.get_map()) - napping - {loop._ssock.fileno()}
-        return bool(ready or timers or files)
-    except AttributeError:
-        return True
-
-
-def _is_ours(handle: Any) -> bool:
-    """Whether a callback brings nothing of the program about: a look for stalls, or a call from another thread."""
-    owner, name = getattr(handle._callback, "__self__", None), getattr(handle._callback, "__name__", "")
-    return isinstance(owner, (StallWatch, HomeLoop)) or name == "_read_from_self"
-
-
-def _on_trio() -> bool:
-    from trio import lowlevel
-    from trio._core._run import GLOBAL_RUN_CONTEXT
-
-    try:
-        known = lowlevel.current_statistics()
-        deadlines = GLOBAL_RUN_CONTEXT.runner.deadlines._active
-        files = known.io_statistics.tasks_waiting_read + known.io_statistics.tasks_waiting_write
-        tasks = trio_tasks()
-        here = lowlevel.current_task()
-        runnable = [task for task in tasks if task is not here and task._abort_func is None]
-    except AttributeError:
-        return True
-    looking = sum(task.name == TASK_NAME for task in tasks)
-    return bool(known.run_sync_soon_queue_size or runnable or deadlines > looking or files > len(napping))

@@ -52,7 +52,8 @@ class DeadlockError(CollectiveError):
     Raised on an event loop that can prove it: that of ``aiodist check`` and `aiodist.testing`. No timer is pending, and
     no thread, subprocess or socket is at work. The report says who waits for what, and shows the cycle where there is
     one. Raised by `MultiWorkerMirroredStrategy`, too, where another worker waits in an earlier strategy for the one
-    that makes this.
+    that makes this; and by what workers wait in, where each does with another strategy, for the others have made or
+    used them in another order.
     """
 
 

@@ -218,6 +218,7 @@ class GlooCommunicator(SeparateProcess):
     segment_depth = _THREADS
 
     def __init__(self, meeting: _Meeting, name: str, group: Any) -> None:
+        super().__init__()
         self._found = load_gloo()
         self._meeting = meeting
         self._handle = group

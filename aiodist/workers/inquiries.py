@@ -81,7 +81,15 @@ class Inquiries(Requests):
         if self._rank > 0:
             self._send(0, "still", still)
         elif self.makings is not None:
-            self.makings.hear_still(still)
+            found = self.makings.hear_still(still)
+            if found == self._size:
+                self._on_end_waits()
+            elif found:  # others may be about to tell the same
+                self._later(STILL_SECONDS, "end_waits")
+
+    def _on_end_waits(self) -> None:
+        if self.makings is not None:
+            self.makings.end_waits()
 
     def _on_inquire(self, question: int, number: int) -> None:
         self._send_to_all("inquired", self._rank, question, number)

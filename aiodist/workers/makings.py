@@ -140,9 +140,13 @@ class Makings:
             self._seen.add(rank)
         self._heard = {**self._heard, rank: whereabouts}
 
-    def hear_still(self, still: Still) -> None:
-        """Take what a worker tells that can only wait, in any thread of the first worker's; end what never goes on."""
-        found, elders = self._stillness.hear(still), self.elders
+    def hear_still(self, still: Still) -> int:
+        """Take what a worker tells that can only wait, in any thread; return how many never go on."""
+        return self._stillness.hear(still)
+
+    def end_waits(self) -> None:
+        """Have ended what workers wait in that never go on."""
+        found, elders = self._stillness.take(), self.elders
         why = text_of(found, {number: elder.places for number, elder in elders.items()})
         for strategy, key in {(step.strategy, step.key) for one in found.values() for step in one.steps}:
             if strategy in elders and key is not None:

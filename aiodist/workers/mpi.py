@@ -150,6 +150,7 @@ class MpiCommunicator(SeparateProcess):
     engine = "mpi"
 
     def __init__(self, communicator: Any, of: MpiCommunicator | None = None, name: str = "") -> None:
+        super().__init__()
         self._mpi = load_mpi()
         self._handle = communicator
         self._byte = self._mpi.BYTE

@@ -35,13 +35,15 @@ class SeparateProcess:
     makings: Makings | None = None
     holdings: Holdings | None = None
     name = ""
-    begun = done = moved = 0
 
     rank: int
     size: int
     _listening: Listening | None = None
     _handle: Any  # the engine's own
     _kept: Any = None  # the same, when it is put away
+
+    def __init__(self) -> None:
+        self.begun = self.done = self.moved = 0
 
     def _belong_to(self, holdings: Holdings | None, name: str) -> None:
         """Belong to a strategy; None: a new one."""

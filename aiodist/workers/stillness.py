@@ -1,7 +1,7 @@
 """Stillness: workers that can only wait for each other, in steps of several strategies, or of one.
 
 A worker whose event loop has nothing to run, now or later, before one of the steps is complete that it waits in (see
-`replica.standing`) tells the first worker so: in which steps, and how far it has got in every lane of every strategy.
+`replica.idleness`) tells the first worker so: in which steps, and how far it has got in every lane of every strategy.
 It tells that once, and takes nothing back when it goes on. From what all have told, those are sought of whom nobody can
 ever go on: in each step of each of them, another one of them is missing.
 
@@ -23,8 +23,9 @@ again); to compare the lines at which strategies are made, which may be those of
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from aiodist.collective.wording import ids_briefly
@@ -79,15 +80,20 @@ class Still(NamedTuple):
         """Whether it is making a strategy, and its event loop stands still."""
         return any(step.lane is None for step in self.steps)
 
+    def at(self, strategy: int, lane: int | None) -> Progress:
+        """Return how far it had got there: as far as anybody wants, where that is not told."""
+        if lane is None:
+            return _NOWHERE if self.made < strategy else _ANYWHERE
+        lanes = self.progress.get(strategy)
+        return _ANYWHERE if lanes is None else lanes.get(lane, _NOWHERE)
+
     def is_missing_in(self, step: Step) -> bool:
         """Whether it had not come to a step yet."""
-        if step.lane is None:
-            return self.made < step.strategy
-        lanes = self.progress.get(step.strategy)
-        return lanes is not None and lanes.get(step.lane, _NOWHERE) < step.needs
+        return self.at(step.strategy, step.lane) < step.needs
 
 
 _NOWHERE: Final = Progress(0, moving=False)
+_ANYWHERE: Final = Progress(sys.maxsize, moving=True)
 
 
 def stuck(stills: Iterable[Still]) -> dict[int, Still]:
@@ -99,8 +105,11 @@ def stuck(stills: Iterable[Still]) -> dict[int, Still]:
             latest[strategy] = max(number, latest.get(strategy, 0))
     left = {rank: still for rank, still in left.items() if still.makes or not _may_hear(still, latest)}
     while True:
+        least = _least(left.values())
         free = [
-            rank for rank, still in left.items() if not all(_lacks_one(step, left.values()) for step in still.steps)
+            rank
+            for rank, still in left.items()
+            if not all(least[step.strategy, step.lane] < step.needs for step in still.steps)
         ]
         if not free:
             return left
@@ -113,8 +122,10 @@ def _may_hear(still: Still, latest: Mapping[int, int]) -> bool:
     return any(latest[strategy] > number for strategy, number in still.verdicts.items())
 
 
-def _lacks_one(step: Step, stills: Iterable[Still]) -> bool:
-    return any(still.is_missing_in(step) for still in stills)
+def _least(stills: Collection[Still]) -> dict[tuple[int, int | None], Progress]:
+    """Return how far the last one has got in each lane that somebody waits in: there may be thousands who wait."""
+    lanes = {(step.strategy, step.lane) for still in stills for step in still.steps}
+    return {lane: min(still.at(*lane) for still in stills) for lane in lanes}
 
 
 class Stillness:
@@ -124,10 +135,15 @@ class Stillness:
         self._told: dict[int, Still] = {}
         self._lock = threading.Lock()
 
-    def hear(self, still: Still) -> dict[int, Still]:
-        """Take what a worker tells; return the workers that never go on, once."""
+    def hear(self, still: Still) -> int:
+        """Take what a worker tells; return how many never go on. More may be about to tell the same."""
         with self._lock:
             self._told[still.rank] = still
+            return len(stuck(self._told.values()))
+
+    def take(self) -> dict[int, Still]:
+        """Return the workers that never go on, once."""
+        with self._lock:
             found = stuck(self._told.values())
             for rank in found:
                 del self._told[rank]

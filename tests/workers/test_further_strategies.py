@@ -24,7 +24,7 @@ from aiodist import (
     WorkerLostError,
     get_replica_context,
 )
-from aiodist.replica import standing
+from aiodist.replica import idleness
 from aiodist.replica.waits import WaitGraph
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
@@ -46,7 +46,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """Yield workers; neither that they are threads of one process counts, nor the signal handlers of this one."""
     monkeypatch.setattr(makings, "ASK_SECONDS", 0.02)
     monkeypatch.setattr(inquiries, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(standing, "_from_outside", lambda: False)
+    monkeypatch.setattr(idleness, "_from_outside", lambda: False)
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
     found = Workers()
     yield found
@@ -326,7 +326,7 @@ def test_a_future_beside_a_step_may_come_from_anywhere() -> None:
         await asyncio.sleep(0)
         graph = WaitGraph([step, *waiting])
         by_task = {waiter.task: waiter for waiter in graph.waiters}
-        found = [standing._waits_for_a_step(graph, by_task[task]) for task in waiting]
+        found = [idleness._waits_for_a_step(graph, by_task[task]) for task in waiting]
         for task in [step, *waiting]:
             task.cancel()
         return found
@@ -342,7 +342,7 @@ def test_an_event_loop_with_queues_of_its_own_may_have_something_to_run() -> Non
     kinds: list[type[asyncio.SelectorEventLoop]] = [asyncio.SelectorEventLoop, _OfWindows]
     for kind in kinds:
         with closing(kind()) as loop:
-            assert standing._on_asyncio(loop) is (kind is _OfWindows)
+            assert idleness._on_asyncio(loop) is (kind is _OfWindows)
 
 
 def test_an_answer_to_an_earlier_question_is_left_alone() -> None:

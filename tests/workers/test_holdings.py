@@ -33,6 +33,7 @@ class One(SeparateProcess):
     """A communicator of a model's."""
 
     def __init__(self, size: int, name: str, of: Holdings | None = None) -> None:
+        super().__init__()
         self.size, self._handle = size, Engine()
         self.engine = self._handle
         self._belong_to(of, name)

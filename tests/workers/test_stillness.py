@@ -104,8 +104,8 @@ def test_whoever_is_found_never_goes_on(programs: list[Program], data: st.DataOb
             break
         teller = data.draw(st.integers(-1, len(world.workers) - 1))
         still = None if teller < 0 else world.still(teller)
-        if still is not None:
-            found |= {rank: world.workers[rank].history for rank in stillness.hear(still)}
+        if still is not None and stillness.hear(still):
+            found |= {rank: world.workers[rank].history for rank in stillness.take()}
         world.go_on(*data.draw(st.sampled_from(ready)))
     assert {rank: world.workers[rank].history for rank in found} == found
 
@@ -141,9 +141,11 @@ def test_a_strategy_of_which_nothing_is_told_may_go_on() -> None:
 
 def test_workers_that_are_found_are_told_of_once() -> None:
     stillness = Stillness()
-    assert not stillness.hear(_still(0, 1, ""))
-    assert set(stillness.hear(_still(1, 2, ""))) == {0, 1}
-    assert not stillness.hear(_still(1, 2, ""))
+    assert stillness.hear(_still(0, 1, "")) == 0
+    assert stillness.hear(_still(1, 2, "")) == 2
+    assert stillness.hear(_still(2, 2, "")) == 3
+    assert set(stillness.take()) == {0, 1, 2}
+    assert stillness.hear(_still(1, 2, "")) == 0
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from aiodist import DeadlockError, MultiWorkerMirroredStrategy, Reason, get_replica_context
-from aiodist.replica import standing
+from aiodist.replica import idleness, standing
 from aiodist.replica.standing import Standing
 from aiodist.vocabulary.reports import Location
 from aiodist.workers import inquiries, makings, tcp_control
@@ -33,7 +34,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Workers]:
     """Yield workers; neither that they are threads of one process counts, nor the signal handlers of this one."""
     monkeypatch.setattr(inquiries, "STILL_SECONDS", 0.02)
     monkeypatch.setattr(tcp_control, "BEAT_SECONDS", 0.02)
-    monkeypatch.setattr(standing, "_from_outside", lambda: False)
+    monkeypatch.setattr(idleness, "_from_outside", lambda: False)
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [])
     found = Workers()
     yield found
@@ -140,6 +141,46 @@ def test_tasks_side_by_side_go_on_in_any_order(
         return found
 
     assert workers.everywhere(main, backend) == [[WORKERS, WORKERS]] * WORKERS
+
+
+def test_an_operation_that_has_not_come_to_its_step_may_go_on(workers: Workers, backend: str) -> None:
+    async def steps(told: Standing) -> Any:
+        for _ in range(50):  # a call of the control plane's may be on its way, at any moment
+            await anyio.lowlevel.checkpoint()
+            if (found := told._steps(1)) is not None:
+                return found
+        return None
+
+    async def main(rank: int) -> list[Any]:
+        team = workers.strategies[rank]._team
+        assert team.standing is not None
+        await reduces(workers.strategies[rank])
+        found = [await steps(team.standing)]
+        async with team.turn():  # what it brings is copied from a GPU, say
+            found.append(await steps(team.standing))
+        return found
+
+    assert workers.everywhere(main, backend) == [[[], None]] * WORKERS
+
+
+def test_another_thread_that_may_call_in_is_no_proof() -> None:
+    def runs_a_loop() -> None:
+        asyncio.run(waits())
+
+    async def waits() -> None:
+        here.append(asyncio.get_running_loop())
+        here.append(over := asyncio.Event())
+        running.set()
+        await over.wait()
+
+    here: list[Any] = []
+    running = threading.Event()
+    thread = threading.Thread(target=runs_a_loop)
+    thread.start()
+    running.wait()
+    assert idleness._from_outside()
+    here[0].call_soon_threadsafe(here[1].set)
+    thread.join()
 
 
 def test_a_warning_tells_what_the_other_is_at(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
