@@ -5,6 +5,10 @@ its engine fail. The others then wait in an operation that it never begins, or n
 waiting. **The communicator is never used again**: an operation in the air there would pair with whatever came next. Its
 buffers belong to the engine as long as it may write to them.
 
+A call that fails before its record is told of in the record (`replica.failing`). Nothing is in the air then, and the
+lane stays in use; the account is the same. It counts where others wait in that call, whoever told first: where all have
+failed in it nobody does, and where the calls differ that is told instead.
+
 What was rejected: to carry the step out all the same, with whatever numbers, so that the communicator stays in step (it
 takes the memory that lacks, or the engine that has failed, and the others hear too late that the numbers mean nothing);
 a second record behind each step, by which all say that they could (it costs every step as much as a small step does).

@@ -177,13 +177,30 @@ def text_of(found: Mapping[int, Still], places: Mapping[int, Sequence[str]]) -> 
 
 def made_at(strategy: int, places: Sequence[str]) -> list[str]:
     """Say where a strategy was made; in a line for each place, where the workers made it at several."""
+    alike = _by_place(places)
+    if len(alike) < 2:
+        return [f"Strategy {strategy} was made at {place}." for place in alike]
+    return [f"Strategy {strategy} was made {_by_whom(alike)}."]
+
+
+def made_differently(places: Sequence[str]) -> str:
+    """Say so, where the workers have made a strategy at different places; which may be meant."""
+    alike = _by_place(places)
+    if len(alike) < 2:
+        return ""
+    return f"The strategy was made {_by_whom(alike)}: strategies pair up in the order in which each worker makes them."
+
+
+def _by_place(places: Sequence[str]) -> dict[str, list[int]]:
     alike: dict[str, list[int]] = {}
     for rank, place in enumerate(places):
         alike.setdefault(place, []).append(rank)
-    if len(alike) < 2:
-        return [f"Strategy {strategy} was made at {place}." for place in alike]
+    return alike
+
+
+def _by_whom(alike: Mapping[str, Sequence[int]]) -> str:
     who = [f"by {_workers(ranks)} at {place}" for place, ranks in alike.items()]
-    return [f"Strategy {strategy} was made {', '.join(who[:-1])} and {who[-1]}."]
+    return f"{', '.join(who[:-1])} and {who[-1]}"
 
 
 def _workers(ranks: Sequence[int]) -> str:

@@ -41,6 +41,7 @@ from aiodist.workers.makings import Makings
 from aiodist.workers.peer import Peer, message
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
+from aiodist.workers.stillness import made_differently
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
 
 BEAT_SECONDS: Final = 0.25
@@ -92,7 +93,8 @@ class TcpControl(Inquiries):
         self._waking = threading.RLock()  # a garbage collection in here may let go
         self._left = threading.Event()
         self._process = os.getpid()
-        self._coordinator = Coordinator(layout, order_check, self._ask, self._tell) if self._rank == 0 else None
+        origin = made_differently([hello.place for hello in hellos])
+        self._coordinator = Coordinator(layout, order_check, self._ask, self._tell, origin) if self._rank == 0 else None
         self._peers = star.connected(self._rank, hellos, listening)
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)

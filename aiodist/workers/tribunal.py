@@ -133,6 +133,7 @@ class Coordinator:
         order_check: what call sites are compared by.
         ask: asks a worker for its part, and says which meeting cannot complete, if that is known.
         tell: tells a worker the verdict.
+        origin: what to say of where the workers have made the strategy, if it is to be said.
     """
 
     def __init__(
@@ -141,11 +142,13 @@ class Coordinator:
         order_check: OrderCheck,
         ask: Callable[[int, LaneKey, int | None], None],
         tell: Callable[[int, LaneKey, Verdict], None],
+        origin: str = "",
     ) -> None:
         self._layout = layout
         self._order_check = order_check
         self._ask = ask
         self._tell = tell
+        self._origin = origin
         self._cases: dict[LaneKey, _Case] = {}
         self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
         self._verdicts = 0
@@ -214,6 +217,8 @@ class Coordinator:
         self._standstills.forget(key)
         self._verdicts += 1
         found = judge(case.states, self._layout, self._order_check, case.standing, case.deadlock)
+        if self._origin and not case.deadlock:
+            found = replace(found, report=_with_lines(found.report, [self._origin]))
         found = self._concluded[key] = replace(found, number=self._verdicts)
         if len(self._concluded) > _MOST_CONCLUDED:
             self._concluded.popitem(last=False)
@@ -330,7 +335,9 @@ def _with_notes(
     failures = [(each.replica_id, each.text) for rank in sorted(states) for each in states[rank].failures]
     notes = [f"Replica {replica_id} raised {text}" for replica_id, text in failures if (replica_id, text) not in told]
     notes += [f"Worker {rank}: {states[rank].note}" for rank in sorted(states) if states[rank].note]
-    if not notes:
-        return report
-    text = "\n".join([report.text, *notes])
+    return _with_lines(report, notes) if notes else report
+
+
+def _with_lines(report: CollectiveReport, lines: Sequence[str]) -> CollectiveReport:
+    text = "\n".join([report.text, *lines])
     return CollectiveReport(report.reason, report.sequence_number, report.replicas, report.suspects, text)

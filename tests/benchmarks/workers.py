@@ -5,8 +5,8 @@ as aiodist makes, awaited, without a replica context (unverified); by `ctx.all_r
 (no record), which `without_records` leaves out and which nobody can ask for; by `ctx.all_reduce` as it is (ahead); so
 with ``verify="alongside"``; and with ``reduction="ordered"``. Minimum and median of the rounds are shown, in
 microseconds. Then, for values of 64 MiB: how long the event loop stood still, at most, between two of its turns, by the
-clock and by the processor time that its thread took meanwhile (the rest was other processes'); and the share of a core
-that waiting takes.
+clock and by the processor time that its thread took meanwhile (the rest was other processes'), beside how long the
+engine takes for the same, blocking; and the share of a core that waiting takes.
 """
 
 from __future__ import annotations
@@ -116,8 +116,38 @@ async def replica(rows: Rows, way: str) -> None:
     bell.close()
 
 
-async def stalls() -> dict[str, tuple[float, float, float]]:
-    """Return, by collective, its seconds, and the most between two turns of the loop, by the clock and the thread's."""
+def blocking(value: Any, engine: Communicator) -> dict[str, float]:
+    """Return, by collective, the seconds that the engine itself takes, blocking; the least of three."""
+    if isinstance(engine, GlooCommunicator):
+        return {}
+    world = load_mpi().COMM_WORLD
+    out, whole = np.empty_like(value), np.empty((engine.size, *value.shape), value.dtype)
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: world.Allreduce(value, out),
+        "all_gather": lambda: world.Allgather(value, whole),
+        "broadcast": lambda: world.Bcast(out, 0),
+        "all_to_all": lambda: world.Alltoall(value, out),
+    }
+    found = {}
+    for name, call in calls.items():
+        took = []
+        for _ in range(4):
+            world.Barrier()
+            begun = time.perf_counter()
+            call()
+            took.append(time.perf_counter() - begun)
+        found[name] = min(took[1:])
+    return found
+
+
+Stalls: TypeAlias = dict[str, tuple[float, float, float]]
+
+
+async def stalls() -> tuple[Stalls, dict[str, float]]:
+    """Return, by collective, its seconds, and the most between two turns of the loop, by the clock and the thread's.
+
+    And the seconds of the engine itself.
+    """
     ctx = get_replica_context()
     value = np.ones(1 << 24, np.float32)
     calls: dict[str, Callable[[], Any]] = {
@@ -128,7 +158,8 @@ async def stalls() -> dict[str, tuple[float, float, float]]:
         "broadcast": lambda: ctx.broadcast(value, 0),
         "all_to_all": lambda: ctx.all_to_all(value),
     }
-    return {name: await stall(call) for name, call in calls.items()}
+    alone = blocking(value, ctx.strategy._team._lanes[0].communicator)
+    return {name: await stall(call) for name, call in calls.items()}, alone
 
 
 async def stall(call: Callable[[], Awaitable[Any]]) -> tuple[float, float, float]:
@@ -186,16 +217,17 @@ def main() -> None:
     for _ in range(ROUNDS):
         for way, each in strategies.items():
             asyncio.run(each.run(replica, (rows, way)))
-    longest = asyncio.run(strategy.run(stalls))
-    longest["ordered"] = asyncio.run(strategies["ordered"].run(stalls))["all_reduce"]
+    longest, alone = asyncio.run(strategy.run(stalls))
+    longest["ordered"] = asyncio.run(strategies["ordered"].run(stalls))[0]["all_reduce"]
     share = asyncio.run(strategy.run(wait_for_the_other))
     if strategy.cluster_resolver.task_id == 0:
         print(" " * 8 + "".join(f"{way:>16}" for way in WAYS))
         for name, found in rows.items():
             print(f"{name:8}" + "".join(f"{text(found.get(way)):>16}" for way in WAYS))
-        print(f"{'64 MiB':14}{'ms':>8}{'stall':>8}{'of it own':>11}")
+        print(f"{'64 MiB':14}{'ms':>8}{'stall':>8}{'of it own':>11}{'blocking':>10}")
         for name, seconds in longest.items():
-            print(f"{name:14}" + "".join(f"{1e3 * s:{width}.1f}" for s, width in zip(seconds, (8, 8, 11), strict=True)))
+            shown = "".join(f"{1e3 * s:{width}.1f}" for s, width in zip(seconds, (8, 8, 11), strict=True))
+            print(f"{name:14}{shown}" + (f"{1e3 * alone[name]:10.1f}" if name in alone else f"{'-':>10}"))
         print(f"waiting takes {share:.0%} of a core")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from aiodist import CollectiveError, MultiWorkerMirroredStrategy, ReplicaContext
 from aiodist.collective import group
 from tests.workers.failing import Call, Failures
+from tests.workers.launched import job
 from tests.workers.network import network
 from tests.workers.simulated import Job, Program
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+PROGRAM = HERE / "failing_job.py"
+with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 MANY = (*[1] * 64, 2)
 pytestmark = pytest.mark.anyio
 
@@ -122,10 +126,10 @@ CASES: dict[str, tuple[Program, tuple[int, ...], dict[Call, Exception]]] = {
 }
 
 
-async def _texts(failures: Failures, job: Job, name: str) -> set[str]:
+async def _texts(failures: Failures, team: Job, name: str) -> set[str]:
     program, _, planned = CASES[name]
     failures.planned |= planned
-    outcomes = await failures.run(job, program)
+    outcomes = await failures.run(team, program)
     failures.planned.clear()
     told = [outcome for outcome in outcomes if not isinstance(outcome, MemoryError)]
     assert all(isinstance(outcome, CollectiveError) for outcome in told), outcomes
@@ -142,16 +146,16 @@ async def test_what_is_told(name: str, options: Any, failures: Failures, update_
     program, counts, _ = CASES[name]
     if program is uneven and "verify" in options:
         pytest.skip("joining needs records that come first")
-    job = Job(*counts, **options)
-    texts = await _texts(failures, job, name)
+    team = Job(*counts, **options)
+    texts = await _texts(failures, team, name)
     (text,) = texts
     golden = HERE / "golden" / f"{name}.txt"
     if update_golden:
         golden.write_text(text, encoding="utf-8")
     assert text == golden.read_text(encoding="utf-8")
-    await job.check_that_it_works()
-    assert not job.strategies[0]._team.recovery.crossings, "the lane is used again"
-    await job.check_that_it_works()
+    await team.check_that_it_works()
+    assert not team.strategies[0]._team.recovery.crossings, "the lane is used again"
+    await team.check_that_it_works()
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -163,9 +167,9 @@ async def test_the_same_is_told_whatever_comes_late(
     golden = {(HERE / "golden" / f"{name}.txt").read_text(encoding="utf-8")}
     for seed in range(8):
         async with network(seed):
-            job = Job(*CASES[name][1])
-            assert await _texts(failures, job, name) == golden, seed
-            await job.check_that_it_works()
+            team = Job(*CASES[name][1])
+            assert await _texts(failures, team, name) == golden, seed
+            await team.check_that_it_works()
 
 
 @pytest.mark.parametrize("options", [{}, {"verify": "alongside"}, {"reduction": "ordered"}], ids=str)
@@ -173,22 +177,22 @@ async def test_the_same_is_told_whatever_comes_late(
 async def test_a_call_that_has_failed_on_all_workers_is_behind_all_of_them(
     counts: tuple[int, ...], options: Any, failures: Failures
 ) -> None:
-    job = Job(*counts, **options)
+    team = Job(*counts, **options)
     failures.planned |= no_room(*((rank, "all_gather", 1) for rank in range(len(counts))))
     for program in (gathers, overlapped):
-        for found in await failures.run(job, program):
+        for found in await failures.run(team, program):
             assert [[step is None for step in row] for row in found] == [[False, True, False, False]] * len(found)
-    raised = [outcome for outcome in await failures.run(job, catches_nothing) if not isinstance(outcome, MemoryError)]
+    raised = [outcome for outcome in await failures.run(team, catches_nothing) if not isinstance(outcome, MemoryError)]
     assert len(raised) < len(counts)  # who comes there when others have failed already is told of them
     assert all(" could not carry out collective #1, all_gather" in str(error) for error in raised), raised
-    await job.check_that_it_works()
+    await team.check_that_it_works()
 
 
 @pytest.mark.parametrize("counts", [(1, 1, 1), (1, 2)], ids=str)
 async def test_a_call_that_has_failed_on_all_who_have_not_joined(counts: tuple[int, ...], failures: Failures) -> None:
-    job = Job(*counts)
+    team = Job(*counts)
     failures.planned |= no_room(*((rank, "all_reduce", 1) for rank in range(1, len(counts))))
-    rows = [row for found in await failures.run(job, uneven) for row in found]
+    rows = [row for found in await failures.run(team, uneven) for row in found]
     assert rows == ["[3.0] 3", "[3.0, None] 3", "[3.0, None, 1.0] 3"]
 
 
@@ -209,17 +213,17 @@ async def test_more_workers_than_all_receive_everything_of(joined: int, failures
         await ctx.join()
         return sums
 
-    job = Job(*MANY)
+    team = Job(*MANY)
     failures.planned |= no_room(*((rank, "all_reduce", 0) for rank in range(joined, len(MANY))))
-    found = [row for outcome in await failures.run(job, program) for row in outcome]
+    found = [row for outcome in await failures.run(team, program) for row in outcome]
     assert found == [[]] * joined + [[None, 66.0 - joined]] * (66 - joined)
     failures.planned.pop((5, "all_reduce", 0))
-    texts = {str(outcome) for outcome in await failures.run(job, program)}
+    texts = {str(outcome) for outcome in await failures.run(team, program)}
     assert len(texts) == 1
     who = "workers 1-4 and 6-64 of 65 (replicas 1-4 and 6-65)" if joined else "workers 0-4 and 6-64 of 65"
     assert texts.pop().startswith(who)
     failures.planned.clear()
-    await job.check_that_it_works()
+    await team.check_that_it_works()
 
 
 async def reduce(strategy: MultiWorkerMirroredStrategy) -> Any:
@@ -233,10 +237,10 @@ async def run(strategy: MultiWorkerMirroredStrategy) -> Any:
 @pytest.mark.parametrize("counts", [(1, 1, 1), (2, 1, 1)], ids=str)
 @pytest.mark.parametrize("operation", [reduce, run])
 async def test_outside_of_replicas(operation: Any, counts: tuple[int, ...], failures: Failures) -> None:
-    job, kind = Job(*counts), f"strategy.{operation.__name__}"
-    works = await failures.everywhere(job, operation)
+    team, kind = Job(*counts), f"strategy.{operation.__name__}"
+    works = await failures.everywhere(team, operation)
     failures.planned |= no_room((1, kind, None))
-    outcomes = await failures.everywhere(job, operation)
+    outcomes = await failures.everywhere(team, operation)
     assert repr(outcomes.pop(1)) == "MemoryError('no room')"
     (text,) = {str(outcome) for outcome in outcomes}
     assert text.startswith("worker 1 of 3 ")
@@ -244,6 +248,38 @@ async def test_outside_of_replicas(operation: Any, counts: tuple[int, ...], fail
     assert ": MemoryError: no room\n" in text
     failures.planned |= no_room(*((rank, kind, None) for rank in range(3)))
     for _ in range(2):
-        assert [repr(each) for each in await failures.everywhere(job, operation)] == ["MemoryError('no room')"] * 3
+        assert [repr(each) for each in await failures.everywhere(team, operation)] == ["MemoryError('no room')"] * 3
     failures.planned.clear()
-    assert repr(await failures.everywhere(job, operation)) == repr(works)
+    assert repr(await failures.everywhere(team, operation)) == repr(works)
+
+
+@pytest.mark.parametrize(
+    ("workers", "how"),
+    [
+        (3, ("asyncio", "ahead", "mpi")),
+        (2, ("trio", "alongside", "mpi")),
+        pytest.param(2, ("asyncio", "ahead", "gloo"), marks=with_torch),
+    ],
+    ids=str,
+)
+def test_real_workers_hear_of_it_or_go_on(workers: int, how: tuple[str, str, str]) -> None:
+    code, output, _ = job(workers, *how[:2], engine=how[2], program=PROGRAM)
+    assert code == 0, output
+    found = {tuple(head.split()): rest for head, _, rest in (line.partition(": ") for line in output.splitlines())}
+    last, error = workers - 1, "MemoryError: no room <- None"
+    who = f"worker {last} of {workers} (replica {last}) could not carry out collective #"
+    for rank in range(workers):
+        for name in ("catches", "raises", "gathers"):
+            told = found["one", name, str(rank), "soon"]
+            assert (
+                told == error
+                if rank == last and name != "catches"
+                else told.startswith(f"IncompleteCollectiveError: {who}")
+            ), told
+        steps = [repr([10 * step + rank for rank in range(workers)]) for step in range(3)]
+        assert found["all", "catches", str(rank), "soon"] == repr(f"[{steps[0]}, None, {steps[2]}]")
+        assert found["none", "catches", str(rank), "soon"] == repr(f"[{', '.join(steps)}]")
+        assert found["all", "gathers", str(rank), "soon"] == error
+        assert "could not carry out" in found["all", "raises", str(rank), "soon"] or (
+            found["all", "raises", str(rank), "soon"] == error
+        )

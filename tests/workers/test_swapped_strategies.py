@@ -6,6 +6,8 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +15,15 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from aiodist import DeadlockError, MultiWorkerMirroredStrategy, Reason, get_replica_context
+from aiodist import CollectiveMismatchError, DeadlockError, MultiWorkerMirroredStrategy, Reason, get_replica_context
 from aiodist.replica import idleness, standing
 from aiodist.replica.standing import Standing
 from aiodist.vocabulary.reports import Location
 from aiodist.workers import inquiries, makings, tcp_control
+from aiodist.workers.simulated import SimulatedCluster
 from tests.workers.further import WORKERS, Workers, reduces, runs
 from tests.workers.launched import job
+from tests.workers.over_tcp import OverTcp
 
 Strategies = tuple[MultiWorkerMirroredStrategy, ...]
 
@@ -141,6 +145,35 @@ def test_tasks_side_by_side_go_on_in_any_order(
         return found
 
     assert workers.everywhere(main, backend) == [[WORKERS, WORKERS]] * WORKERS
+
+
+def test_a_report_on_a_strategy_that_was_made_at_different_places_says_so() -> None:
+    communicators: list[Any] = [OverTcp(one) for one in SimulatedCluster(WORKERS).communicators]
+
+    def here(rank: int) -> MultiWorkerMirroredStrategy:
+        return MultiWorkerMirroredStrategy(communicators[rank], ["CPU:0"])
+
+    def there(rank: int) -> MultiWorkerMirroredStrategy:
+        return MultiWorkerMirroredStrategy(communicators[rank], ["CPU:0"])
+
+    def use(rank: int) -> str:
+        with closing((here, there)[rank](rank)) as strategy, pytest.raises(CollectiveMismatchError) as raised:
+            asyncio.run(_in_one_go(strategy, (reduces, runs)[rank]))
+        return str(raised.value).splitlines()[-1]
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        told = list(pool.map(use, range(WORKERS)))
+    place = r"\S+test_swapped_strategies\.py:\d+"
+    assert told[0] == told[1]
+    assert re.fullmatch(
+        rf"The strategy was made by worker 0 at {place} and by worker 1 at {place}: strategies pair up in the order in "
+        r"which each worker makes them\.",
+        told[0],
+    ), told[0]
+
+
+async def _in_one_go(strategy: MultiWorkerMirroredStrategy, operation: Any) -> Any:
+    return await operation(strategy)
 
 
 def test_an_operation_that_has_not_come_to_its_step_may_go_on(workers: Workers, backend: str) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from aiodist_kernels.cuda.forms import Form
 
-BLOCKS, THREADS = 2, 8
+BLOCKS, THREADS = 2, 4
 
 
 def launch(form: Form, lanes_per_element: int, leaves: Sequence[Reduction], among: int | None = None) -> None:

@@ -1,0 +1,83 @@
+"""A program for several real workers, where calls fail on the last one, or on all, before their records are brought.
+
+It prints what each worker's replica has found, or raises, and how long that takes.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import anyio
+import numpy as np
+
+from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
+from aiodist.collective.signature import KIND
+from aiodist.replica.courses import Courses
+from tests.workers.breakdown_job import say, total
+
+
+class Planning:
+    """What finds out how a call is carried out, where it lacks memory or not."""
+
+    def __init__(self) -> None:
+        self.planned = self.fails = False
+        self._of = Courses.of
+        planning = self
+
+        def of(courses: Courses, meeting: Any) -> Any:
+            if planning.fails and meeting.signature[KIND].name.endswith("gather"):
+                raise MemoryError("no room")
+            return planning._of(courses, meeting)
+
+        setattr(Courses, "of", of)  # noqa: B010  (which no type checker takes for an error)
+
+
+async def main(verify: str) -> None:
+    """Fail in every way."""
+    options = CommunicationOptions(verify=verify, timeout_seconds=20.0)
+    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"], communication_options=options)
+    rank, workers = strategy.cluster_resolver.task_id, strategy.num_replicas_in_sync
+    planning = Planning()
+
+    async def catches() -> Any:
+        ctx = get_replica_context()
+        found: list[Any] = []
+        for step in range(3):
+            await ctx.barrier()
+            planning.fails = step == 1 and planning.planned
+            try:
+                found.append((await ctx.all_gather(np.array([10 * step + rank]), 0)).tolist())
+            except MemoryError:
+                found.append(None)
+            planning.fails = False
+        return repr(found)
+
+    async def does_not() -> None:
+        planning.fails = planning.planned
+        await get_replica_context().all_gather(np.ones(2), 0)
+
+    async def gathers(strategy: MultiWorkerMirroredStrategy) -> Any:
+        planning.fails = planning.planned
+        return (await strategy.gather(np.ones(2), 0)).tolist()
+
+    for where, planning.planned in (("one", rank == workers - 1), ("all", True), ("none", False)):
+        for name, operation in (
+            ("catches", lambda strategy: strategy.run(catches)),
+            ("raises", lambda strategy: strategy.run(does_not)),
+            ("gathers", gathers),
+        ):
+            begun = time.monotonic()
+            try:
+                told = repr(await operation(strategy))
+            except (RuntimeError, MemoryError) as error:
+                told = f"{type(error).__name__}: {error}".partition("\n")[0] + f" <- {error.__cause__!r}"
+            planning.fails = False
+            soon = "soon" if time.monotonic() - begun < 10.0 else f"{time.monotonic() - begun:.1f} s"
+            say(f"{where} {name} {rank} {soon}: {told}")
+            assert await strategy.run(lambda: total(get_replica_context())) is not None
+
+
+if __name__ == "__main__":
+    anyio.run(main, sys.argv[2], backend=sys.argv[1])
