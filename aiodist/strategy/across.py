@@ -106,8 +106,8 @@ def components(op: ReduceOp, leaf: Any, replicas: Sequence[int]) -> Sequence[Any
         return leaf.values[:1] if same else leaf.values
     if len(replicas) > 1 and op in (ReduceOp.SUM, ReduceOp.PRODUCT):
         raise ValueError(
-            f"{op.name} expects a per-replica value; a plain value is the same on all {len(replicas)} replicas, and "
-            "whether it counts once or for each cannot be known: reduce with MEAN, or return it from strategy.run"
+            f"{op.name} expects a per-replica value; a plain value is the same on all replicas, and whether it counts "
+            "once or for each cannot be known: reduce with MEAN, or return it from strategy.run"
         )
     return [leaf]
 

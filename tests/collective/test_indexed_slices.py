@@ -262,6 +262,7 @@ def test_nothing_makes_an_array_of_it() -> None:
         ([[1.0]], [0], (3, 2), ValueError, r"must go on as the rows do, whose shape is \(1,\)"),
         ([1.0], [0], (), ValueError, "must go on as the rows do"),
         ([1.0], [0], (3.5,), TypeError, "dense_shape must hold integers"),
+        ([1.0], [0], 3, TypeError, "dense_shape must hold integers, got 3"),
     ],
 )
 def test_parts_that_do_not_fit(values: Any, indices: Any, shape: Any, error: type[Exception], text: str) -> None:
