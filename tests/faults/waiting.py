@@ -16,26 +16,28 @@ SUM = ReduceOp.SUM
 LOSS = np.array([1.0, 2.0], np.float32)
 
 
-@incomplete(Reason.ABANDONED, 1)
-async def timeout_around_one_collective(ctx: ReplicaContext) -> None:
+@incomplete(Reason.ABANDONED, 1, shared=anyio.Event)
+async def timeout_around_one_collective(ctx: ReplicaContext, over: anyio.Event) -> None:
     if ctx.replica_id_in_sync_group == 0:
-        await anyio.sleep(0.05)
+        await over.wait()
     with anyio.move_on_after(0.01 if ctx.replica_id_in_sync_group == 1 else 60):
         await ctx.all_reduce(SUM, LOSS)  # named
+    over.set()
     await ctx.barrier()
 
 
-@incomplete(Reason.ABANDONED, 2, anyio=False)
-async def cancelled_child_task(ctx: ReplicaContext) -> None:
+@incomplete(Reason.ABANDONED, 2, anyio=False, shared=anyio.Event)
+async def cancelled_child_task(ctx: ReplicaContext, cancelled: anyio.Event) -> None:
     async def reduce() -> None:
         await ctx.all_reduce(SUM, LOSS)  # named
 
     if ctx.replica_id_in_sync_group == 0:
-        await asyncio.sleep(0.02)
+        await cancelled.wait()
     task = asyncio.create_task(reduce())
     if ctx.replica_id_in_sync_group == 2:
         await asyncio.sleep(0.01)
         task.cancel()
+        cancelled.set()
     await asyncio.gather(task, return_exceptions=True)
     await ctx.barrier()
 
