@@ -87,7 +87,7 @@ def test_who_hears_of_one_strategy_first_cannot_let_another_worker_go_on(
     workers: Workers, operation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both, held = workers.make_further(), list[Callable[[], object]]()
-    slow, fast = (strategy._team.standing._control for strategy in both[1])
+    slow, fast = (strategy._team.standing._control for strategy in both[1] if strategy._team.standing is not None)
     ask, judged, heard = TcpControl._on_ask, TcpControl._judged, Together.heard
 
     def asked(self: TcpControl, *arguments: Any) -> None:
