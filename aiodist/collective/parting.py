@@ -18,6 +18,7 @@ from aiodist.collective.wording import count, ids_briefly, place
 from aiodist.vocabulary.reports import CallRecord, Divergence, Location, Parting
 
 _MOST_LINES = 8
+_MOST_BREAKS = 4
 _OR_ELSE = ", or makes the two in another order"
 
 
@@ -141,8 +142,22 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location) -> Divergence:
         )
     else:
         text = f"After more than {made} common calls at {place(call.location)} "
-    text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}."
+    text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_breaks(loop)}."
     return Divergence(Parting.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
+
+
+def _breaks(loop: Location) -> str:
+    """Say where a loop has `break` statements, and on what condition: the usual way out of one too early."""
+    lines = source.breaks(loop.file, loop.line)
+    if not lines:
+        return ""
+    if len(lines) > 1:
+        return f", which has breaks at {', '.join(place(loop._replace(line=line)) for line in lines[:_MOST_BREAKS])}"
+    line = source.condition_of(loop.file, lines[0])
+    if line is None or line <= loop.line:
+        return f", which has a break at {place(loop._replace(line=lines[0]))}"
+    condition = loop._replace(line=line)
+    return f", which has a break under `{source.line_at(condition)}` at {place(condition)}"
 
 
 # By the rounds before.

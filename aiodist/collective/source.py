@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ast
 import linecache
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from aiodist.vocabulary.reports import Location
 
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _BRANCHES = (ast.If, *_LOOPS, ast.Try, ast.Match, ast.IfExp)
 _ARMS = ("body", "orelse", "handlers", "cases", "finalbody")
 _TIME_LIMITS = {"timeout", "timeout_at", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
@@ -60,6 +62,27 @@ def loop_left(file: str, inside: int, outside: int) -> int | None:
     """Return the line of the outermost loop that one line stands in and the other does not."""
     loops = [node.lineno for node in _parting(file, inside, outside) if isinstance(node, _LOOPS)]
     return min((line for line in loops if _stands_in_loop(file, line, inside)), default=None)
+
+
+def breaks(file: str, loop: int) -> list[int]:
+    """Return the lines of the `break` statements that leave the loop at a line."""
+    return sorted({line for node in _nodes(file) if isinstance(node, _LOOPS) and node.lineno == loop
+                   for line in _breaks(node.body)})  # fmt: skip
+
+
+def _breaks(nodes: Iterable[ast.AST]) -> Iterator[int]:
+    for node in nodes:
+        if isinstance(node, ast.Break):
+            yield node.lineno
+        elif isinstance(node, _LOOPS):
+            yield from _breaks(node.orelse)
+        elif not isinstance(node, _SCOPES):
+            yield from _breaks(ast.iter_child_nodes(node))
+
+
+def condition_of(file: str, line: int) -> int | None:
+    """Return the line of the innermost `if` in whose body a line stands."""
+    return max((n.lineno for n in _nodes(file) if isinstance(n, ast.If) and _arm(n, line) == "body"), default=None)
 
 
 def _stands_in_loop(file: str, loop: int, line: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import CoroutineType
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -84,6 +85,14 @@ def replica_id(value: Any, what: str) -> int:
         raise TypeError(f"{what} must be a replica id, an int, got {value!r}")
     index: int = value.__index__()
     return index
+
+
+def uncalled(fn: object) -> str:
+    """Return what to do where a coroutine was passed for the function that makes it; empty for everything else."""
+    if not isinstance(fn, CoroutineType):
+        return ""
+    name = fn.__name__
+    return f"; pass the function itself, uncalled, and its arguments in args: run({name}, args=(...))"
 
 
 def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

@@ -78,9 +78,9 @@ class Standing:
         """Ask all others where they are on their way to the strategy of that number."""
         self._control.inquire(question, number)
 
-    def stop(self, key: LaneKey, why: str) -> None:
+    def stop(self, key: LaneKey, why: str, heard: Callable[[Callable[[], object]], object]) -> None:
         """Have ended, on all workers, what they do in a lane, for they wait there for ever; on the first worker."""
-        self._control.stop(key, why)
+        self._control.stop(key, why, heard)
 
     @property
     def verdicts(self) -> int:

@@ -147,7 +147,7 @@ class Strategy(DataMethods, V1Strategy):
         """Return the call that each replica of this process makes in a run."""
         require_cross_replica(self, "strategy.run")
         if not callable(fn):
-            raise TypeError(f"strategy.run expects a function, got {fn!r}")
+            raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
         args, kwargs = arguments.call_arguments(args, kwargs)
         return [(fn, *self._select(place, args, kwargs)) for place in range(self._num_local_replicas)]
 

@@ -7,16 +7,17 @@ from argparse import ArgumentTypeError
 
 def positive(text: str) -> int:
     """Read a whole number from 1 on."""
-    number = natural(text)
-    if number < 1:
-        raise ArgumentTypeError(f"expected a whole number from 1 on, got {text!r}")
-    return number
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
     """Read a whole number from 0 on."""
-    if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"expected a whole number, got {text!r}")
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
     return int(text)
 
 

@@ -74,7 +74,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        raise ArgumentTypeError(f"expected a number of seconds, got {text!r}")
+        raise ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
     return seconds
 
 
@@ -145,18 +145,18 @@ class _Progress:
 
 
 def _print(checked: Checked) -> None:
-    from rich.console import Console
-
     from aiodist.checking import words
+    from aiodist.demos.console import open_console
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_console()
+    console.soft_wrap = True
     if not console.is_terminal:
         console.width = _WIDE
     if checked.exploration.failure is not None:
         _print_report(console, words.failure_text(checked))
-        console.print("\n".join(["", *words.schedule_lines(checked)]), markup=False)
+        console.print("\n".join(["", *words.schedule_lines(checked)]))
         return
-    console.print(words.agreement(checked), markup=False)
+    console.print(words.agreement(checked))
     _print_table(console, *words.table(checked.ledger))
 
 

@@ -8,7 +8,8 @@ The job's exit code is that of the first worker that has failed by itself: one t
 fail, too, and may come to its end after them. Those note that they are echoes.
 
 A worker notes there, too, that it waits to meet the others for a further strategy, and how often they have met. They
-all meet at once, so where one has ended that has met them no more often than one that waits, that one does so in vain.
+all meet at once, so where one has ended that has met them no more often than one that waits, that one does so in vain;
+and likewise where one is ready to end, and MPI keeps it until all are.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ class _Job:
 
     def _waits_in_vain(self, now: float) -> str | None:
         """Return what is to be said where workers wait to meet one that has ended; None where none does."""
-        ended = {note.suffix[1:] for note in self._notes.glob("ended.*")}
+        ended = {note.suffix[1:] for kind in ("ended", "leaving") for note in self._notes.glob(f"{kind}.*")}
         met = {note.suffix[1:]: int(note.read_text() or 0) for note in self._notes.glob("met.*")}
         waiting = {note.suffix[1:] for note in self._notes.glob("meeting.*")}  # after how often they had met before
         if not ended:

@@ -74,7 +74,8 @@ def flavour_of(path: str) -> Flavour:
         return Flavour.HYDRA
     if "Open MPI" in text or "OpenRTE" in text or "PRRTE" in text:
         return Flavour.OPEN_MPI
-    raise UsageError(f"{path} is neither MPICH's nor Open MPI's: {text.strip()[:200]!r}; name one by --launcher")
+    first = text.strip().partition("\n")[0]
+    raise UsageError(f"{path} is neither MPICH's nor Open MPI's: {first[:200]!r}; name one by --launcher")
 
 
 def flags(flavour: Flavour, workers: int, hosts: Sequence[str]) -> list[str]:

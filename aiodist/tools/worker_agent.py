@@ -37,7 +37,7 @@ ENDING_SECONDS: Final = 3.0
 _TURN_SECONDS: Final = 0.05
 _KILL_SECONDS: Final = 2.0
 _LINUX: Final = sys.platform == "linux"
-_STAGES: Final = {b"e": "meeting", b"t": "met", b"a": "apart", b"o": "echo"}  # as a worker names them
+_STAGES: Final = {b"e": "meeting", b"t": "met", b"a": "apart", b"l": "leaving", b"o": "echo"}  # as a worker names them
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 

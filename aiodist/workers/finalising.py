@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from aiodist.workers.ending import last_error
 from aiodist.workers.holdings import in_the_air
-from aiodist.workers.meeting import another_has_failed, has_a_launcher
+from aiodist.workers.meeting import Stage, another_has_failed, has_a_launcher, tell
 from aiodist.workers.separate import unfinished
 
 _LANDING_SECONDS: Final = 1.0
@@ -36,6 +36,7 @@ def finalise(mpi: Any, worker: int) -> None:
         return
     if any(not isinstance(entry, tuple) for entry in unfinished):  # a worker is lost
         return
+    tell(Stage.LEAVING)
     doubtful = bool(unfinished) or not _all_landed()
     if not doubtful and not has_a_launcher():
         mpi.Finalize()

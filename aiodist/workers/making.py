@@ -2,7 +2,8 @@
 
 What is made has members that are known to make it, too, in the same order for all that have members in common (the
 lane book sees to both): so each is complete as soon as the slowest of its members has got to it, and none waits for one
-behind it. A member that dies in the midst leaves the thread waiting for ever. Nobody waits for the thread.
+behind it. That holds within a strategy, so each has a thread of its own: of two strategies, workers may begin to make
+what they need in any order. A member that dies in the midst leaves the thread waiting for ever. Nobody waits for it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,41 @@ if TYPE_CHECKING:
     from aiodist.workers.communicator import Communicator
 
 
+class Maker:
+    """Makes the communicators of a strategy, in a thread while there is anything to make."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._to_make: deque[Making] = deque()
+
+    def begin(self, make: Callable[[], Communicator]) -> Making:
+        """Begin to make one.
+
+        Args:
+            make: makes it, and blocks meanwhile. It is called when all that was to be made before has been.
+        """
+        making = Making(make)
+        with self._lock:
+            self._to_make.append(making)
+            first = len(self._to_make) == 1
+        if first:
+            threading.Thread(target=self._serve, name="aiodist communicators", daemon=True).start()
+        return making
+
+    def _serve(self) -> None:
+        while True:
+            self._to_make[0].carry_out()
+            with self._lock:
+                self._to_make.popleft()
+                if not self._to_make:
+                    return
+
+
 class Making:
     """A communicator in the making.
 
     Args:
-        make: makes it, and blocks meanwhile. It is called when all that was to be made before has been.
+        make: makes it, and blocks meanwhile.
     """
 
     def __init__(self, make: Callable[[], Communicator]) -> None:
@@ -29,11 +60,7 @@ class Making:
         self._error: Exception | None = None
         self._callbacks: list[Callable[[], object]] = []
         self._over = False
-        with _lock:
-            _to_make.append(self)
-            first = len(_to_make) == 1
-        if first:
-            threading.Thread(target=_serve, name="aiodist communicators", daemon=True).start()
+        self._lock = threading.Lock()
 
     def carry_out(self) -> None:
         """Make it, in the thread that does."""
@@ -41,7 +68,7 @@ class Making:
             self._made = self._make()
         except Exception as error:  # noqa: BLE001  (it is for who waits)
             self._error = error
-        with _lock:
+        with self._lock:
             self._over = True
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
@@ -59,7 +86,7 @@ class Making:
 
     def add_done_callback(self, fn: Callable[[], object], /) -> None:
         """Call a function, in the thread, when it is complete; at once where it is."""
-        with _lock:
+        with self._lock:
             if not self._over:
                 self._callbacks.append(fn)
                 return
@@ -69,17 +96,3 @@ class Making:
         """Return it; it is complete."""
         assert self._made is not None
         return self._made
-
-
-_lock = threading.Lock()
-_to_make: deque[Making] = deque()
-
-
-def _serve() -> None:
-    """Make what is to be made; a thread does, while there is anything."""
-    while True:
-        _to_make[0].carry_out()
-        with _lock:
-            _to_make.popleft()
-            if not _to_make:
-                return

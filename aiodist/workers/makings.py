@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from threading import get_ident
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -31,7 +32,7 @@ from aiodist.vocabulary import environment
 from aiodist.vocabulary.errors import CollectiveError, StallWarning
 from aiodist.vocabulary.reports import Location
 from aiodist.vocabulary.threads import busy_threads
-from aiodist.workers.stillness import LaneKey, Progress, Step, Still, Stillness, stuck, text_of
+from aiodist.workers.stillness import LaneKey, Progress, Step, Still, Stillness, Together, stuck, text_of
 
 if TYPE_CHECKING:
     from aiodist.workers.communicator import Request
@@ -98,8 +99,14 @@ class Elder(Protocol):
         """Return the error for a worker that can never come."""
         ...
 
-    def stop(self, key: LaneKey, why: str) -> None:
-        """Have ended, on all workers, what they do in a lane, for they wait there for ever; on the first worker."""
+    def stop(self, key: LaneKey, why: str, heard: Callable[[Callable[[], object]], object]) -> None:
+        """Have ended, on all workers, what they do in a lane, for they wait there for ever; on the first worker.
+
+        Args:
+            key: the lane.
+            why: what is told.
+            heard: called when all have told their part, with what judges the lane.
+        """
 
 
 class Makings:
@@ -148,9 +155,11 @@ class Makings:
         """Have ended what workers wait in that never go on."""
         found, elders = self._stillness.take(), self.elders
         why = text_of(found, {number: elder.places for number, elder in elders.items()})
-        for strategy, key in {(step.strategy, step.key) for one in found.values() for step in one.steps}:
-            if strategy in elders and key is not None:
-                elders[strategy].stop(key, why)
+        waited_in = {(step.strategy, step.key) for one in found.values() for step in one.steps}
+        ended = [(elders[strategy], key) for strategy, key in waited_in if strategy in elders and key is not None]
+        together = Together(len(ended))
+        for elder, key in ended:
+            elder.stop(key, why, partial(together.heard, object()))
 
     def ask(self) -> None:
         """Ask all other workers where they are; `told` has what they answer."""

@@ -1,6 +1,7 @@
-"""Telling `aiodist run` how far this worker has come: it waits to meet the others, they have met, it ends as an echo.
+"""Telling `aiodist run` how far this worker has come: it waits to meet the others, they have met, it ends, as an echo.
 
-An engine that waits for a worker that has ended already does so in its own code, and tells nobody. The launcher sees it
+An engine that waits for a worker that has ended already does so in its own code, and tells nobody; MPI lets no worker
+end before all do, who may wait to meet it. The launcher sees it
 by what the workers tell: on its own machine by notes in its folder, on several machines through the agents.
 """
 
@@ -24,6 +25,7 @@ class Stage(Enum):
     MEETING = "meeting", "e"
     MET = "met", "t"
     APART = "apart", "a"
+    LEAVING = "leaving", "l"
     ECHO = "echo", "o"
 
     def __init__(self, note: str, letter: str) -> None:

@@ -22,7 +22,7 @@ from aiodist.workers.communicator import Array, Request
 from aiodist.workers.finalising import finalise
 from aiodist.workers.holdings import in_the_air
 from aiodist.workers.local import LocalCommunicator
-from aiodist.workers.making import Making
+from aiodist.workers.making import Maker, Making
 from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
 from aiodist.workers.separate import SeparateProcess
 from aiodist_kernels import ReduceOp
@@ -165,6 +165,7 @@ class MpiCommunicator(SeparateProcess):
         self.size: int = communicator.Get_size()
         self.segment_depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
         self._splits = self._split = 0  # how many have been begun here, and made
+        self._maker = Maker()
         if of is not None:
             self._belong_to(of.holdings, name)
 
@@ -298,7 +299,7 @@ class MpiCommunicator(SeparateProcess):
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
         members = self._handle.Get_group().Incl(list(workers))
         self._splits += 1
-        return Making(lambda: self._make(members, number))
+        return self._maker.begin(lambda: self._make(members, number))
 
     def _make(self, members: Any, number: int) -> MpiCommunicator:
         made = self._handle.Create_group(members, number % _TAGS)

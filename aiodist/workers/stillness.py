@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from aiodist.collective.wording import ids_briefly
@@ -148,6 +148,30 @@ class Stillness:
             for rank in found:
                 del self._told[rank]
             return found
+
+
+class Together:
+    """Lanes of several strategies that are judged together.
+
+    A worker that has heard of one may go on to the step of another, which others wait in still. As all have told how
+    far they have got in that, it is too late to take part in it, also where its verdict comes later.
+
+    Args:
+        lanes: how many.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self._judging: dict[object, Callable[[], object]] = {}
+        self._lock = threading.Lock()
+
+    def heard(self, lane: object, judge: Callable[[], object]) -> None:
+        """Hear that all workers have told of a lane; have all judged, where it was the last. In any thread."""
+        with self._lock:
+            self._judging[lane] = judge
+            judging = list(self._judging.values()) if len(self._judging) == self._lanes else []
+        for each in judging:
+            each()
 
 
 def text_of(found: Mapping[int, Still], places: Mapping[int, Sequence[str]]) -> str:

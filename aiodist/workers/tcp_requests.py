@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -44,13 +46,19 @@ class Requests:
         """Ask the coordinator for something, or tell it, of groups."""
         self._request("book", request)
 
-    def stop(self, key: LaneKey, why: str) -> None:
-        """End what workers do in a lane, for they wait there for ever; on the first worker."""
-        self._request("stop", key, why)
+    def stop(self, key: LaneKey, why: str, heard: Callable[[Callable[[], object]], object]) -> None:
+        """End what workers do in a lane, for they wait there for ever; on the first worker.
 
-    def _on_stop(self, key: LaneKey, why: str) -> None:
+        Args:
+            key: the lane.
+            why: what is told.
+            heard: called when all have told their part, with what judges the lane.
+        """
+        self._request("stop", key, why, heard)
+
+    def _on_stop(self, key: LaneKey, why: str, heard: Callable[[Callable[[], object]], object]) -> None:
         if self._coordinator is not None:
-            self._coordinator.stop(key, why)
+            self._coordinator.stop(key, why, partial(heard, partial(self._request, "conclude", key)))
             self._later(PATIENCE_SECONDS, "conclude", key)
 
     def _on_book(self, request: Request) -> None:

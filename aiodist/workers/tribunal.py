@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from aiodist.collective import cycles, verdict
@@ -123,6 +124,7 @@ class _Case:
     states: dict[int, WorkerState] = field(default_factory=dict)
     standing: Collection[int] = ()
     deadlock: str = ""
+    heard: Callable[[], object] | None = None
 
 
 class Coordinator:
@@ -174,7 +176,7 @@ class Coordinator:
                     self._ask(other, key, state.trouble)
         case.states[rank] = state
         if key in self._cases and len(case.states) == self._layout.workers:
-            self.conclude(key)
+            (case.heard or partial(self.conclude, key))()
 
     def _heard_late(self, rank: int, key: LaneKey, state: WorkerState) -> None:
         """Take what a worker tells behind the verdict; one that fails in what all go on with tells everyone."""
@@ -200,10 +202,18 @@ class Coordinator:
         if standing:
             self._begin(key, _Case(standing=standing))
 
-    def stop(self, key: LaneKey, why: str) -> None:
-        """End what workers do in a lane, for they wait there for ever."""
-        if key not in self._cases and key not in self._concluded:
-            self._begin(key, _Case(deadlock=why))
+    def stop(self, key: LaneKey, why: str, heard: Callable[[], object]) -> None:
+        """End what workers do in a lane, for they wait there for ever.
+
+        Args:
+            key: the lane.
+            why: what is told.
+            heard: called when all workers have told their part, instead of judging.
+        """
+        if key in self._cases or key in self._concluded:
+            heard()
+        else:
+            self._begin(key, _Case(deadlock=why, heard=heard))
 
     def _begin(self, key: LaneKey, case: _Case) -> None:
         self._cases[key] = case

@@ -35,6 +35,7 @@ THREE = [
     programs.other_order,
     programs.early_return,
     programs.uneven_loops,
+    programs.early_stopping,
     programs.abandoned,
     programs.stuck_elsewhere,
     programs.merge_hangs,

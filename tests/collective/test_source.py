@@ -96,6 +96,29 @@ def test_the_loop_that_a_line_has_left(file: str) -> None:
     assert source.loop_left(file, line("eighth("), line("first(")) is None
 
 
+def test_the_breaks_of_a_loop_are_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "loops.py"
+    path.write_text(
+        "while True:\n"  # 1
+        "    if odd:\n"
+        "        break\n"  # 3
+        "    for _ in things:\n"  # 4
+        "        break\n"
+        "    else:\n"
+        "        with thing: break\n"  # 7
+        "    def f():\n"
+        "        for _ in things: break\n"  # 9
+        "else:\n"
+        "    pass\n"
+    )
+    assert source.breaks(str(path), 1) == [3, 7]
+    assert source.breaks(str(path), 4) == [5]
+    assert source.breaks(str(path), 9) == [9]
+    assert source.breaks(str(path), 2) == []
+    assert source.condition_of(str(path), 3) == 2
+    assert source.condition_of(str(path), 7) is None
+
+
 def test_the_innermost_time_limit_around_a_line(file: str) -> None:
     assert source.time_limit_around(file, line("tenth(")) == (line("with anyio"), "anyio.move_on_after(5)")
     assert source.time_limit_around(file, line("eleventh(")) == (line("asyncio.timeout"), "asyncio.timeout(0.02)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import make_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -316,6 +317,10 @@ async def test_kwargs_of_run_that_are_no_mapping_from_names(kwargs: Any) -> None
 async def test_run_of_no_function_and_options_that_are_none() -> None:
     with pytest.raises(TypeError, match=r"strategy\.run expects a function, got 3"):
         await mirrored(2).run(3)  # type: ignore[arg-type]
+    called = asyncio.sleep(0)
+    with pytest.raises(TypeError, match=r"pass the function itself, uncalled, .*: run\(sleep, args="):
+        await mirrored(2).run(called)  # type: ignore[arg-type]
+    called.close()
     with pytest.raises(TypeError, match="options must be CommunicationOptions or None, got 'fast'"):
         await mirrored(2).run(print, options="fast")  # type: ignore[arg-type]
 

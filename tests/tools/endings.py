@@ -55,6 +55,14 @@ def one_has_no_strategy(path: str) -> None:
         importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
 
 
+def one_has_no_second_strategy(path: str) -> None:
+    """Make a strategy and close it; make another, unless this is the first worker to get here."""
+    make = importlib.import_module("aiodist").MultiWorkerMirroredStrategy
+    make().close()
+    if not first(path):
+        make()
+
+
 def has_memory() -> None:
     """Print which shared memory MPI has made, and stay."""
     importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
@@ -97,6 +105,7 @@ def first(path: str) -> bool:
 
 WITH_STRATEGY: dict[str, Callable[..., None]] = {
     "one has no strategy": one_has_no_strategy,
+    "one has no second strategy": one_has_no_second_strategy,
     "has memory": has_memory,
     "has children": has_children,
 }

@@ -200,7 +200,7 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], arguments: l
         (["program.py:train", "--replicas", "1"], "expected a number of replicas from 2 to 10000, got '1'"),
         (["program.py:train", "--replicas", "10001"], "expected a number of replicas from 2 to 10000"),
         (["program.py:train", "--schedules", "0"], "--schedules: expected"),
-        (["program.py:train", "--timeout", "0"], "--timeout: expected a number of seconds, got '0'"),
+        (["program.py:train", "--timeout", "0"], "--timeout: expected a number of seconds above 0, got '0'"),
         (["program.py:train", "--timeout", "long"], "--timeout: expected a number of seconds"),
         (["program.py:train", "--replay", "17-"], "--replay: expected a schedule such as 0/17-,40:2"),
         (["program.py:train", "--replicas", "2", "--", "epochs=3"], "cannot be called with -- epochs=3"),

@@ -25,6 +25,8 @@ def _complaint(notes: Path, **what: str) -> str | None:
         ({"ended_1": "0", "meeting_2": ""}, True),
         ({"ended_1": "0", "meeting_2": "", "met_2": "1"}, True),
         ({"ended_1": "0", "met_1": "1", "meeting_2": "", "met_2": "1"}, True),
+        ({"leaving_1": "", "met_1": "1", "meeting_2": "", "met_2": "1"}, True),
+        ({"leaving_1": "", "met_1": "2", "meeting_2": "", "met_2": "1"}, False),
         (
             {"ended_1": "0", "met_1": "2", "meeting_2": "", "met_2": "1"},
             False,

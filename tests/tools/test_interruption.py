@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -93,6 +94,20 @@ def test_reader_that_goes_away_ends_the_run_without_a_word() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 141
+
+
+def test_reader_of_a_check_that_goes_away_is_not_told_that_replicas_disagree(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        "from aiodist import get_replica_context\nasync def replica():\n    await get_replica_context().barrier()\n"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as closed:
+        ended = subprocess.run(
+            [sys.executable, "-m", "aiodist", "check", "program.py:replica", "--replicas", "2", "--schedules", "1"],
+            cwd=tmp_path, env=environment(), stdout=closed, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert (ended.returncode, ended.stderr) == (141, b"")
 
 
 def test_interruption_in_the_midst_of_an_import_ends_with_our_code(tmp_path: Path) -> None:

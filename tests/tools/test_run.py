@@ -123,6 +123,16 @@ def test_worker_that_ends_before_it_has_met_the_others(jobs: Jobs, tmp_path: Pat
     assert "has ended without making a MultiWorkerMirroredStrategy, and 1 other waits for it there" in job.output
 
 
+@pytest.mark.parametrize("where", [[], ["--hosts", "localhost"]])
+def test_worker_that_ends_before_the_others_have_met_again(jobs: Jobs, tmp_path: Path, where: list[str]) -> None:
+    """MPI keeps it until the others end, too; they cannot know, for they have closed what they had met for."""
+    job = jobs.start(["-n", "2", *where, PROGRAM, "one has no second strategy", str(tmp_path / "first")])
+    check_that_it_ends(job, 1)
+    assert (
+        "has ended after making 1 MultiWorkerMirroredStrategy, and 1 other waits for it to make the next" in job.output
+    )
+
+
 def test_killed_workers_leave_no_file(jobs: Jobs, tmp_path: Path) -> None:
     job = jobs.start(["-n", "2", PROGRAM, "has memory"], TMPDIR=str(tmp_path))
     job.read_until("all told", 2)

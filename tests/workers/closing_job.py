@@ -110,6 +110,21 @@ async def grouped(_: int) -> None:
     strategy.close()
 
 
+async def grouped_in_any_order(_: int) -> None:
+    """Have groups across workers in two strategies at a time, which every other worker uses the other way round."""
+
+    async def program() -> Any:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group < 2:
+            assert await ctx.new_group([0, 1]).all_reduce("SUM", 1) == 2
+        await ctx.barrier()
+
+    both = [make() for _ in range(2)]
+    await asyncio.gather(*(one.run(program) for one in both[:: -1 if both[0]._communicator.rank % 2 else 1]))
+    for one in both:
+        one.close()
+
+
 async def disagreeing(_: int) -> None:
     """Raise that the replicas do not mean the same, and go on."""
 
@@ -179,7 +194,7 @@ async def used(_: int) -> None:
         raise AssertionError
 
 
-WAYS: list[Way] = [closed, kept, dropped, alongside, at_a_time, grouped, disagreeing, late, used]
+WAYS: list[Way] = [closed, kept, dropped, alongside, at_a_time, grouped, grouped_in_any_order, disagreeing, late, used]
 
 
 def descriptors() -> int:

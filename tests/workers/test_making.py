@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiodist.workers.local import LocalCommunicator
-from aiodist.workers.making import Making
+from aiodist.workers.making import Maker
 from aiodist.workers.simulated import SimulatedCluster
 
 
@@ -38,7 +38,8 @@ def test_what_can_only_block_is_made_in_a_thread_in_the_order_of_the_calls() -> 
         order.append(number)
         return LocalCommunicator()
 
-    made = [Making(lambda number=number: make(number)) for number in range(3)]  # type: ignore[misc]
+    maker = Maker()
+    made = [maker.begin(lambda number=number: make(number)) for number in range(3)]  # type: ignore[misc]
     assert not any(one.test() for one in made)
     made[-1].add_done_callback(done.set)
     let_go.set()
@@ -50,12 +51,26 @@ def test_what_can_only_block_is_made_in_a_thread_in_the_order_of_the_calls() -> 
     assert all(one.test() and one.result().size == 1 for one in made)
 
 
+def test_what_two_strategies_make_waits_for_no_other() -> None:
+    let_go, done = threading.Event(), threading.Event()
+
+    def make_when_let_go() -> LocalCommunicator:
+        let_go.wait()
+        return LocalCommunicator()
+
+    first = Maker().begin(make_when_let_go)
+    Maker().begin(LocalCommunicator).add_done_callback(done.set)
+    assert done.wait(10)
+    assert not first.test()
+    let_go.set()
+
+
 def test_an_engines_error_is_for_who_asks() -> None:
     def make() -> LocalCommunicator:
         raise OSError("no more communicators")
 
     done = threading.Event()
-    made = Making(make)
+    made = Maker().begin(make)
     made.add_done_callback(done.set)
     assert done.wait(10)
     for thread in threading.enumerate():

@@ -90,7 +90,7 @@ def test_communicators_are_given_back_however_strategies_are_left() -> None:
     code, output, _ = job(3, program=JOB.with_name("closing_job.py"))
     assert code == 0, output
     found = re.findall(r"worker: (\w+) has \[(\d+), (\d+), (\d+)\]", output)
-    assert len(found) == 3 * 10, output
+    assert len(found) == 3 * 11, output
     for way, *counts in found:
         first, last = int(counts[0]), int(counts[2])
         slack = 9 if way == "used" else 4  # a run's own stays where it was in the midst; else 6 would, or more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +21,8 @@ from aiodist.replica.standing import Standing
 from aiodist.vocabulary.reports import Location
 from aiodist.workers import inquiries, makings, tcp_control
 from aiodist.workers.simulated import SimulatedCluster
+from aiodist.workers.stillness import Together
+from aiodist.workers.tcp_control import TcpControl
 from tests.workers.further import WORKERS, Workers, reduces, runs
 from tests.workers.launched import job
 from tests.workers.over_tcp import OverTcp
@@ -78,6 +80,42 @@ def test_all_who_use_strategies_in_another_order_raise_the_same(workers: Workers
         r"every worker. What is to go on side by side takes a task for each strategy.",
         told[0][0],
     ), told[0][0]
+
+
+@pytest.mark.parametrize("operation", [reduces, runs])
+def test_who_hears_of_one_strategy_first_cannot_let_another_worker_go_on(
+    workers: Workers, operation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both, held = workers.make_further(), list[Callable[[], object]]()
+    slow, fast = (strategy._team.standing._control for strategy in both[1] if strategy._team.standing is not None)
+    ask, judged, heard = TcpControl._on_ask, TcpControl._judged, Together.heard
+
+    def asked(self: TcpControl, *arguments: Any) -> None:
+        """Have the second worker hear late that it is asked for its part in what the first waits in."""
+        if self is slow and not held:
+            held.append(lambda: slow._request("ask", *arguments))
+        else:
+            ask(self, *arguments)
+
+    def hears(self: TcpControl, *arguments: Any) -> None:
+        judged(self, *arguments)
+        if self is fast:
+            held[0]()
+
+    def all_told(self: Together, *arguments: Any) -> None:
+        heard(self, *arguments)
+        held[0]()
+
+    monkeypatch.setattr(TcpControl, "_on_ask", asked)
+    monkeypatch.setattr(TcpControl, "_judged", hears)
+    monkeypatch.setattr(Together, "heard", all_told)
+
+    async def main(rank: int) -> None:
+        for strategy in _swapped(rank, both[rank]):
+            with pytest.raises(DeadlockError):
+                await operation(strategy)
+
+    workers.everywhere(main, "asyncio")
 
 
 def test_runs_side_by_side_that_wait_for_each_other_raise_the_same(workers: Workers) -> None:
