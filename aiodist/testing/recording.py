@@ -11,7 +11,7 @@ from aiodist.checking.listener import Listener
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.observer import observing
-from aiodist.collective.wording import shown
+from aiodist.collective.wording import count, shown
 from aiodist.vocabulary.reports import CallRecord
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def assert_same_collectives(
     if left == right:
         return
     diff = list(difflib.unified_diff(left, right, "expected", "actual", lineterm="", n=2))
-    raise AssertionError("\n".join([f"the collectives differ: {len(right)} calls, expected {len(left)}", *diff]))
+    found = count(len(right), "call")
+    raise AssertionError("\n".join([f"the collectives differ: {found}, expected {len(left)}", *diff]))
 
 
 def _texts(calls: Iterable[CallRecord | str]) -> list[str]:

@@ -6,7 +6,7 @@ It is a script, and starts without the package: nothing here imports anything bu
 
 The worker has a session of its own, so that it can be killed with everything that it has started, and where the system
 can do that (Linux) it dies with its agent. A failed worker's agent stays for some seconds: a launcher ends the whole
-job when the first of its processes fails, and the other workers have a report to print.
+job when the first of its processes fails, and the other workers have a report to print; or, after Ctrl-C, what to save.
 
 WHERE is ``here``; or where the launcher of a job that spans machines answers. Such an agent tells it how its worker has
 ended, and gets the signals from it; and it answers workers on other machines, who cannot see whether this one's is
@@ -32,7 +32,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Final
 
-LAST_WORDS_SECONDS: Final = 3.0
+OTHERS_SECONDS: Final = 3.0
 ENDING_SECONDS: Final = 3.0
 _TURN_SECONDS: Final = 0.05
 _KILL_SECONDS: Final = 2.0
@@ -73,8 +73,8 @@ def main(notes: Path, workers: int, where: str, command: list[str]) -> int:
             lines.tell("echo")
         lines.tell("ended", code)
     kill_descendants()
-    if code and not asked:
-        _wait_for_last_words(notes, workers)
+    if code:
+        _wait_for_others(worker.pid, notes, workers, asked, lines)
     return code
 
 
@@ -214,10 +214,17 @@ def _signal_group(worker: subprocess.Popen[bytes], number: int) -> None:
         os.killpg(worker.pid, number)
 
 
-def _wait_for_last_words(notes: Path, workers: int) -> None:
-    """Wait until all workers of this machine have ended, if they are all of the job, or for some seconds."""
-    until = time.monotonic() + LAST_WORDS_SECONDS
+def _wait_for_others(worker: int, notes: Path, workers: int, asked: list[int], lines: _Lines | None) -> None:
+    """Wait until all workers of this machine have ended, if they are all of the job, or for some seconds.
+
+    The end of the launcher, and a second request to end, end that at once.
+    """
+    until = time.monotonic() + OTHERS_SECONDS
     while time.monotonic() < until and len(list(notes.glob("ended.*"))) < workers:
+        if lines is not None:
+            lines.serve(worker)
+        if signal.SIGHUP in asked or len(asked) > 1:
+            return
         time.sleep(_TURN_SECONDS)
 
 

@@ -79,6 +79,14 @@ def test_launcher_that_is_told_to_end(jobs: Jobs, name: str, code: int) -> None:
     assert "Traceback" not in job.output
 
 
+def test_worker_that_saves_for_longer_than_another_is_let(jobs: Jobs, tmp_path: Path) -> None:
+    job = jobs.start(["-n", "2", PROGRAM, "one saves slowly", str(tmp_path / "first")])
+    job.read_until("all told", 2)
+    job.process.send_signal(signal.SIGINT)
+    check_that_it_ends(job, 130)
+    assert job.output.count("saved") == 2
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGKILL", 137)])
 def test_agent_or_worker_that_is_told_to_end(jobs: Jobs, name: str, code: int) -> None:
     started = [jobs.start(["-n", "1", PROGRAM, "sleep"]) for _ in range(2)]
