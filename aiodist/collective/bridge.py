@@ -22,6 +22,11 @@ class Bridge(Protocol):
         """Whether values move before it is known that all workers mean the same."""
         ...
 
+    @property
+    def on_its_way(self) -> tuple[Rendezvous | None, int] | None:
+        """The meeting whose values move, with how much of their way they have come; None where none do."""
+        ...
+
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same; `SyncGroup.finish_merge` completes it later."""
 

@@ -230,7 +230,7 @@ def _seen(
     """Return the group and the meeting that tell what a replica does, and the replica as a member of that group."""
     awaiting = on_cycle or next(iter(waits.get(replica_id, ())), None)
     if awaiting is None:
-        return root, root.members[replica_id], None
+        return root, root.members[replica_id - root.offset], None
     member = next(m for m in awaiting.group.members if m.replica_id == replica_id)
     return awaiting.group, member, awaiting.meeting
 

@@ -98,7 +98,7 @@ def _replica(group: SyncGroup, member: Member, meeting: Rendezvous | None, histo
     record = historian.record(waits_in.number, waits_in.call_of(member.replica_id)) if waits_in else None
     waits = record is not None and record.sequence_number >= 0
     state = member.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
-    returned, ended_at = _how_it_returned(group.root.members[member.replica_id])
+    returned, ended_at = _how_it_returned(group.root.members[member.replica_id - group.root.offset])
     return ReplicaReport(
         replica_id=member.replica_id,
         device=member.device,

@@ -105,6 +105,12 @@ class Carrier:
         """Whether values move together with their records."""
         return self.span.alongside
 
+    @property
+    def on_its_way(self) -> tuple[Rendezvous | None, int] | None:
+        """The meeting whose values move, with how much of their way they have come; None where none do."""
+        step = self._step if self.moving else None
+        return None if step is None else (step.meeting, step.come_to)
+
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:

@@ -3,7 +3,7 @@
 On an ordinary event loop nobody can know whether what a replica awaits will come. So when none of a run's replicas has
 issued a collective, completed one or ended for a while, and one of them waits in a collective, that is told as a
 warning, once for each time they stand still, and nothing else is done; an error is what a collective's own timeout is
-for.
+for. Values on their way between workers get on as long as operations of theirs are completed.
 
 One timer an event loop looks after all runs in it, a few times in the time allowed; a run that begins and ends between
 two looks costs the entry in a dict. On a loop that can prove that nothing will ever run again (it says so by an
@@ -42,6 +42,10 @@ _MOST_LINES = 20
 _ELSEWHERE = (
     "all of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
     "CommunicationOptions ends such a wait by an error that names them, and says where they are"
+)
+_ON_THEIR_WAY = (
+    "all replicas have arrived, and values that they have brought do not come: timeout_seconds of CommunicationOptions "
+    "ends such a wait by an error"
 )
 After = Callable[[float, Callable[[], None]], object]
 _log = logging.getLogger("aiodist")
@@ -109,7 +113,14 @@ def _progress(group: SyncGroup) -> tuple[int, ...]:
         sum(len(one.open) for one in groups),
         sum(member.end is not None for member in group.members),
         len(groups),
+        sum(come_to for _, come_to in _on_their_way(group)),
     )
+
+
+def _on_their_way(group: SyncGroup) -> list[tuple[Rendezvous | None, int]]:
+    """Return the collectives of a run whose values move between workers, with how far each has come."""
+    bridges = [one.bridge for one in group.groups() if one.bridge is not None]
+    return [found for bridge in bridges if (found := bridge.on_its_way) is not None]
 
 
 def _waited_for(group: SyncGroup) -> Rendezvous | None:
@@ -134,7 +145,7 @@ def _warn(group: SyncGroup, meeting: Rendezvous, seconds: float) -> None:
             *lines[:_MOST_LINES],
             *more,
             *([f"in a circle: {cycle}"] if cycle else []),
-            *([_ELSEWHERE] if meeting.agreed and not meeting.complete else []),
+            *([_where_it_is(group, meeting)] if meeting.agreed and not meeting.complete else []),
         ]
     )
     text += _made_differently(group)
@@ -142,6 +153,10 @@ def _warn(group: SyncGroup, meeting: Rendezvous, seconds: float) -> None:
         warnings.warn_explicit(text, StallWarning, place.file, place.line)
     except StallWarning:  # a filter makes errors of warnings, and there is no caller to raise one in
         _log.error(text)
+
+
+def _where_it_is(group: SyncGroup, meeting: Rendezvous) -> str:
+    return _ON_THEIR_WAY if any(meeting is moving for moving, _ in _on_their_way(group)) else _ELSEWHERE
 
 
 def _made_differently(group: SyncGroup) -> str:

@@ -19,15 +19,17 @@ class UnderWay:
         meeting: the meeting; None for the end of the run.
         steps: its way, which has begun.
         request: what is to be complete before it goes on.
+        come_to: how many such requests it has come to.
         error: what has gone wrong with it, and is still to be raised, or to be told to its steps.
     """
 
-    __slots__ = ("error", "meeting", "request", "steps")
+    __slots__ = ("come_to", "error", "meeting", "request", "steps")
 
     def __init__(self, meeting: Rendezvous | None, steps: Steps[int]) -> None:
         self.meeting = meeting
         self.steps = steps
         self.request: Request | None = None
+        self.come_to = 0
         self.error: Exception | None = None
 
     def next(self) -> Request:
@@ -37,6 +39,7 @@ class UnderWay:
             self.request = self.steps.throw(error)
         if self.request is None:
             self.request = next(self.steps)
+            self.come_to += 1
         return self.request
 
     def fail(self, error: Exception) -> None:

@@ -290,3 +290,21 @@ async def test_a_group_that_one_worker_has_let_go_of_is_told_by_those_who_wait_i
         assert str(outcome).endswith("and issue the same number of its collectives on every member.")
         assert (outcome.report.reason, outcome.report.suspects) == ("abandoned", (2,))
     await job.check_that_it_works()
+
+
+async def test_who_waits_where_no_cancellation_reaches_hears_of_a_failure_also_behind_the_first_worker() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 0:
+            return
+        group = ctx.new_group([1, 2], "both")
+        await group.barrier()
+        if ctx.replica_id_in_sync_group == 2:
+            raise LookupError("its own")
+        with anyio.CancelScope(shield=True):
+            await group.barrier()
+
+    job = Job(1, 2)
+    first, second = await job.run(program)
+    assert isinstance(first, IncompleteCollectiveError), first
+    assert repr(second) == "LookupError('its own')"
+    await job.check_that_it_works()
