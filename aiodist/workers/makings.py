@@ -132,8 +132,12 @@ class Makings:
         self._stillness = Stillness()
 
     def add(self, elder: Callable[[], Elder | None]) -> None:
-        """Take the strategy that has been made last, by a reference that does not keep it."""
-        self._elders[self.made] = elder
+        """Take the strategy that has been made last, by a reference that does not keep it.
+
+        Other threads may be looking through those that there are: they are replaced.
+        """
+        living = {number: ref for number, ref in self._elders.items() if ref() is not None}
+        self._elders = {**living, self.made: elder}
 
     @property
     def elders(self) -> dict[int, Elder]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +24,6 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.replica import idleness
-from aiodist.replica.waits import WaitGraph
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.makings import Makings, Whereabouts
@@ -170,7 +167,7 @@ def test_one_that_is_about_to_hear_that_the_maker_has_left_a_run_is_waited_for(
     """What is told over one strategy's connections is no news of what goes over another one's."""
     both, hear, told = workers.make_further(), Makings.hear, threading.Semaphore(0)
     control: Any = both[0][1]._team._control
-    ask, held, begun = control._on_ask, [], threading.Event()
+    held, begun = [], threading.Event()
 
     def noted_hear(*what: Any) -> None:
         hear(*what)
@@ -368,35 +365,6 @@ def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on(monkeypat
     elder.thread -= 1
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [threading.Thread(name="it loads what that step needs")])
     assert not is_stuck((1, 0, 6))
-
-
-def test_a_future_beside_a_step_may_come_from_anywhere() -> None:
-    async def wait(things: set[Any]) -> None:
-        await asyncio.wait(things)
-
-    async def main() -> list[bool]:
-        step, future = asyncio.ensure_future(wait({asyncio.Future()})), asyncio.Future[None]()
-        waiting = [asyncio.ensure_future(wait(things)) for things in ({step}, {step, future})]
-        await asyncio.sleep(0)
-        graph = WaitGraph([step, *waiting])
-        by_task = {waiter.task: waiter for waiter in graph.waiters}
-        found = [idleness._waits_for_a_step(graph, by_task[task]) for task in waiting]
-        for task in [step, *waiting]:
-            task.cancel()
-        return found
-
-    assert asyncio.run(main()) == [True, False]
-
-
-def test_an_event_loop_with_queues_of_its_own_may_have_something_to_run() -> None:
-    class _OfWindows(asyncio.SelectorEventLoop):
-        def _run_once(self) -> None:
-            """Run what is in its queues."""
-
-    kinds: list[type[asyncio.SelectorEventLoop]] = [asyncio.SelectorEventLoop, _OfWindows]
-    for kind in kinds:
-        with closing(kind()) as loop:
-            assert idleness._on_asyncio(loop) is (kind is _OfWindows)
 
 
 def test_an_answer_to_an_earlier_question_is_left_alone() -> None:
