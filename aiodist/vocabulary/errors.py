@@ -22,6 +22,10 @@ class CollectiveError(RuntimeError):
     def __str__(self) -> str:
         return str(self.report)
 
+    def __repr__(self) -> str:
+        """Return the first line alone: asyncio logs this of a task that nobody awaits, on one line."""
+        return f"{type(self).__name__}({str(self).partition(chr(10))[0]!r})"
+
 
 class CollectiveMismatchError(CollectiveError):
     """The replicas are at different collectives: another order, kind, reduce op, shape, dtype or call site.

@@ -128,3 +128,10 @@ def test_error_of_a_real_run_is_pickled_whole() -> None:
 def test_errors_are_importable_from_the_top() -> None:
     for kind in (*ERRORS, CollectiveError, ReplicaContextError, DeviceNotFoundError):
         assert getattr(aiodist, kind.__name__) is kind
+
+
+def test_repr_is_one_line_as_asyncio_logs_it_of_a_task() -> None:
+    longer = dataclasses.replace(report(), text="replica 1 ended without collective #0\n> replica 1  CPU:1")
+    assert repr(IncompleteCollectiveError(longer)) == (
+        "IncompleteCollectiveError('replica 1 ended without collective #0')"
+    )
