@@ -274,6 +274,26 @@ async def test_a_strategy_without_another_communicator_says_so(fault: Fault, mon
         assert "another one cannot be made: RuntimeError: no more communicators" in str(outcome)
 
 
+async def test_what_an_engine_said_of_a_worker_that_is_then_told_to_be_lost_is_the_cause(fault: Fault) -> None:
+    error = RuntimeError("connection closed by peer")
+
+    async def program() -> None:
+        ctx = get_replica_context()
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 0:
+            fault.strike(0, "test", error)
+            await ctx.barrier()
+        await anyio.wait_all_tasks_blocked()  # the other one waits for whoever knows more than its engine
+        assert fault.happened
+        team.cluster.lose(1, "has died")
+
+    team = Job(1, 1)
+    outcomes = await _outcomes(team, fault, lambda strategy: strategy.run(program))
+    assert isinstance(outcomes[0], WorkerLostError)
+    assert "worker 1 of 2 has died" in str(outcomes[0])
+    assert outcomes[0].__cause__ is error
+
+
 class Odd(BaseException):
     """An exception that is no `Exception`, as KeyboardInterrupt is none."""
 

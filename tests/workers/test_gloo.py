@@ -30,7 +30,6 @@ def test_killed_worker_is_told_by_all_others_and_the_job_ends() -> None:
         assert told, output
         assert "WorkerLostError 'worker 2 of 3 has died" in told[2]
         assert float(told[1]) < 5
-    assert "The above exception was the direct cause" in output, "what gloo said is told as the cause"
 
 
 @with_torch
