@@ -63,4 +63,3 @@ def test_trio_as_the_guest_of_another_loop_may_have_something_to_run() -> None:
         return (await found).unwrap()
 
     assert asyncio.run(host())
-    assert not trio.run(guest)
