@@ -91,6 +91,11 @@ class _TaskEngine:
 
         return look_at_replicas(self._group, replicas, calls)
 
+    @property
+    def ending(self) -> bool:
+        """Whether the replicas are being cancelled, all of them."""
+        return self._tasks.cancel_scope.cancel_called
+
     def cancel(self) -> None:
         """Cancel every replica."""
         self._tasks.cancel_scope.cancel()
@@ -232,6 +237,7 @@ class SoloEngine:
     """The engine of a replica that is alone and outside any run: whatever it asks for is complete at once."""
 
     handle = SoloHandle
+    ending = False
     wakes_at_once = 1
 
     def __init__(self, merge: Merge) -> None:

@@ -85,6 +85,8 @@ class CollectiveHandle(Generic[T]):
     def _warn(self) -> None:
         if not self._meeting.complete:
             self._member.group.keep()
+        if self._member.group.engine.ending:  # who is cancelled awaits no more
+            return
         signature, code, offset = self._meeting.call_of(self._member.replica_id)
         warnings.warn_explicit(
             f"replica {self._member.replica_id} never awaited {call_text(signature)}, called at "

@@ -57,6 +57,34 @@ async def test_done_says_whether_an_await_would_wait_for_others() -> None:
     assert seen == {0: False, 1: True}
 
 
+async def test_handles_of_replicas_that_are_cancelled_are_not_complained_of() -> None:
+    async def program() -> None:
+        for handle in [here().all_reduce("SUM", k) for k in range(3)]:
+            await handle
+            if replica() != 1:
+                await anyio.sleep_forever()
+        raise LookupError
+
+    with warned() as told, pytest.raises(LookupError):
+        await mirrored(3).run(program)
+    assert told == []
+
+
+def test_handles_of_a_run_that_is_cancelled_are_not_complained_of() -> None:
+    async def program() -> None:
+        for handle in [here().all_reduce("SUM", k) for k in range(3)]:
+            await handle
+            await asyncio.sleep(60)
+
+    async def main() -> None:
+        async with asyncio.timeout(0.01):
+            await mirrored(3).run(program)
+
+    with warned() as told, pytest.raises(TimeoutError):
+        asyncio.run(main())
+    assert told == []
+
+
 async def test_handle_is_a_collective_handle_and_awaitable() -> None:
     async def program() -> None:
         handle = here().barrier()
