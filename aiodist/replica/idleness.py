@@ -3,7 +3,7 @@
 It goes on by what is ready to run, by timers, files, signals and other threads. Where there are none but those by which
 aiodist asks engines about steps in the air, nothing of the program runs before one of these steps is complete. That is
 looked up in attributes of the event loops that are no part of their documents; where a loop has others, as uvloop's
-has, or keeps elsewhere what is to run, anything might.
+has, keeps elsewhere what is to run, or waits in what runs something else meanwhile, anything might.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ def _on_asyncio(loop: Any) -> bool:
     if any(getattr(type(loop), name, None) is not getattr(asyncio.BaseEventLoop, name) for name in _SCHEDULING):
         return True  # it may be driven by a library of windows, say, which has queues of its own
     try:
+        if type(loop._selector).__module__ != "selectors":
+            return True  # as the one by which an interactive shell lets windows run
         ready = [handle for handle in loop._ready if not _is_ours(handle)]
         timers = [timer for timer in loop._scheduled if not timer.cancelled() and not _is_ours(timer)]
         files = set(loop._selector.get_map()) - napping - {loop._ssock.fileno()}
@@ -114,7 +116,10 @@ def _on_trio() -> bool:
 
     try:
         known = lowlevel.current_statistics()
-        deadlines = GLOBAL_RUN_CONTEXT.runner.deadlines._active
+        runner = GLOBAL_RUN_CONTEXT.runner
+        if runner.is_guest:
+            return True  # of another loop's
+        deadlines = runner.deadlines._active
         files = known.io_statistics.tasks_waiting_read + known.io_statistics.tasks_waiting_write
         tasks = trio_tasks()
         here = lowlevel.current_task()

@@ -42,7 +42,6 @@ class Recovery:
 
     Attributes:
         crossings: in the order in which they ended.
-        verdicts: the number of the last verdict that this worker has heard.
     """
 
     def __init__(self, team: Team, communicator: Communicator) -> None:
@@ -51,16 +50,13 @@ class Recovery:
         self._judged: dict[LaneKey, Crossing] = {}
         self._renewals: dict[LaneKey, Duplication | Exception] = {}
         self.crossings: list[Crossing] = []
-        self.verdicts = 0
 
-    def judged(self, crossing: Crossing, verdict: Verdict) -> None:
+    def judged(self, crossing: Crossing) -> None:
         """Take a crossing that has a verdict."""
-        self.verdicts = max(self.verdicts, verdict.number)
         self._judged[crossing.key] = crossing
 
     def amend(self, key: LaneKey, verdict: Verdict) -> bool:
         """Hear a verdict once more; return whether it is on a crossing that is known."""
-        self.verdicts = max(self.verdicts, verdict.number)
         crossing = self._judged.get(key)
         if crossing is not None:
             crossing.amend(verdict)

@@ -84,8 +84,14 @@ class Standing:
 
     @property
     def verdicts(self) -> int:
-        """The number of the last verdict that this worker has heard."""
-        return self._team.recovery.verdicts
+        """The number of the last verdict that has come to this worker."""
+        found: int = self._control.verdicts
+        return found
+
+    @property
+    def is_in_question(self) -> bool:
+        """Whether a verdict, or the news that a worker has left, may be on its way to others."""
+        return self._team.lost is not None or self._control.awaits_verdict
 
     def progress(self) -> dict[int, Progress]:
         """Return how far this worker has got in each lane.
@@ -189,6 +195,7 @@ class Standing:
         """Return all steps in the air, of all strategies; None where the control plane may yet bring something else."""
         found: list[Step] = []
         elders = self._makings.elders
+        verdicts = {number: elder.verdicts for number, elder in elders.items()}  # who counts one has been called
         known = {elder._team for elder in elders.values() if isinstance(elder, Standing)}
         others = [team for team in set(_teams) - known if team._home.is_here]
         if any(crossing._step is not None for team in others for crossing in team._crossings.values()):
@@ -199,7 +206,6 @@ class Standing:
                 return None
             found += steps
         progress = {number: elder.progress() for number, elder in elders.items()}
-        verdicts = {number: elder.verdicts for number, elder in elders.items()}
         return Still(self._team.span.layout.rank, self._makings.made, tuple(found), progress, verdicts)
 
     def _steps(self, number: int) -> list[Step] | None:

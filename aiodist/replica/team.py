@@ -159,7 +159,7 @@ class Team:
             if not self.recovery.amend(key, verdict):
                 self._control.settle(key)
             return
-        self.recovery.judged(crossing, verdict)
+        self.recovery.judged(crossing)
         crossing.judge(verdict)
         if isinstance(crossing, RootCrossing):
             self._replace_root(crossing, verdict)

@@ -71,7 +71,7 @@ class ArrayGathering:
         self,
         communicator: Communicator,
         lengths: Sequence[int] | None,
-        hands: Hands,  # noqa: ARG002
+        hands: Hands,
     ) -> Steps[list[Gathered]]:
         """Gather what is small in one piece, after its size where that is not known; else one leaf after the other."""
         if lengths is None:
@@ -79,9 +79,9 @@ class ArrayGathering:
         if sum(lengths) <= SEGMENT:
             whole = yield from segments.gather(communicator, self.data, lengths)
             return self.from_records(segments.split(whole, lengths))
-        return (yield from self._one_by_one(communicator))
+        return (yield from self._one_by_one(communicator, hands))
 
-    def _one_by_one(self, communicator: Communicator) -> Steps[list[Gathered]]:
+    def _one_by_one(self, communicator: Communicator, hands: Hands) -> Steps[list[Gathered]]:
         leaves = self._leaves()
         lengths = np.empty((communicator.size, len(leaves)), np.int64)
         yield communicator.iallgather(as_bytes(self._lengths()), lengths.reshape(-1).view(np.uint8))
@@ -91,7 +91,9 @@ class ArrayGathering:
         if small.any():
             indices = np.flatnonzero(small).tolist()
             counts = sizes[:, indices].sum(axis=1).tolist()
-            own = np.concatenate([as_bytes(leaves[index]) for index in indices])
+            parts = [as_bytes(leaves[index]) for index in indices]
+            blocks = policy.blocks(counts[communicator.rank])
+            own = (yield from by_hand(hands, np.concatenate, parts)) if blocks else np.concatenate(parts)
             whole = yield from segments.gather(communicator, own, counts)
             packed = segments.split(whole, counts)
             found.update(zip(indices, self._unpack(indices, lengths[:, indices], packed), strict=True))
@@ -135,6 +137,11 @@ class ArrayGathering:
                 parts.append(part)
             found.append(Gathered(parts, None))
         return found
+
+
+def is_large(column: Sequence[Any]) -> bool:
+    """Return whether a leaf is likely to go by itself: it does where any worker's is large."""
+    return sum(int(array.nbytes) for array in column) >= _PACKED_BELOW
 
 
 def is_plain(column: Sequence[Any]) -> bool:

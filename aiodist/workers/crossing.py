@@ -28,7 +28,16 @@ from aiodist.collective.signature import (
 )
 from aiodist.vocabulary.indexed_slices import IndexedSlices
 from aiodist.workers import segments
-from aiodist.workers.arrays import ArrayGathering, Exchange, Gathered, concatenated, is_plain, lies_together, native
+from aiodist.workers.arrays import (
+    ArrayGathering,
+    Exchange,
+    Gathered,
+    concatenated,
+    is_large,
+    is_plain,
+    lies_together,
+    native,
+)
 from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.integers import IntegerReduction
 from aiodist.workers.layout import Layout
@@ -265,7 +274,7 @@ def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], layout
         layout: the workers.
         single: the result is the only leaf, not a list.
     """
-    apart = [c for c, axis in zip(columns, axes, strict=True) if not lies_together(c[0].shape, axis)]
+    copied = [c for c, axis in zip(columns, axes, strict=True) if not (is_large(c) and lies_together(c[0].shape, axis))]
 
     def finish(results: Sequence[list[Gathered]]) -> Any:
         leaves = [
@@ -274,7 +283,7 @@ def gather_columns(columns: Sequence[Sequence[Any]], axes: Sequence[int], layout
         ]
         return leaves[0] if single else leaves
 
-    return Plan([ArrayGathering(columns, axes)], finish, _nbytes_of(apart) * layout.workers)
+    return Plan([ArrayGathering(columns, axes)], finish, _nbytes_of(copied) * layout.workers)
 
 
 def reduce_scatter(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:

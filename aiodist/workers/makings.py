@@ -81,7 +81,12 @@ class Elder(Protocol):
 
     @property
     def verdicts(self) -> int:
-        """The number of the last verdict that this worker has heard."""
+        """The number of the last verdict that has come to this worker."""
+        ...
+
+    @property
+    def is_in_question(self) -> bool:
+        """Whether others may go on by what is on its way to them: a verdict, or the news that a worker has left."""
         ...
 
     def progress(self) -> Mapping[int, Progress]:
@@ -127,8 +132,12 @@ class Makings:
         self._stillness = Stillness()
 
     def add(self, elder: Callable[[], Elder | None]) -> None:
-        """Take the strategy that has been made last, by a reference that does not keep it."""
-        self._elders[self.made] = elder
+        """Take the strategy that has been made last, by a reference that does not keep it.
+
+        Other threads may be looking through those that there are: they are replaced.
+        """
+        living = {number: ref for number, ref in self._elders.items() if ref() is not None}
+        self._elders = {**living, self.made: elder}
 
     @property
     def elders(self) -> dict[int, Elder]:
@@ -252,14 +261,17 @@ class Makings:
     def _never_coming(self, rank: int, elders: Mapping[int, Elder]) -> dict[int, Still]:
         """Return the workers that never go on, as long as this one does not, for they wait for it or for each other.
 
-        What other threads may yet bring is not known: of a strategy that one may use, nothing is said.
+        What other threads may yet bring is not known: of a strategy that one may use, nothing is said. Nor is anything
+        where one is in question: a worker that seems to wait for this one may go on by what it is about to hear.
         """
+        verdicts = {number: elder.verdicts for number, elder in elders.items()}
+        if any(elder.is_in_question for elder in elders.values()):
+            return {}
         told = [told.still for told in self._heard.values() if told.still is not None]
         waited_in = {step.strategy for still in told for step in still.steps}
         idle = {n: elders[n] for n in waited_in & elders.keys() if _no_other_thread_uses(elders[n])}
         making = Step(self.made + 1, None, Progress(1, moving=False), None, "")
         progress = {number: elder.progress() for number, elder in idle.items()}
-        verdicts = {number: elder.verdicts for number, elder in elders.items()}
         return stuck([Still(rank, self.made + 1, (making,), progress, verdicts), *told])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from aiodist.workers import segments
 from aiodist.workers.coding import ALIGNMENT, Packed, decode, encode, unpack
 from aiodist.workers.communicator import Array, Communicator
-from aiodist.workers.transfers import SEGMENT, Hands, Steps, as_bytes, sizes_of_all
+from aiodist.workers.transfers import SEGMENT, Hands, Steps, as_bytes, by_hand, sizes_of_all
 from aiodist_kernels import policy
 
 _PACKED_BELOW: Final = 1 << 16
@@ -120,7 +120,7 @@ class Broadcast:
         self,
         communicator: Communicator,
         lengths: Sequence[int] | None,
-        hands: Hands,  # noqa: ARG002
+        hands: Hands,
     ) -> Steps[Any]:
         """Broadcast the bytes, after their number where that is not known; arrays from where they are, to their own."""
         (size,) = (yield from self._numbers(communicator, [self.nbytes])) if lengths is None else [lengths[self.root]]
@@ -131,7 +131,7 @@ class Broadcast:
         sizes = [] if self._packed is None else self._packed.sizes
         (count,) = yield from self._numbers(communicator, [len(sizes)])
         sizes = yield from self._numbers(communicator, sizes or [0] * count)
-        return unpack((yield from self._parts(communicator, sizes)))
+        return unpack((yield from self._parts(communicator, sizes, hands)))
 
     def _numbers(self, communicator: Communicator, own: Sequence[int]) -> Steps[list[int]]:
         """Return as many numbers of the worker that gives as this one has."""
@@ -139,15 +139,21 @@ class Broadcast:
         yield communicator.ibcast(as_bytes(numbers), self.root)
         return [int(number) for number in numbers]
 
-    def _parts(self, communicator: Communicator, sizes: Sequence[int]) -> Steps[list[Array]]:
+    def _parts(self, communicator: Communicator, sizes: Sequence[int], hands: Hands) -> Steps[list[Array]]:
         """Return the parts of the packed object, those of few bytes after a way together."""
         small = [size if size < _PACKED_BELOW else 0 for size in sizes]
         together = segments.buffer(segments.places_of(small, ALIGNMENT)[-1])
         parts = segments.split(together, small, ALIGNMENT)
         own = [None] * len(sizes) if self._packed is None else self._packed.parts
-        for part, mine in zip(parts, own, strict=True):
-            if mine is not None and mine.size < _PACKED_BELOW:
-                part[...] = mine
+        few = [
+            (part, mine)
+            for part, mine in zip(parts, own, strict=True)
+            if mine is not None and mine.size < _PACKED_BELOW
+        ]
+        if few and policy.blocks(together.size):
+            yield from by_hand(hands, _fill, few)
+        else:
+            _fill(few)
         yield from segments.broadcast(communicator, together, self.root)
         for index, size in enumerate(sizes):
             if size >= _PACKED_BELOW:
@@ -158,3 +164,8 @@ class Broadcast:
                     yield from segments.broadcast(communicator, mine, self.root, part)
                 parts[index] = part
         return parts
+
+
+def _fill(pairs: Sequence[tuple[Array, Array]]) -> None:
+    for part, mine in pairs:
+        part[...] = mine

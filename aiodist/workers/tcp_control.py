@@ -128,6 +128,7 @@ class TcpControl(Inquiries):
 
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator of a lane."""
+        self._is_asked(key)
         self._request("report", key, pickle.dumps(state))
 
     def close(self, why: str = "") -> None:
@@ -302,6 +303,7 @@ class TcpControl(Inquiries):
             self._put(self._peers[rank], self._made[1])
 
     def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
+        self._is_asked(key)
         self._call_listener("asked", key, trouble)
         self._later(ANSWER_SECONDS, "answer", key)
 

@@ -19,13 +19,19 @@ _numbers: Final = count()
 
 
 class Requests:
-    """What a control plane does of them; the rest of it is `TcpControl`."""
+    """What a control plane does of them; the rest of it is `TcpControl`.
+
+    Attributes:
+        verdicts: the number of the last one that has come, and has been passed on.
+    """
 
     _coordinator: Coordinator | None
     _peers: dict[int, Peer]
     _unfinished: list[object]
 
     def __init__(self) -> None:
+        self.verdicts = 0
+        self._asked: set[LaneKey] = set()
         self._early: list[tuple[str, tuple[Any, ...]]] = []
         self._number = next(_numbers)
 
@@ -88,11 +94,22 @@ class Requests:
         with suppress(ValueError):
             self._unfinished.remove((self._number, key))
 
+    @property
+    def awaits_verdict(self) -> bool:
+        """Whether one is to come: this worker has told of a lane, or was asked of it."""
+        return bool(self._asked)
+
+    def _is_asked(self, key: LaneKey) -> None:
+        if (self._number, key) not in self._unfinished:  # else the verdict is here already
+            self._asked.add(key)
+
     def _judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Pass a verdict on; until it is settled, the engine must not be brought to an orderly end."""
         if (self._number, key) not in self._unfinished:
             self._unfinished.append((self._number, key))
         self._call_listener("judged", key, verdict)
+        self.verdicts = max(self.verdicts, verdict.number)
+        self._asked.discard(key)
 
     def _on_booked(self, reply: Reply) -> None:
         self._call_listener("booked", reply)

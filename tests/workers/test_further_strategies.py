@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 import re
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 
 from aiodist import (
     DeadlockError,
+    IncompleteCollectiveError,
     MultiWorkerMirroredStrategy,
     Reason,
     StallWarning,
@@ -25,7 +24,6 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.replica import idleness
-from aiodist.replica.waits import WaitGraph
 from aiodist.workers import inquiries, makings
 from aiodist.workers.inquiries import Inquiries
 from aiodist.workers.makings import Makings, Whereabouts
@@ -163,6 +161,55 @@ def _leaves_by_a_timeout(go_on: threading.Event) -> Callable[[MultiWorkerMirrore
     return wait
 
 
+def test_one_that_is_about_to_hear_that_the_maker_has_left_a_run_is_waited_for(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is told over one strategy's connections is no news of what goes over another one's."""
+    both, hear, told = workers.make_further(), Makings.hear, threading.Semaphore(0)
+    control: Any = both[0][1]._team._control
+    held, begun = [], threading.Event()
+
+    def noted_hear(*what: Any) -> None:
+        hear(*what)
+        told.release()
+
+    monkeypatch.setattr(Makings, "hear", noted_hear)
+    monkeypatch.setattr(control, "_on_ask", lambda *what: held.append(what))
+
+    async def program() -> None:
+        ctx = get_replica_context()
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == LAST:
+            begun.set()
+            await anyio.sleep_forever()
+        await ctx.barrier()
+
+    async def use(rank: int) -> None:
+        await both[rank][1].run(program)
+
+    async def waits(_: MultiWorkerMirroredStrategy) -> None:
+        with pytest.raises(IncompleteCollectiveError):
+            await use(0)
+
+    async def leaves(_: MultiWorkerMirroredStrategy) -> Any:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(use, LAST)
+            await anyio.to_thread.run_sync(begun.wait)
+            tasks.cancel_scope.cancel()
+        return workers.make(LAST)
+
+    waiting, making = workers.start(0, waits, "asyncio"), workers.start(LAST, leaves, "asyncio")
+    for _ in range(10):
+        assert told.acquire(timeout=20)
+    assert not making.done()
+    monkeypatch.undo()
+    for what in held:
+        control._request("ask", *what)
+    waiting.result(20)
+    for made in [making, workers.pool.submit(workers.make, 0)]:
+        made.result(20).close()
+
+
 def _waits_beside_a_timer(go_on: threading.Event) -> Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]:
     async def wait(strategy: MultiWorkerMirroredStrategy) -> None:
         async with anyio.create_task_group() as tasks:
@@ -290,6 +337,7 @@ def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on(monkeypat
     class _Elder:
         thread = threading.get_ident()
         verdicts = 0
+        is_in_question = False
 
         def progress(self) -> dict[int, Progress]:
             return {lane: Progress(5 + lane, moving=True) for lane in range(2)}
@@ -309,40 +357,14 @@ def test_a_step_for_which_this_worker_has_brought_its_record_may_go_on(monkeypat
     elder.verdicts = 1  # it has heard one that may be on its way to the other
     assert not is_stuck((1, 0, 6))
     elder.verdicts = 0
+    elder.is_in_question = True
+    assert not is_stuck((1, 0, 6))
+    elder.is_in_question = False
     elder.thread += 1
     assert not is_stuck((1, 0, 6))
     elder.thread -= 1
     monkeypatch.setattr(makings, "busy_threads", lambda **_: [threading.Thread(name="it loads what that step needs")])
     assert not is_stuck((1, 0, 6))
-
-
-def test_a_future_beside_a_step_may_come_from_anywhere() -> None:
-    async def wait(things: set[Any]) -> None:
-        await asyncio.wait(things)
-
-    async def main() -> list[bool]:
-        step, future = asyncio.ensure_future(wait({asyncio.Future()})), asyncio.Future[None]()
-        waiting = [asyncio.ensure_future(wait(things)) for things in ({step}, {step, future})]
-        await asyncio.sleep(0)
-        graph = WaitGraph([step, *waiting])
-        by_task = {waiter.task: waiter for waiter in graph.waiters}
-        found = [idleness._waits_for_a_step(graph, by_task[task]) for task in waiting]
-        for task in [step, *waiting]:
-            task.cancel()
-        return found
-
-    assert asyncio.run(main()) == [True, False]
-
-
-def test_an_event_loop_with_queues_of_its_own_may_have_something_to_run() -> None:
-    class _OfWindows(asyncio.SelectorEventLoop):
-        def _run_once(self) -> None:
-            """Run what is in its queues."""
-
-    kinds: list[type[asyncio.SelectorEventLoop]] = [asyncio.SelectorEventLoop, _OfWindows]
-    for kind in kinds:
-        with closing(kind()) as loop:
-            assert idleness._on_asyncio(loop) is (kind is _OfWindows)
 
 
 def test_an_answer_to_an_earlier_question_is_left_alone() -> None:

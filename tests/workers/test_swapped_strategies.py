@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -86,25 +86,32 @@ def test_all_who_use_strategies_in_another_order_raise_the_same(workers: Workers
 def test_who_hears_of_one_strategy_first_cannot_let_another_worker_go_on(
     workers: Workers, operation: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    both, held = workers.make_further(), list[Callable[[], object]]()
+    both, held, late = workers.make_further(), list[Any](), threading.Event()
     slow, fast = (strategy._team.standing._control for strategy in both[1] if strategy._team.standing is not None)
-    ask, judged, heard = TcpControl._on_ask, TcpControl._judged, Together.heard
+    ask, judged, heard, lock = TcpControl._on_ask, TcpControl._judged, Together.heard, threading.Lock()
 
     def asked(self: TcpControl, *arguments: Any) -> None:
         """Have the second worker hear late that it is asked for its part in what the first waits in."""
-        if self is slow and not held:
-            held.append(lambda: slow._request("ask", *arguments))
-        else:
-            ask(self, *arguments)
+        with lock:
+            if self is slow and not late.is_set():
+                held.append(arguments)
+                return
+        ask(self, *arguments)
+
+    def let_go() -> None:
+        with lock:
+            late.set()
+        while held:
+            slow._request("ask", *held.pop())
 
     def hears(self: TcpControl, *arguments: Any) -> None:
         judged(self, *arguments)
         if self is fast:
-            held[0]()
+            let_go()
 
     def all_told(self: Together, *arguments: Any) -> None:
         heard(self, *arguments)
-        held[0]()
+        let_go()
 
     monkeypatch.setattr(TcpControl, "_on_ask", asked)
     monkeypatch.setattr(TcpControl, "_judged", hears)
