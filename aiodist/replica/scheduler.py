@@ -88,21 +88,29 @@ class _Run:
             if error is not None:
                 raise error from None
             raise
+        except BaseExceptionGroup as group:  # trio's, of a Ctrl-C that meets this task where it waits for the replicas
+            if isinstance(group.exceptions[0], KeyboardInterrupt) and len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
         finally:
-            if self._watch is not None:
-                self._watch.remove(self._group)
-            for worker in self._workers:
-                worker.close()
-            if self._group.engine is not None:
-                self._group.engine.reducers.close()
-            if self._group.observer is not None:
-                self._group.observer.run_ended(self._group)
+            self._let_go()
         error = error_of(verdict, self._failures, self._handled)
         if error is None and self._cancellations:
             error = self._cancellations[min(self._cancellations)]
         if error is not None:
             raise error
         return self._results
+
+    def _let_go(self) -> None:
+        """Give back what the run has had, however it ends."""
+        if self._watch is not None:
+            self._watch.remove(self._group)
+        for worker in self._workers:
+            worker.close()
+        if self._group.engine is not None:
+            self._group.engine.reducers.close()
+        if self._group.observer is not None:
+            self._group.observer.run_ended(self._group)
 
     async def _conclude(self) -> CollectiveError | None:
         if self._group.bridge is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+import trio
 from anyio.lowlevel import checkpoint
 
 from aiodist import CollectiveError
@@ -234,3 +236,24 @@ def test_interruption_raised_in_a_replica(kind: type[BaseException], backend: st
         anyio.run(main, backend=backend)
     assert sorted(unwound) == [0, 1, 2]
     anyio.run(still_works, strategy, backend=backend)
+
+
+def test_interruption_that_trio_has_for_the_caller_of_the_run() -> None:
+    unwound = []
+
+    @trio.lowlevel.enable_ki_protection
+    def interrupt() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    async def program() -> None:
+        try:
+            if replica() == 1:
+                interrupt()
+            await here().barrier()
+            await anyio.sleep_forever()
+        finally:
+            unwound.append(replica())
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(mirrored(3).run, program)
+    assert sorted(unwound) == [0, 1, 2]
