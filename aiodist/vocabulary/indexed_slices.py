@@ -94,10 +94,10 @@ def _indices(indices: Any, values: Array) -> Array:
 
 
 def _shape(shape: Any, values: Array, indices: Array) -> tuple[int, ...]:
-    listed = np.asarray(shape).tolist()
-    sizes = tuple(listed) if isinstance(listed, list) else (None,)
-    if not all(type(size) is int for size in sizes):
+    listed: Any = np.asarray(shape).tolist()
+    if not isinstance(listed, list) or not all(type(size) is int for size in listed):
         raise TypeError(f"dense_shape must hold integers, got {shape!r}")
+    sizes: tuple[int, ...] = tuple(listed)
     if not sizes or sizes[1:] != values.shape[1:]:
         raise ValueError(f"dense_shape {sizes} must go on as the rows do, whose shape is {values.shape[1:]}")
     if indices.size and indices.max() >= sizes[0]:
