@@ -16,7 +16,8 @@ def communicator_of(given: Any) -> Communicator:
     """Return the workers that a program names.
 
     Args:
-        given: an engine's communicator, as it is; one of mpi4py's, which is duplicated; None: the default.
+        given: an engine's communicator, which is the strategy's from then on; one of mpi4py's, which is duplicated;
+            None: the default.
 
     Raises:
         ImportError, RuntimeError: as `default_communicator`.

@@ -40,7 +40,7 @@ from tests.kernels.arrays import assert_same_bits
 from tests.kernels.test_reduce import DEFINED
 
 if TYPE_CHECKING:
-    from aiodist.workers.communicator import Communicator
+    pass
 
 SINGLE = np.dtype(np.float32)
 ELF = b"\x7fELF and nothing more: the stand-in's kernels are NumPy's"
@@ -65,7 +65,7 @@ class Worker:
     def strategy(self, replicas: int = 1, **options: Any) -> MultiWorkerMirroredStrategy:
         devices = [f"GPU:{k}" for k in range(replicas)]
         given = CommunicationOptions(timeout_seconds=20, **options)
-        return MultiWorkerMirroredStrategy(duplicate(self.communicator), devices, communication_options=given)
+        return MultiWorkerMirroredStrategy(devices=devices, communication_options=given)
 
     def put(self, values: np.ndarray) -> PlantedArray:
         return PlantedArray(self.driver.put(0, values), values.shape, values.dtype, 0)
@@ -88,13 +88,6 @@ class Worker:
 
 def _me() -> int:
     return get_replica_context().replica_id_in_sync_group
-
-
-def duplicate(communicator: Communicator) -> Communicator:
-    """Return another communicator of the same workers."""
-    duplication = communicator.idup()
-    communicator.wait(duplication)
-    return duplication.result()
 
 
 def small(n: int, dtype: np.dtype) -> list[np.ndarray]:
