@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from aiodist.workers import segments
 from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.transfers import SEGMENT, Hands, OfFixedSize, Steps, as_bytes, by_hand, sizes_of_all
 from aiodist_kernels import policy
-
-_PACKED_BELOW: Final = 1 << 16
-"""Leaves of fewer bytes are sent together, for to copy them takes less than an operation for each."""
 
 
 class Gathered(NamedTuple):
@@ -86,7 +83,7 @@ class ArrayGathering:
         lengths = np.empty((communicator.size, len(leaves)), np.int64)
         yield communicator.iallgather(as_bytes(self._lengths()), lengths.reshape(-1).view(np.uint8))
         sizes = lengths * [leaf.itemsize * prod(self._shape(index, 1)) for index, leaf in enumerate(leaves)]
-        small = sizes.max(axis=0) < _PACKED_BELOW
+        small = sizes.max(axis=0) < segments.PACKED_BELOW
         found: dict[int, Gathered] = {}
         if small.any():
             indices = np.flatnonzero(small).tolist()
@@ -141,7 +138,7 @@ class ArrayGathering:
 
 def is_large(column: Sequence[Any]) -> bool:
     """Return whether a leaf is likely to go by itself: it does where any worker's is large."""
-    return sum(int(array.nbytes) for array in column) >= _PACKED_BELOW
+    return sum(int(array.nbytes) for array in column) >= segments.PACKED_BELOW
 
 
 def is_plain(column: Sequence[Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +12,6 @@ from aiodist.workers.coding import ALIGNMENT, Packed, decode, encode, unpack
 from aiodist.workers.communicator import Array, Communicator
 from aiodist.workers.transfers import SEGMENT, Hands, Steps, as_bytes, by_hand, sizes_of_all
 from aiodist_kernels import policy
-
-_PACKED_BELOW: Final = 1 << 16
-"""Arrays of fewer bytes are copied together, which costs less than an operation for each."""
 
 
 class Gathering:
@@ -141,14 +138,14 @@ class Broadcast:
 
     def _parts(self, communicator: Communicator, sizes: Sequence[int], hands: Hands) -> Steps[list[Array]]:
         """Return the parts of the packed object, those of few bytes after a way together."""
-        small = [size if size < _PACKED_BELOW else 0 for size in sizes]
+        small = [size if size < segments.PACKED_BELOW else 0 for size in sizes]
         together = segments.buffer(segments.places_of(small, ALIGNMENT)[-1])
         parts = segments.split(together, small, ALIGNMENT)
         own = [None] * len(sizes) if self._packed is None else self._packed.parts
         few = [
             (part, mine)
             for part, mine in zip(parts, own, strict=True)
-            if mine is not None and mine.size < _PACKED_BELOW
+            if mine is not None and mine.size < segments.PACKED_BELOW
         ]
         if few and policy.blocks(together.size):
             yield from by_hand(hands, _fill, few)
@@ -156,7 +153,7 @@ class Broadcast:
             _fill(few)
         yield from segments.broadcast(communicator, together, self.root)
         for index, size in enumerate(sizes):
-            if size >= _PACKED_BELOW:
+            if size >= segments.PACKED_BELOW:
                 part, mine = segments.buffer(size), own[index]
                 if mine is None:
                     yield from segments.broadcast(communicator, part, self.root)

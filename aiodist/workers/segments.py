@@ -18,6 +18,9 @@ from aiodist.workers.communicator import Array, Communicator, Request, parts_of
 from aiodist.workers.transfers import SEGMENT, Steps
 from aiodist_kernels.pool import results as pool
 
+PACKED_BELOW: Final = 1 << 16
+"""Arrays of fewer bytes are sent together, for to copy them takes less than an operation for each."""
+
 _IN_FLIGHT: Final = 2
 _BYTE: Final = np.dtype(np.uint8)
 _FARTHEST: Final = 2**31 - 1
