@@ -1,0 +1,499 @@
+"""Analysis: what a snapshot says of a disagreement. Who differs, in what, and where; the same whoever came first.
+
+`analyse` is a function of the snapshot alone. Posts that mean the same are a partition; replicas that are gone
+without the collective are one more. The largest is the majority, and the rest are the suspects; where none is larger
+than every other, nobody is to blame, and all are suspects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from aiodist._core import render
+from aiodist._core.call import OrderCheck, Post, difference, fingerprint
+from aiodist._core.divergence import Past, Side, diverged
+from aiodist._core.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeadlockError,
+    IncompleteCollectiveError,
+    WorkerLostError,
+)
+from aiodist._core.findings import Findings, Step
+from aiodist._core.report import CallRecord, CollectiveReport, Location, Partition, Reason, ReplicaReport, ReplicaState
+from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.source import time_limit_around
+from aiodist._core.text import shown_file
+from aiodist._core.waitgraph import shortest_cycle, stuck
+
+_REASONS = list(Reason)
+_MOST_LIMITS = 3
+_MOST_CALLS = 64
+
+
+class Overdue(NamedTuple):
+    """A collective whose time is up.
+
+    Attributes:
+        group: the group that it is of.
+        number: its sequence number; None for the join.
+        seconds: how long it had, from the first arrival; 0 where it had no limit.
+    """
+
+    group: GroupKey
+    number: int | None
+    seconds: float
+
+
+def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
+    """Return what a snapshot says went wrong.
+
+    Args:
+        snapshot: what every replica called and where it is.
+        overdue: the collective whose time is up, where that is what is wrong.
+    """
+    if overdue is not None:
+        group = next(group for group in snapshot.groups if group.key == overdue.group)
+        slot = _slot(group, overdue.number)
+        if slot is not None:
+            return _Case(snapshot, group, slot, overdue.seconds).report()
+    for group in snapshot.groups:
+        slot = _first_in_trouble(snapshot, group)
+        if slot is not None:
+            return _Case(snapshot, group, slot, 0.0).report()
+    if snapshot.deadlocked:
+        return _deadlock(snapshot)
+    cycle = find_cycle(snapshot)
+    if cycle:
+        return _cycle(snapshot, cycle)
+    group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
+    return _Case(snapshot, group, group.open[0] if group.open else _NOTHING, 0.0).report()
+
+
+_NOTHING = SlotRecord(0, ())
+
+
+def error_of(report: CollectiveReport) -> CollectiveError:
+    """Return the error to raise for a report."""
+    return _ERRORS.get(report.reason, CollectiveMismatchError)(report)
+
+
+_ERRORS: Mapping[Reason, type[CollectiveError]] = {
+    Reason.EXITED: IncompleteCollectiveError,
+    Reason.ABANDONED: IncompleteCollectiveError,
+    Reason.TIMEOUT: CollectiveTimeoutError,
+    Reason.CYCLE: DeadlockError,
+    Reason.DEADLOCK: DeadlockError,
+    Reason.LIVELOCK: DeadlockError,
+    Reason.WORKER_LOST: WorkerLostError,
+}
+
+
+# Which collective is in trouble.
+
+
+def _slot(group: GroupRecord, number: int | None) -> SlotRecord | None:
+    if number is None:
+        return group.join
+    return next((slot for slot in group.open if slot.number == number), None)
+
+
+def _first_in_trouble(snapshot: Snapshot, group: GroupRecord) -> SlotRecord | None:
+    """Return the first collective of a group that cannot complete any more; None where all still can.
+
+    Where replicas are missing from the creation of a group, one that somebody waits in says more.
+    """
+    ended = _ended(snapshot)
+    for slot in group.open:
+        if len(_partitions(snapshot.order_check, group, slot)) > 1:
+            return slot
+        if any(_is_gone(member, slot.number, ended) for member in _missing(group, slot)):
+            if slot.number >= 0 or len(group.open) == 1:
+                return slot
+    join = group.join
+    if join is not None and any(_is_gone(member, join.number, ended) for member in _missing(group, join)):
+        return join
+    return None
+
+
+def _ended(snapshot: Snapshot) -> set[int]:
+    return {replica.replica_id for replica in snapshot.replicas if replica.end is not None}
+
+
+def _is_gone(member: MemberRecord, number: int, ended: set[int]) -> bool:
+    """Whether a member that is missing from a collective will never come to it."""
+    return member.replica_id in ended or member.abandoned == number
+
+
+def _takes_part(member: MemberRecord, slot: SlotRecord) -> bool:
+    return not member.joined or member.sequence > slot.number
+
+
+def _missing(group: GroupRecord, slot: SlotRecord) -> list[MemberRecord]:
+    """Return the members that have not come to a collective, or were cancelled out of it."""
+    there = {i for _, replicas in slot.posts for i in replicas}
+    is_join = slot is group.join
+    return [
+        member
+        for member in group.members
+        if (member.abandoned == slot.number and not is_join)
+        or (member.replica_id not in there and (is_join or _takes_part(member, slot)))
+    ]
+
+
+class _Posted(NamedTuple):
+    """A partition: replicas whose posts are the same collective, and the post of the first of them."""
+
+    replicas: tuple[int, ...]
+    post: Post
+
+
+def _partitions(order_check: OrderCheck, group: GroupRecord, slot: SlotRecord) -> list[_Posted]:
+    """Return who has come to a collective, by what their posts mean; the largest partition first."""
+    left = {member.replica_id for member in group.members if member.abandoned == slot.number}
+    found: dict[Hashable, tuple[list[int], Post]] = {}
+    for post, replicas in slot.posts:
+        own = [i for i in replicas if i not in left] if left else replicas
+        if own:
+            key = "join" if slot is group.join else fingerprint(order_check, post)
+            found.setdefault(key, ([], post))[0].extend(own)
+    each = [_Posted(tuple(sorted(replicas)), _post_of_first(slot, replicas, post)) for replicas, post in found.values()]
+    return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
+
+
+def _post_of_first(slot: SlotRecord, replicas: Iterable[int], otherwise: Post) -> Post:
+    return slot.post_of(min(replicas)) or otherwise
+
+
+# One collective in trouble.
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A collective that cannot complete, and the group that it is of."""
+
+    snapshot: Snapshot
+    group: GroupRecord
+    slot: SlotRecord
+    seconds: float
+
+    def report(self) -> CollectiveReport:
+        """Return what is wrong with it."""
+        partitions = _partitions(self.snapshot.order_check, self.group, self.slot)
+        missing = _missing(self.group, self.slot)
+        ended = _ended(self.snapshot)
+        reason = self._reason(partitions, missing, ended)
+        suspects = self._suspects(partitions, missing, reason, ended)
+        replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
+        sides = None if self.snapshot.races else self._sides(partitions, missing, replicas, ended)
+        left = {m.replica_id for m in missing if m.abandoned == self.slot.number}
+        facts = {each.replica_id: each for each in self.snapshot.replicas}
+        findings = Findings(
+            reason=reason,
+            sequence_number=self.slot.number,
+            replicas=replicas,
+            suspects=suspects,
+            partitions=[(posted.replicas, posted.post) for posted in partitions],
+            abandoned=tuple(sorted(left)),
+            refusals={i: facts[i].refusal for i in sorted(left) if facts[i].refusal},
+            group=render.group_label(self.group),
+            joining=self.slot is self.group.join,
+            sides=sides,
+            divergence=diverged(self._past(), *sides) if sides is not None else None,
+            time_limits=_time_limits([facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS]),
+            circle=self.snapshot.circle,
+            races=self.snapshot.races,
+            timeout_seconds=self.seconds,
+        )
+        blamed = len(suspects) < len(replicas)
+        return CollectiveReport(
+            reason=reason,
+            sequence_number=self.slot.number,
+            replicas=replicas,
+            suspects=suspects,
+            text=render.text(findings),
+            group=findings.group,
+            partitions=tuple(
+                Partition(
+                    posted.replicas,
+                    str(posted.post.call),
+                    posted.post.location,
+                    majority=index == 0 and (blamed or len(partitions) == 1) and suspects[:1] != posted.replicas[:1],
+                )
+                for index, posted in enumerate(partitions)
+            ),
+            divergence=findings.divergence,
+            advice=tuple(render.hints(findings)),
+        )
+
+    def _reason(self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], ended: set[int]) -> Reason:
+        if len(partitions) > 1:
+            first = partitions[0].post
+            found = (difference(self.snapshot.order_check, each.post, first) for each in partitions[1:])
+            return min((reason for reason in found if reason is not None), key=_REASONS.index)
+        if any(member.replica_id in ended and member.sequence <= self.slot.number for member in missing):
+            return Reason.EXITED
+        if any(member.abandoned == self.slot.number for member in missing):
+            return Reason.ABANDONED
+        return Reason.TIMEOUT
+
+    def _suspects(
+        self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], reason: Reason, ended: set[int]
+    ) -> tuple[int, ...]:
+        if reason is Reason.TIMEOUT:  # where all are there, it is replica 0's merge function that hangs
+            return tuple(member.replica_id for member in missing) or (min(self.group.key[0]),)
+        gone = [m.replica_id for m in missing if _is_gone(m, self.slot.number, ended)]
+        arrived = sorted(i for each in partitions for i in each.replicas)
+        if len(partitions) <= 1:
+            return tuple(gone if len(gone) <= len(arrived) or not arrived else arrived)
+        sizes = sorted([len(each.replicas) for each in partitions] + ([len(gone)] if gone else []), reverse=True)
+        if sizes[0] == sizes[1]:
+            is_join = self.slot is self.group.join
+            return tuple(m.replica_id for m in self.group.members if is_join or _takes_part(m, self.slot))
+        others = [i for each in partitions if len(each.replicas) < sizes[0] for i in each.replicas]
+        return tuple(sorted(others + (gone if len(gone) < sizes[0] else [])))
+
+    def _sides(
+        self,
+        partitions: Sequence[_Posted],
+        missing: Sequence[MemberRecord],
+        replicas: Sequence[ReplicaReport],
+        ended: set[int],
+    ) -> tuple[Side, Side] | None:
+        """Return the majority and the largest other partition, or those that have ended; None where all are one."""
+        if not partitions:
+            return None
+        report_of = {replica.replica_id: replica for replica in replicas}
+        usual = self._side(partitions[0].replicas, report_of)
+        if len(partitions) > 1:
+            return usual, self._side(partitions[1].replicas, report_of)
+        gone = [member.replica_id for member in missing if member.replica_id in ended]
+        if not gone or self.slot.number < 0 or self.slot is self.group.join:
+            return None
+        ended_at = report_of[gone[0]].ended_at
+        return usual, Side(tuple(gone), (), (), (ended_at,) if ended_at is not None else ())
+
+    def _side(self, replicas: Sequence[int], report_of: Mapping[int, ReplicaReport]) -> Side:
+        first = replicas[0]
+        posted = []
+        if self.slot.number >= 0:  # the creation of a group stands for itself
+            slots = [slot for slot in self.group.open if slot.number >= self.slot.number][:_MOST_CALLS]
+            found = ((slot.number, slot.post_of(first)) for slot in slots)
+            posted = [(number, post) for number, post in found if post is not None]
+        return Side(
+            tuple(replicas),
+            [CallRecord(number, str(post.call), post.location) for number, post in posted],
+            [fingerprint(self.snapshot.order_check, post) for _, post in posted],
+            _path(report_of[first]),
+        )
+
+    def _past(self) -> Past:
+        """Return the calls that all made before, as far as they are kept."""
+        before = [slot for slot in self.group.history if 0 <= slot.number < self.slot.number]
+        firsts = [slot.posts[0][0] for slot in before]
+        keys: dict[int, Hashable] = {}
+        for post in firsts:
+            if id(post) not in keys:
+                keys[id(post)] = fingerprint(self.snapshot.order_check, post)
+        calls = [
+            CallRecord(slot.number, str(post.call), post.location) for slot, post in zip(before, firsts, strict=True)
+        ]
+        return Past(calls, [keys[id(post)] for post in firsts], whole=not before or before[0].number == 0)
+
+
+def _path(replica: ReplicaReport) -> tuple[Location, ...]:
+    """Return the places from a replica's function down to its call, where it waits at the call itself.
+
+    Where it waits now says nothing of a call whose handle it kept, so then it is the place of the call alone.
+    """
+    location = replica.location
+    if location is None:
+        return ()
+    here = replica.stack[-1] if replica.stack else None
+    at_call = here is not None and here == location._replace(function=here.function)
+    return (*replica.stack[:-1], location) if at_call else (location,)
+
+
+def _time_limits(replicas: Iterable[ReplicaFacts]) -> tuple[str, ...]:
+    """Say which timeout or cancel scope each of some replicas was inside of when it was cancelled."""
+    found = []
+    for replica in replicas:
+        for file, line in replica.cancelled_in:
+            limit = time_limit_around(file, line)
+            if limit is not None:
+                where = f"{shown_file(file)}:{limit[0]}"
+                found.append(f"Replica {replica.replica_id} was inside `{limit[1]}` at {where}.")
+                break
+    return tuple(found)
+
+
+# What each replica did.
+
+
+def replica_reports(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord | None = None) -> list[ReplicaReport]:
+    """Return what every member of a group does, by id.
+
+    Args:
+        snapshot: the whole picture.
+        group: the group whose collectives are told of.
+        slot: the collective that is asked about; None for none in particular.
+    """
+    facts = {each.replica_id: each for each in snapshot.replicas}
+    histories = _Histories(group)
+    reports = []
+    for member in group.members:
+        known = facts.get(member.replica_id)
+        if known is not None:
+            reports.append(_replica(known, _waits_in(group, member, known, slot), histories))
+    return reports
+
+
+def _replica(known: ReplicaFacts, posted: tuple[int, Post] | None, histories: _Histories) -> ReplicaReport:
+    record = None if posted is None else histories.record(*posted)
+    waits = record is not None and record.sequence_number >= 0
+    state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
+    return ReplicaReport(
+        replica_id=known.replica_id,
+        device=known.device,
+        state=state,
+        call=record.call if record else None,
+        location=record.location if record else None,
+        history=histories.of(known.replica_id),
+        stack=() if state.ended else known.stack,
+        returned=known.returned,
+        ended_at=known.ended_at,
+        waits_for=known.waits_for if state is ReplicaState.RUNNING else None,
+    )
+
+
+def _waits_in(
+    group: GroupRecord, member: MemberRecord, known: ReplicaFacts, slot: SlotRecord | None
+) -> tuple[int, Post] | None:
+    """Return the collective that a replica waits in: this one if it is there, else the first that it has not left.
+
+    Nobody waits in the creation of a group, so there it is enough to have been there.
+    """
+    if known.end is not None and (slot is None or slot.number >= 0):
+        return None
+    if member.joined and group.join is not None:
+        post = group.join.post_of(member.replica_id)
+        return None if post is None else (group.join.number, post)
+    candidates = [slot] if slot is not None and slot is not group.join else []
+    candidates += [each for each in group.open if each.number >= 0]
+    for each in candidates:
+        post = each.post_of(member.replica_id)
+        if post is not None and member.abandoned != each.number:
+            return each.number, post
+    return None
+
+
+class _Histories:
+    """The replicas' histories. Most are alike, so those that are share one tuple."""
+
+    def __init__(self, group: GroupRecord) -> None:
+        members = len(group.members)
+        self._records: dict[tuple[int, int], CallRecord] = {}
+        self._common: list[CallRecord] = []
+        self._own: dict[int, list[CallRecord]] = {}
+        self._made: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
+        slots = [slot for slot in (*group.history, *group.open) if slot.number >= 0]
+        for slot in [*slots, *([group.join] if group.join is not None else [])]:
+            if len(slot.posts) == 1 and len(slot.posts[0][1]) == members:
+                self._common.append(self.record(slot.number, slot.posts[0][0]))
+                continue
+            for post, replicas in slot.posts:
+                record = self.record(slot.number, post)
+                for replica_id in replicas:
+                    self._own.setdefault(replica_id, []).append(record)
+
+    def record(self, number: int, post: Post) -> CallRecord:
+        key = number, id(post)
+        found = self._records.get(key)
+        if found is None:
+            found = self._records[key] = CallRecord(number, str(post.call), post.location)
+        return found
+
+    def of(self, replica_id: int) -> tuple[CallRecord, ...]:
+        own = tuple(self._own.get(replica_id, ()))
+        found = self._made.get(own)
+        if found is None:
+            found = self._made[own] = tuple(sorted((*self._common, *own), key=lambda record: record.sequence_number))
+        return found
+
+
+# Replicas that wait for each other.
+
+
+class _Wait(NamedTuple):
+    """An open collective that replicas wait in: its group, by index, and its number."""
+
+    group: int
+    number: int
+
+
+def find_cycle(snapshot: Snapshot) -> list[tuple[int, GroupRecord, SlotRecord]]:
+    """Return a cycle of replicas that wait for each other in collectives, each with what it waits in for the next.
+
+    Only those that the snapshot knows to be blocked are taken for waiting; empty where there is no cycle.
+    """
+    waits: dict[int, list[_Wait]] = {}
+    blockers: dict[_Wait, list[int]] = {}
+    for index, group in enumerate(snapshot.groups):
+        for slot in (*group.open, *([group.join] if group.join is not None else [])):
+            missing = [member.replica_id for member in _missing(group, slot)]
+            if not missing or not slot.waiting:
+                continue
+            wait = _Wait(index, slot.number)
+            blockers[wait] = missing
+            for replica_id in slot.waiting:
+                waits.setdefault(replica_id, []).append(wait)
+    blocked = {i: waits[i] for i in snapshot.blocked if i in waits}
+    left = stuck(blocked, blockers)
+    shared = {wait: [i for i in blockers[wait] if i in left] for i in left for wait in blocked[i]}
+    cycle = shortest_cycle({i: shared[blocked[i][0]] for i in left}, sorted(left))
+    return [(i, *_of_wait(snapshot, blocked[i][0])) for i in cycle]
+
+
+def _of_wait(snapshot: Snapshot, wait: _Wait) -> tuple[GroupRecord, SlotRecord]:
+    group = snapshot.groups[wait.group]
+    slot = next((slot for slot in group.open if slot.number == wait.number), group.join)
+    assert slot is not None
+    return group, slot
+
+
+def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, GroupRecord, SlotRecord]]) -> CollectiveReport:
+    waits_in = {i: (group, slot) for i, group, slot in cycle}
+    replicas = []
+    for each in snapshot.replicas:
+        group, slot = waits_in.get(each.replica_id) or _waiting_elsewhere(snapshot, each.replica_id)
+        alone = replace(group, members=tuple(m for m in group.members if m.replica_id == each.replica_id))
+        member = replica_reports(snapshot, alone if alone.members else snapshot.groups[0], slot)
+        replicas += [found for found in member if found.replica_id == each.replica_id]
+    steps = []
+    for i, group, slot in cycle:
+        post = slot.post_of(i)
+        assert post is not None
+        number = None if slot is group.join else slot.number
+        steps.append(Step(i, str(post.call), number, render.group_label(group), post.location))
+    suspects = tuple(sorted(waits_in))
+    return CollectiveReport(
+        Reason.CYCLE, cycle[0][2].number, tuple(replicas), suspects, render.cycle_text(steps)
+    )
+
+
+def _waiting_elsewhere(snapshot: Snapshot, replica_id: int) -> tuple[GroupRecord, SlotRecord | None]:
+    for group in snapshot.groups:
+        for slot in group.open:
+            if replica_id in slot.waiting:
+                return group, slot
+    return snapshot.groups[0], None
+
+
+def _deadlock(snapshot: Snapshot) -> CollectiveReport:
+    root = snapshot.groups[0]
+    replicas = tuple(replica_reports(snapshot, root))
+    number = min((slot.number for slot in root.open if slot.number >= 0), default=0)
+    return CollectiveReport(Reason.DEADLOCK, number, replicas, snapshot.deadlocked, snapshot.circle)

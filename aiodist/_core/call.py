@@ -1,0 +1,276 @@
+"""Calls and call sites: what a replica asks for, and from where, as plain data that is cheap to compare.
+
+A `Call` says what one collective asks for, without arrays, types or code of the program: strings, numbers and tuples
+alone, so it can be compared between processes and written as JSON. Whoever makes calls makes each only once (the same
+value asked for in the same way gives the same object), so equal calls are mostly identical ones.
+
+A call site is kept as the caller's code object and instruction offset, which costs 0.1 µs, and becomes a `Place` only
+when two of them are not literally the same, or when a report is written. Two of them mean the same place when file,
+line and column are the same: one line of a ``finally`` block stands at several offsets, and a module that was loaded
+twice has two code objects for it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from types import CodeType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from aiodist._core.report import Location, Reason
+
+LEAF: Final = "\x00"
+"""Stands for each leaf in `Call.structure`."""
+
+ON_A_GPU: Final = " on a GPU"
+"""The end of the word in `Call.arrays` for an array that lies on a GPU."""
+
+_LONGEST_VALUE = 100
+
+
+class OrderCheck(enum.StrEnum):
+    """What calls are compared by, beside what they ask for: a strategy's ``order_check``."""
+
+    CALL_SITE = "call_site"
+    SIGNATURE = "signature"
+    CALL_PATH = "call_path"
+
+
+class Place(NamedTuple):
+    """Where an instruction stands; two calls come from the same call site when their files, lines and columns agree.
+
+    Attributes:
+        file: the file's name as Python knows it.
+        line: the line, counted from 1.
+        column: the column, counted from 0; None where Python does not know.
+        function: the name of the function that the line belongs to.
+    """
+
+    file: str
+    line: int
+    column: int | None
+    function: str
+
+    @property
+    def location(self) -> Location:
+        """The same, as reports have it."""
+        return Location(self.file, self.line, self.function)
+
+
+Site: TypeAlias = tuple[Any, int]
+"""A caller's code object and the offset in bytes of the instruction in it; or a `Place` and 0."""
+
+_places: dict[tuple[str, CodeType, int], Place] = {}
+
+
+def place(code: CodeType | Place, offset: int) -> Place:
+    """Return where the instruction at ``offset`` (bytes, as in ``frame.f_lasti``) stands."""
+    if isinstance(code, Place):
+        return code
+    key = (code.co_filename, code, offset)  # code objects of two files can be equal
+    found = _places.get(key)
+    if found is None:
+        found = _places[key] = _find_place(code, offset)
+    return found
+
+
+def _find_place(code: CodeType, offset: int) -> Place:
+    function = code.co_qualname.rpartition(".<locals>.")[2]
+    for index, (line, _, column, _) in enumerate(code.co_positions()):
+        if index == offset // 2:
+            return Place(code.co_filename, line or code.co_firstlineno, column, function)
+    return Place(code.co_filename, code.co_firstlineno, None, function)
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A merge function: two are the same when their code is.
+
+    Attributes:
+        name: its qualified name, for texts.
+        file: where it is defined; empty where that is not known.
+        line: its first line; 0 where that is not known.
+        digest: tells its code from others', also between processes.
+    """
+
+    name: str
+    file: str
+    line: int
+    digest: str
+
+
+def code_digest(code: CodeType) -> str:
+    """Return a text that is equal for equal code, in this process and in others that run the same Python."""
+    found = blake2b(code.co_code, digest_size=12)
+    for constant in code.co_consts:
+        found.update((code_digest(constant) if isinstance(constant, CodeType) else repr(constant)).encode())
+    found.update(repr((code.co_names, code.co_varnames, code.co_freevars, code.co_firstlineno)).encode())
+    return found.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What a collective asks for: all that must agree on every replica, but for the call site.
+
+    Attributes:
+        kind: ``all_reduce``, ``barrier`` and so on.
+        op: the reduce op's name, e.g. ``SUM``; None where there is none.
+        axis: the axis of each leaf (of an all_to_all, its two axes), counted from the front; None where there is none.
+        source: the id of the replica whose value counts (the root, where a kind has one); None where there is none.
+        function: the merge function; None where there is none.
+        members: the ids in a group that is made; None where none is.
+        name: stands in for the call site.
+        structure: the nest as text, with `LEAF` for every leaf; None for a single leaf, and where there is no value.
+        paths: the key path of every leaf, e.g. ``['w'][0]``.
+        shapes: of every leaf; None stands for a size that is not compared.
+        dtypes: of every leaf, by name in native byte order; for a Python number its type.
+        arrays: what each leaf is: ``array`` (of NumPy), ``scalar`` (of NumPy), ``number`` (of Python), ``slices``
+            (`IndexedSlices`), or the name of a framework, with `ON_A_GPU` behind it where it lies there.
+        arguments: of a merge function: how many are positional, and the names of the others; None where there is none.
+    """
+
+    kind: str
+    op: str | None = None
+    axis: tuple[Any, ...] | None = None
+    source: int | None = None
+    function: Function | None = None
+    members: tuple[int, ...] | None = None
+    name: str | None = None
+    structure: str | None = None
+    paths: tuple[str, ...] = ()
+    shapes: tuple[tuple[int | None, ...], ...] | None = None
+    dtypes: tuple[str, ...] = ()
+    arrays: tuple[str, ...] = ()
+    arguments: tuple[int, tuple[str, ...]] | None = None
+
+    @property
+    def leaves(self) -> list[tuple[tuple[int | None, ...], str, str]]:
+        """Shape, dtype and array type of every leaf."""
+        return list(zip(self.shapes or (), self.dtypes, self.arrays, strict=True))
+
+    def __str__(self) -> str:
+        """Return kind and arguments as a person reads them: ``all_reduce(SUM, float32[3])``."""
+        shown = [self.op] if self.op is not None else []
+        if self.shapes is not None:
+            shown.append(self._value_text())
+        shown += self._detail_texts()
+        if self.name is not None:
+            shown.append(f"name={self.name!r}")
+        return f"{self.kind}({', '.join(shown)})"
+
+    def _value_text(self) -> str:
+        texts = [leaf_text(*leaf) for leaf in self.leaves]
+        if self.structure is None:
+            return texts[0]
+        between = self.structure.split(LEAF)
+        text = "".join([part for pair in zip(between, [*texts, ""], strict=True) for part in pair])
+        return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 2]} … ({len(texts)} leaves)"
+
+    def _detail_texts(self) -> list[str]:
+        if self.source is not None:
+            return [f"source={self.source}"]
+        if self.function is not None:
+            return [self.function.name]
+        if self.members is not None:
+            return [str(list(self.members))]
+        if self.axis is None:
+            return []
+        alike = len(set(self.axis)) == 1
+        if alike and isinstance(self.axis[0], tuple):
+            return [f"split_axis={self.axis[0][0]}, concat_axis={self.axis[0][1]}"]
+        return [f"axis={self.axis[0] if alike else self.axis}"]
+
+
+def leaf_text(shape: tuple[int | None, ...], dtype: str, array: str) -> str:
+    """Return a leaf as ``float32[3]``; a Python number as ``float``; a NumPy scalar as ``np.float32``.
+
+    Rows of a whole of that shape are ``IndexedSlices(float32[1000, 16])``, a PyTorch tensor is ``torch.float32[3]``.
+    """
+    if array == "number":
+        return dtype
+    if array == "scalar":
+        return f"np.{dtype}"
+    text = f"{dtype}[{', '.join('*' if size is None else str(size) for size in shape)}]"
+    if array == "array":
+        return text
+    if array == "slices":
+        return f"IndexedSlices({text})"
+    return f"{array.removesuffix(ON_A_GPU)}.{text}{ON_A_GPU if array.endswith(ON_A_GPU) else ''}"
+
+
+class Post(NamedTuple):
+    """A collective as one replica has issued it.
+
+    Attributes:
+        call: what it asks for.
+        path: the call site, and behind it those of its callers, where they are noted.
+    """
+
+    call: Call
+    path: tuple[Place, ...]
+
+    @property
+    def location(self) -> Location:
+        """The call site, as reports have it."""
+        return self.path[0].location
+
+
+def compare(a: Call, b: Call) -> Reason | None:  # noqa: PLR0911  (one return a field)
+    """Return the first thing in which two calls differ, call sites left out; None where they are the same."""
+    if a is b or a == b:
+        return None
+    if a.kind != b.kind:
+        return Reason.KIND
+    if a.name != b.name:
+        return Reason.NAME
+    if a.op != b.op:
+        return Reason.REDUCE_OP
+    if a.axis != b.axis and _ranks(a) == _ranks(b):  # else the axes were counted from the end of other shapes
+        return Reason.AXIS
+    if a.source != b.source:
+        return Reason.SOURCE
+    if a.function != b.function or a.members != b.members:
+        return Reason.MERGE_FN
+    if a.structure != b.structure or a.arguments != b.arguments:
+        return Reason.STRUCTURE
+    if a.shapes != b.shapes:
+        return Reason.SHAPE
+    if a.dtypes != b.dtypes:
+        return Reason.DTYPE
+    return Reason.DEVICE
+
+
+def _ranks(call: Call) -> list[int]:
+    return [len(shape) for shape in call.shapes or ()]
+
+
+def difference(order_check: OrderCheck, a: Post, b: Post) -> Reason | None:
+    """Return the first thing in which two posts differ, call sites counted as the order check says."""
+    found = compare(a.call, b.call)
+    if found is not None or a.call.name is not None or order_check is OrderCheck.SIGNATURE:
+        return found
+    same = a.path == b.path if order_check is OrderCheck.CALL_PATH else a.path[0][:3] == b.path[0][:3]
+    return None if same else Reason.CALL_SITE
+
+
+def fingerprint(order_check: OrderCheck, post: Post) -> Hashable:
+    """Return all that must agree for posts to be the same collective, as one hashable value."""
+    if post.call.name is not None or order_check is OrderCheck.SIGNATURE:
+        return post.call
+    sites = post.path if order_check is OrderCheck.CALL_PATH else post.path[:1]
+    return post.call, tuple(site[:3] for site in sites)
+
+
+def path_of(sites: Iterable[Site]) -> tuple[Place, ...]:
+    """Return the places of some call sites."""
+    return tuple(place(code, offset) for code, offset in sites)
+
+
+def digest(order_check: OrderCheck, posts: Sequence[Post]) -> bytes:
+    """Return 16 bytes that differ where the fingerprints of some posts do, also between processes."""
+    found = blake2b(digest_size=16)
+    for post in posts:
+        found.update(repr(fingerprint(order_check, post)).encode())
+    return found.digest()

@@ -1,0 +1,70 @@
+"""Findings: what an analysis has found, before it is put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from aiodist._core.call import Post
+from aiodist._core.divergence import Side
+from aiodist._core.report import Divergence, Location, Reason, ReplicaReport
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found.
+
+    Attributes:
+        reason, sequence_number, replicas, suspects: as in `CollectiveReport`.
+        partitions: who arrived, by equal calls, the largest partition first, with the post of its first replica.
+        abandoned: ids of those that were cancelled out of the collective.
+        refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
+        group: what the group is called; None for the run's own.
+        joining: the collective is a join.
+        sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
+        divergence: how they parted, where that is known.
+        time_limits: for those that were cancelled out of it, the timeout or cancel scope that they were inside of.
+        circle: a sentence about tasks that wait for each other; empty where there are none.
+        races: sentences about replicas that issue collectives in several tasks at once.
+        timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
+    """
+
+    reason: Reason
+    sequence_number: int
+    replicas: tuple[ReplicaReport, ...]
+    suspects: tuple[int, ...]
+    partitions: Sequence[tuple[Sequence[int], Post]]
+    abandoned: tuple[int, ...]
+    refusals: Mapping[int, str]
+    group: str | None
+    joining: bool
+    sides: tuple[Side, Side] | None
+    divergence: Divergence | None
+    time_limits: tuple[str, ...]
+    circle: str
+    races: tuple[str, ...]
+    timeout_seconds: float
+
+    @property
+    def marked(self) -> set[int]:
+        """Who is marked as odd: the suspects, unless that is everyone."""
+        return set(self.suspects) if len(self.suspects) < len(self.replicas) else set()
+
+
+class Step(NamedTuple):
+    """One replica of a cycle: it waits in a collective for the next one.
+
+    Attributes:
+        replica_id: its id.
+        call: the collective that it waits in.
+        number: its sequence number; None for a join.
+        group: what its group is called; None for the run's own.
+        location: where it was called.
+    """
+
+    replica_id: int
+    call: str
+    number: int | None
+    group: str | None
+    location: Location

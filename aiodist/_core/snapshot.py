@@ -1,0 +1,375 @@
+"""Snapshots: what every replica called and where it is, at one moment, as values that can be kept, merged and sent.
+
+A snapshot is a picture of a `ledger.Ledger`, or of a part of one (the replicas of one process), with what the runtime
+adds about the replicas once something has failed. `analysis.analyse` reads it and nothing else, so that one machine,
+several workers, a recorder's file and another program's dump are all judged in the same way.
+
+Everything in one is plain and frozen. Equal posts stand once for all replicas that made them, so a snapshot of
+thousands of replicas that did the same is hardly larger than that of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from aiodist._core.call import Call, Function, OrderCheck, Place, Post
+from aiodist._core.report import Location, ReplicaState
+
+GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
+"""What a group is known by in every process: its members, its name, how many with these were made before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """What is known of a replica beside its collectives.
+
+    Attributes:
+        replica_id: its id in the run.
+        device: its device, in canonical form.
+        end: how its function ended; None while it runs.
+        stack: where it is suspended or runs, innermost last; empty once it has ended.
+        waits_for: what it waits for outside of collectives, in words; None where nobody looked.
+        returned: what its function returned, as text; None unless it has returned.
+        ended_at: where its function returned; None where that is not known.
+        cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
+        refusal: what the call raised that it was not cancelled out of, but refused for its arguments; else empty.
+    """
+
+    replica_id: int
+    device: str
+    end: ReplicaState | None = None
+    stack: tuple[Location, ...] = ()
+    waits_for: str | None = None
+    returned: str | None = None
+    ended_at: Location | None = None
+    cancelled_in: tuple[tuple[str, int], ...] = ()
+    refusal: str = ""
+
+
+class MemberRecord(NamedTuple):
+    """Where a replica is in the order of a group's collectives.
+
+    Attributes:
+        replica_id: its id in the run.
+        sequence: the number of its next collective; while it has joined, of the first that it has not made.
+        joined: whether it has joined.
+        abandoned: the number of the first collective that it was cancelled out of; None if there is none.
+    """
+
+    replica_id: int
+    sequence: int
+    joined: bool = False
+    abandoned: int | None = None
+
+
+class SlotRecord(NamedTuple):
+    """One collective, and who has issued it.
+
+    Attributes:
+        number: its sequence number; -1 for the creation of a group.
+        posts: the distinct posts, each with the ids of the replicas that made it.
+        waiting: the ids of the replicas of which a task waits in it.
+    """
+
+    number: int
+    posts: tuple[tuple[Post, tuple[int, ...]], ...]
+    waiting: tuple[int, ...] = ()
+
+    def post_of(self, replica_id: int) -> Post | None:
+        """Return what that replica has issued here; None if nothing."""
+        return next((post for post, replicas in self.posts if replica_id in replicas), None)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """A group of replicas and its collectives.
+
+    Attributes:
+        key: what it is known by.
+        made_at: where it was made; None for the run's own group, and where its members made it at different places.
+        members: those of its members that this snapshot knows of, by id.
+        history: the last collectives that all members have issued alike, oldest first; complete, or about to be.
+        open: the others, by number.
+        join: the join, while a replica has joined; its number is the first that no replica has used.
+    """
+
+    key: GroupKey
+    made_at: Place | None
+    members: tuple[MemberRecord, ...]
+    history: tuple[SlotRecord, ...]
+    open: tuple[SlotRecord, ...]
+    join: SlotRecord | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What every replica of a run, or of a part of it, called and where it is.
+
+    Attributes:
+        order_check: what calls are compared by.
+        replicas: what is known of each, by id.
+        groups: the run's own group, and then the others in the order in which they were made.
+        blocked: the ids of those of which every task waits in open collectives, and nothing else can run.
+        deadlocked: the ids of those that wait for each other for ever, as the runtime has proved.
+        circle: a sentence about tasks that wait for each other; empty where there are none.
+        races: sentences about replicas that issue collectives in several tasks at once.
+    """
+
+    order_check: OrderCheck
+    replicas: tuple[ReplicaFacts, ...]
+    groups: tuple[GroupRecord, ...]
+    blocked: tuple[int, ...] = ()
+    deadlocked: tuple[int, ...] = ()
+    circle: str = ""
+    races: tuple[str, ...] = ()
+
+
+# Merging the snapshots of several processes.
+
+
+def merge(parts: Iterable[Snapshot]) -> Snapshot:
+    """Return the snapshot of a whole run, of which the given ones show parts with other replicas each.
+
+    A collective that any part has seen all its members issue is complete for all.
+    """
+    several = sorted(parts, key=lambda part: part.replicas[0].replica_id if part.replicas else -1)
+    if len(several) == 1:
+        return several[0]
+    replicas = sorted((each for part in several for each in part.replicas), key=lambda each: each.replica_id)
+    groups: dict[GroupKey, list[GroupRecord]] = {}
+    for part in several:
+        for group in part.groups:
+            groups.setdefault(group.key, []).append(group)
+    return Snapshot(
+        several[0].order_check,
+        tuple(replicas),
+        tuple(_merge_group(found) for found in groups.values()),
+        tuple(sorted({replica_id for part in several for replica_id in part.blocked})),
+        tuple(sorted({replica_id for part in several for replica_id in part.deadlocked})),
+        next((part.circle for part in several if part.circle), ""),
+        tuple(race for part in several for race in part.races),
+    )
+
+
+def _merge_group(parts: Sequence[GroupRecord]) -> GroupRecord:
+    members = tuple(sorted(member for part in parts for member in part.members))
+    complete = {slot.number for part in parts for slot in part.history}
+    slots = _merge_slots(slot for part in parts for slot in (*part.history, *part.open))
+    if -1 in complete and max(complete) < 0 and _absent(parts[0].key[0], slots[0]):
+        complete.remove(-1)  # a group is made by each process for its own members
+    made_at = {part.made_at for part in parts}
+    joins = [part.join for part in parts if part.join is not None]
+    number = max((member.sequence for member in members), default=0)
+    return GroupRecord(
+        parts[0].key,
+        made_at.pop() if len(made_at) == 1 else None,
+        members,
+        tuple(slot for slot in slots if slot.number in complete),
+        tuple(slot for slot in slots if slot.number not in complete),
+        _merge_slots(join._replace(number=number) for join in joins)[0] if joins else None,
+    )
+
+
+def _absent(members: Sequence[int], slot: SlotRecord) -> set[int]:
+    return set(members).difference(*(replicas for _, replicas in slot.posts))
+
+
+def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
+    """Return the slots by number, what several parts know of one put together."""
+    found: dict[int, dict[Post, set[int]]] = {}
+    waiting: dict[int, set[int]] = {}
+    for slot in slots:
+        posts = found.setdefault(slot.number, {})
+        for post, replicas in slot.posts:
+            posts.setdefault(post, set()).update(replicas)
+        waiting.setdefault(slot.number, set()).update(slot.waiting)
+    return tuple(
+        SlotRecord(
+            number,
+            tuple(sorted(((post, tuple(sorted(ids))) for post, ids in found[number].items()), key=lambda each: each[1])),
+            tuple(sorted(waiting[number])),
+        )
+        for number in sorted(found)
+    )
+
+
+def part(snapshot: Snapshot, replicas: Iterable[int]) -> Snapshot:
+    """Return what a snapshot says of some of the replicas: what a process that runs only these would know."""
+    kept = frozenset(replicas)
+    groups = []
+    for group in snapshot.groups:
+        if kept.isdisjoint(group.key[0]):
+            continue
+        own = [_part_of_slot(slot, kept) for slot in group.open]
+        join = None if group.join is None else _part_of_slot(group.join, kept)
+        groups.append(
+            replace(
+                group,
+                members=tuple(member for member in group.members if member.replica_id in kept),
+                history=tuple(_part_of_slot(slot, kept) for slot in group.history),
+                open=tuple(slot for slot in own if slot.posts),
+                join=join if join is not None and join.posts else None,
+            )
+        )
+    return replace(
+        snapshot,
+        replicas=tuple(each for each in snapshot.replicas if each.replica_id in kept),
+        groups=tuple(groups),
+        blocked=tuple(i for i in snapshot.blocked if i in kept),
+        deadlocked=tuple(i for i in snapshot.deadlocked if i in kept),
+    )
+
+
+def _part_of_slot(slot: SlotRecord, kept: frozenset[int]) -> SlotRecord:
+    posts = ((post, tuple(i for i in replicas if i in kept)) for post, replicas in slot.posts)
+    return SlotRecord(
+        slot.number, tuple(each for each in posts if each[1]), tuple(i for i in slot.waiting if i in kept)
+    )
+
+
+# To and from JSON.
+
+
+class _Table:
+    """Calls and places by index, as most of them occur many times."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self._index: dict[Any, int] = {}
+
+    def add(self, key: Any, row: Any) -> int:
+        found = self._index.get(key)
+        if found is None:
+            found = self._index[key] = len(self.rows)
+            self.rows.append(row)
+        return found
+
+
+def to_json(snapshot: Snapshot) -> dict[str, Any]:
+    """Return a snapshot as a dict of strings, numbers, lists and dicts, as JSON has them."""
+    calls, places = _Table(), _Table()
+
+    def post(each: Post) -> list[Any]:
+        path = [places.add(place, list(place)) for place in each.path]
+        return [calls.add(each.call, _call_to_json(each.call)), path]
+
+    def slot(each: SlotRecord) -> list[Any]:
+        return [each.number, [[post(p), _to_ranges(ids)] for p, ids in each.posts], _to_ranges(each.waiting)]
+
+    groups = [
+        {
+            "key": [_to_ranges(each.key[0]), each.key[1], each.key[2]],
+            "made_at": None if each.made_at is None else list(each.made_at),
+            "members": [list(member) for member in each.members],
+            "history": [slot(one) for one in each.history],
+            "open": [slot(one) for one in each.open],
+            "join": None if each.join is None else slot(each.join),
+        }
+        for each in snapshot.groups
+    ]
+    return {
+        "order_check": str(snapshot.order_check),
+        "replicas": [asdict(each) for each in snapshot.replicas],
+        "calls": calls.rows,
+        "places": places.rows,
+        "groups": groups,
+        "blocked": _to_ranges(snapshot.blocked),
+        "deadlocked": _to_ranges(snapshot.deadlocked),
+        "circle": snapshot.circle,
+        "races": list(snapshot.races),
+    }
+
+
+def from_json(data: Mapping[str, Any]) -> Snapshot:
+    """Return the snapshot that `to_json` gave.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return _from_json(data)
+    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(f"expected a snapshot, got something else: {error!r}") from error
+
+
+def _from_json(data: Mapping[str, Any]) -> Snapshot:
+    calls = [_call_from_json(row) for row in data["calls"]]
+    places = [Place(*row) for row in data["places"]]
+
+    def slot(row: Sequence[Any]) -> SlotRecord:
+        number, posts, waiting = row
+        found = (
+            (Post(calls[call], tuple(places[at] for at in path)), _from_ranges(ids)) for (call, path), ids in posts
+        )
+        return SlotRecord(number, tuple(found), _from_ranges(waiting))
+
+    groups = tuple(
+        GroupRecord(
+            (_from_ranges(each["key"][0]), each["key"][1], each["key"][2]),
+            None if each["made_at"] is None else Place(*each["made_at"]),
+            tuple(MemberRecord(*member) for member in each["members"]),
+            tuple(slot(row) for row in each["history"]),
+            tuple(slot(row) for row in each["open"]),
+            None if each["join"] is None else slot(each["join"]),
+        )
+        for each in data["groups"]
+    )
+    replicas = tuple(_replica_from_json(row) for row in data["replicas"])
+    return Snapshot(
+        OrderCheck(data["order_check"]),
+        replicas,
+        groups,
+        _from_ranges(data["blocked"]),
+        _from_ranges(data["deadlocked"]),
+        data["circle"],
+        tuple(data["races"]),
+    )
+
+
+_NOTHING = Call("")
+
+
+def _call_to_json(call: Call) -> dict[str, Any]:
+    return {name: value for name, value in asdict(call).items() if value != getattr(_NOTHING, name)}
+
+
+def _call_from_json(row: Mapping[str, Any]) -> Call:
+    fields: dict[str, Any] = {name: _tuples(value) for name, value in row.items() if name != "function"}
+    if "function" in row:
+        fields["function"] = Function(**row["function"])
+    if "shapes" not in row and fields.get("dtypes"):
+        raise KeyError("shapes")
+    return Call(**fields)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
+
+
+def _replica_from_json(row: Mapping[str, Any]) -> ReplicaFacts:
+    return ReplicaFacts(
+        **{
+            **row,
+            "end": None if row["end"] is None else ReplicaState(row["end"]),
+            "stack": tuple(Location(*at) for at in row["stack"]),
+            "ended_at": None if row["ended_at"] is None else Location(*row["ended_at"]),
+            "cancelled_in": tuple((str(file), int(line)) for file, line in row["cancelled_in"]),
+        }
+    )
+
+
+def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
+    """Return ids as runs of consecutive ones, each its first and its length; the order is kept."""
+    runs: list[list[int]] = []
+    for each in replicas:
+        if runs and each == runs[-1][0] + runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([each, 1])
+    return runs
+
+
+def _from_ranges(runs: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    return tuple(first + i for first, length in runs for i in range(length))

@@ -1,0 +1,100 @@
+"""Who waits for whom: the one question behind every deadlock, asked of nodes and waits of any kind.
+
+A node (a replica, a task) has waits (a collective, a lock, another task); a wait ends when none of its blockers is left
+that will never act. A node is **stuck** when each of its waits has a blocker that is stuck, or gone. The stuck nodes
+are the greatest set of which that holds: begin with all nodes, and take away, until none is left to take away, those
+of which a wait has lost its last blocker in the set.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+Node = TypeVar("Node", bound=Hashable)
+Wait = TypeVar("Wait", bound=Hashable)
+
+
+def stuck(
+    waits: Mapping[Node, Sequence[Wait]],
+    blockers: Mapping[Wait, Collection[Node]],
+    gone: Collection[Node] = (),
+) -> set[Node]:
+    """Return the nodes that will never go on.
+
+    Args:
+        waits: what each node waits for; it goes on when any of these waits ends. A node with none can act.
+        blockers: which nodes must act before a wait ends: all of them.
+        gone: nodes that will never act, though they wait for nothing.
+
+    Each blocker and each wait is looked at a fixed number of times, so this takes time in proportion to their number.
+    """
+    left = {node for node, own in waits.items() if own}
+    never = left.union(gone)
+    held = {wait: sum(node in never for node in blockers[wait]) for own in waits.values() for wait in own}
+    waiters: dict[Wait, list[Node]] = {}
+    blocked_by: dict[Node, list[Wait]] = {}
+    for node in left:
+        for wait in waits[node]:
+            waiters.setdefault(wait, []).append(node)
+    for wait in held:
+        for node in blockers[wait]:
+            blocked_by.setdefault(node, []).append(wait)
+    ended = deque(wait for wait, count in held.items() if not count)
+    while ended:
+        for node in waiters.get(ended.popleft(), ()):
+            if node not in left:
+                continue
+            left.remove(node)
+            for wait in blocked_by.get(node, ()):
+                held[wait] -= 1
+                if not held[wait]:
+                    ended.append(wait)
+    return left
+
+
+def shortest_cycle(follows: Mapping[Node, Iterable[Node]], order: Sequence[Node]) -> list[Node]:
+    """Return a shortest cycle, beginning with its first node in ``order``; empty where there is none.
+
+    Args:
+        follows: the nodes that each node waits for.
+        order: all nodes.
+    """
+    rank = {node: index for index, node in enumerate(order)}
+    best: list[Node] = []
+    for start in order:
+        found = _way_back(follows, start, len(best) or len(order) + 1)
+        if found and (not best or len(found) < len(best)):
+            best = found
+        if len(best) in (1, 2):
+            break
+    if not best:
+        return []
+    first = min(range(len(best)), key=lambda index: rank[best[index]])
+    return best[first:] + best[:first]
+
+
+def _way_back(follows: Mapping[Node, Iterable[Node]], start: Node, shorter_than: int) -> list[Node]:
+    """Return the shortest way from a node back to itself, if it has fewer nodes than that."""
+    came: dict[Node, Node] = {}
+    queue = deque([(start, 1)])
+    seen: set[int] = set()
+    while queue:
+        node, length = queue.popleft()
+        if length >= shorter_than:
+            return []
+        onward = follows.get(node, ())
+        if id(onward) in seen:  # thousands wait for the same thousands
+            continue
+        seen.add(id(onward))
+        for other in onward:
+            if other == start:
+                way = [node]
+                while way[-1] != start:
+                    way.append(came[way[-1]])
+                return way[::-1]
+            if other not in came:
+                came[other] = node
+                queue.append((other, length + 1))
+    return []
