@@ -15,7 +15,7 @@ from aiodist.demos.endings import InterruptedRun, MissingExtraError
 from aiodist.demos.interruption import INTERRUPTIONS
 from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import add_demo
-from aiodist.tools.doctor.command import add_doctor
+from aiodist.tools.doctor import add_doctor
 from aiodist.tools.exits import Exit
 from aiodist.tools.launch import add_run
 from aiodist.tools.trace_commands import add_trace
