@@ -5,7 +5,3 @@ from __future__ import annotations
 
 class InterruptedRun(Exception):  # noqa: N818 - no error: a person asked for it
     """Ctrl-C came in the middle of a run; the text says at which step."""
-
-
-class MissingExtraError(ImportError):
-    """A demo needs a package that is not installed; the text says how to install it."""

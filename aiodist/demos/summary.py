@@ -53,11 +53,3 @@ def tell_sample(console: Console, label: str, text: str) -> None:
     console.print(label, style="bold")
     for line in text.rstrip().splitlines():
         console.print(textwrap.fill(line, 78, initial_indent="  ", subsequent_indent="  "), soft_wrap=True)
-
-
-def tell_table(console: Console, rows: Sequence[Sequence[str]]) -> None:
-    """Print a table, its columns set to the right; the first row names them."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        line = "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        console.print(line, style=None if number else "bold", soft_wrap=True)

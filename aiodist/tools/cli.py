@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import aiodist
-from aiodist.demos.endings import InterruptedRun, MissingExtraError
+from aiodist.demos.endings import InterruptedRun
 from aiodist.demos.interruption import INTERRUPTIONS
 from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import add_demo
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Namespace) -> int:
     try:
         return int(arguments.command(arguments))
-    except (UsageError, MissingExtraError) as error:
+    except UsageError as error:
         return _end(f"aiodist: error: {error}", Exit.USAGE)
     except InterruptedRun as interruption:
         return _end_interrupted(str(interruption))

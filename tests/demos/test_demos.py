@@ -6,11 +6,10 @@ import re
 
 import pytest
 
-from aiodist.demos import digits, summary
+from aiodist.demos import summary
 from aiodist.tools.cli import main
 
 TEXT = ["demo", "text", "--steps", "4"]
-DIGITS = ["demo", "digits", "--steps", "60"]
 DIGEST = re.compile(r"\b([0-9a-f]{16})  replica (\d+)  (CPU:\d+)")
 
 
@@ -53,35 +52,6 @@ def test_text_with_different_weights_fails(capsys: pytest.CaptureFixture[str], m
     digests = iter(["0" * 16, "1" * 16])
     monkeypatch.setattr(summary, "weights_digest", lambda _: next(digests))
     assert "DIFFERENT" in printed(capsys, *TEXT, "--replicas", "2", code=1)
-
-
-def test_digits_follow_one_curve_on_any_number_of_replicas(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("sklearn")
-    out = printed(capsys, *DIGITS)
-    assert re.search(r"^input +scikit-learn's digits, 1797 images, sha256 [0-9a-f]{16}$", out, re.MULTILINE)
-    results = re.findall(r"^ *(\d) replicas? +(\d\d\.\d)% right +[0-9a-f]{8}, equal ", out, re.MULTILINE)
-    assert [int(replicas) for replicas, _ in results] == [1, 2, 4, 8]
-    assert all(float(right) > 85 for _, right in results)
-    difference = re.search(r"largest difference at any step: (\S+)", out)
-    assert difference
-    assert float(difference[1]) < 1e-5
-    curves = re.findall(r"^ +(\d+)((?: +\d\.\d{7}){4})$", out, re.MULTILINE)
-    assert [int(curves[0][0]), int(curves[-1][0])] == [1, 60]
-    assert float(curves[-1][1].split()[0]) < 0.5 * float(curves[0][1].split()[0])
-
-
-def test_digits_with_different_weights_fail(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.setattr(digits, "weights_digest", lambda weights: f"{id(weights):016x}"[::-1])
-    assert "DIFFERENT" in printed(capsys, *DIGITS, "--replicas", "1,2", code=1)
-
-
-def test_digits_with_other_curves_fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.setattr(digits, "TOLERANCE", -1.0)
-    printed(capsys, *DIGITS, "--replicas", "1,2", code=1)
 
 
 def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
