@@ -14,11 +14,12 @@ import aiodist_kernels as kernels
 from aiodist.collective.out_buffers import OutBuffers, are_entangled
 from aiodist.collective.packs import packs
 from aiodist.collective.reduction import reduce_arrays, reduce_leaf
-from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature
+from aiodist.collective.signature import OP, STRUCTURE, TYPES, Signature
 from aiodist.collective.warming import ask_for
 from aiodist.collective.work import Call, Work, worker_count
 from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist.vocabulary.leaves import LeafMark, LeafType
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import Accumulate, ReduceOp, policy
 

@@ -21,7 +21,7 @@ from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Course, Known, Make, alike
 from aiodist.collective.device_out import Outs
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES, LeafMark
+from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES
 from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.execute import Completion, Executor
@@ -30,6 +30,7 @@ from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch, number_of, symbol
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
 from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from aiodist.vocabulary.leaves import LeafMark
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = "tuple[Any, ...]"

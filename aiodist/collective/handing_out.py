@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aiodist.collective.signature import KIND, STRUCTURE, TYPES, LeafMark, Signature
+from aiodist.collective.signature import KIND, STRUCTURE, TYPES, Signature
 from aiodist.vocabulary.foreign_arrays import ForeignType
+from aiodist.vocabulary.leaves import LeafMark
 
 
 def hand_out(signature: Signature, result: Any, takers: Sequence[int]) -> dict[int, Any]:

@@ -9,9 +9,10 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist.collective import sparse
-from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature, leaf_fields
+from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, Signature, leaf_fields
 from aiodist.collective.warming import ask_for
 from aiodist.vocabulary.foreign_arrays import ForeignType
+from aiodist.vocabulary.leaves import LeafMark, LeafType
 from aiodist_kernels import Accumulate, ReduceOp
 
 

@@ -12,23 +12,11 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import (
-    DETAIL,
-    OP,
-    SHAPES,
-    STRUCTURE,
-    TYPES,
-    Leaf,
-    LeafMark,
-    LeafType,
-    Signature,
-    describe_leaf,
-    has_device_arrays,
-    leaf_fields,
-)
+from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, TYPES, Signature, has_device_arrays, leaf_fields
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.device_frameworks import likely_type_of, views_on_gpu
+from aiodist.vocabulary.leaves import Leaf, LeafMark, LeafType, describe_leaf
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import ReduceOp
 

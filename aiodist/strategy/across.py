@@ -12,11 +12,12 @@ import aiodist_kernels as kernels
 from aiodist.collective import sparse
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.reduction import in_native_order, reduce_leaf
-from aiodist.collective.signature import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
+from aiodist.collective.signature import has_device_arrays, has_foreign
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.device_arrays import DeviceType
 from aiodist.vocabulary.foreign_arrays import ForeignType
+from aiodist.vocabulary.leaves import LeafMark, LeafType, describe_leaf
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import rule_for

@@ -16,11 +16,12 @@ import aiodist_kernels as kernels
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
 from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import LeafMark, LeafType, Signature
+from aiodist.collective.signature import Signature
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.device_arrays import DeviceType
+from aiodist.vocabulary.leaves import LeafMark, LeafType
 from aiodist.vocabulary.reports import Reason
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns

@@ -17,13 +17,13 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from aiodist.collective.brought import Brought
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
-from aiodist.collective.signature import describe_leaf
 from aiodist.collective.work import Work
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import gpus, nests
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType
 from aiodist.vocabulary.device_frameworks import type_of
+from aiodist.vocabulary.leaves import describe_leaf
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import Accumulate, ReduceOp, result_dtype

@@ -17,12 +17,13 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist.collective.brought import Brought
 from aiodist.collective.kinds import BROADCAST
-from aiodist.collective.signature import LeafMark, Signature
+from aiodist.collective.signature import Signature
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import described, is_on_gpus, result_of
 from aiodist.strategy.variable import as_distributed
 from aiodist.vocabulary import nests
 from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType
+from aiodist.vocabulary.leaves import LeafMark
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist.vocabulary.values import DistributedValues, Mirrored
 

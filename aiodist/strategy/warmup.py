@@ -11,8 +11,8 @@ from typing import Any
 import anyio.to_thread
 import numpy as np
 
-from aiodist.collective.signature import describe_leaf
 from aiodist.vocabulary import gpus, nests
+from aiodist.vocabulary.leaves import describe_leaf
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, warm
 from aiodist_kernels.rules import rule_for
 

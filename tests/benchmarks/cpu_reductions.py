@@ -25,7 +25,7 @@ import numpy as np
 
 from aiodist.collective.all_reduce import all_reduce
 from aiodist.collective.kinds import ALL_REDUCE
-from aiodist.collective.signature import LeafType
+from aiodist.vocabulary.leaves import LeafType
 from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import KernelSpec, ReduceOp, cut, reduce, reduce_alike, warm
 from tests.benchmarks.reduction_limit import Limit, compile_limit

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from aiodist import CommunicationOptions, IndexedSlices, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext
 from aiodist.collective.all_reduce import Reduction
 from aiodist.collective.packs import packs
-from aiodist.collective.signature import LeafType
 from aiodist.strategy import extended, off_loop
+from aiodist.vocabulary.leaves import LeafType
 from tests.collective.runs import mirrored, run
 
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiodist.collective.joining import number_of_join
 from aiodist.collective.member import JOIN
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, LeafType, Signature
+from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature
+from aiodist.vocabulary.leaves import LeafType
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
