@@ -7,17 +7,22 @@ the other. A run takes a lane that all workers have free, or a new one.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from anyio import move_on_after
 
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
+from aiodist.collective.wording import place
 from aiodist.replica.asked import Asked
 from aiodist.replica.awaiting import InterruptedStep, outlast
 from aiodist.replica.courses import Courses
@@ -29,12 +34,14 @@ from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
 from aiodist.replica.turns import Turn, Turns
+from aiodist.vocabulary.environment import stall_seconds
 from aiodist.vocabulary.errors import CollectiveError, ReplicaContextError
 from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.ending import GAVE_UP
+from aiodist.workers.joining import made_differently, warn
 from aiodist.workers.lane import Lane
 from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
@@ -43,7 +50,6 @@ from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 if TYPE_CHECKING:
-    from aiodist.replica.standing import Standing
     from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.nccl_plane import DataPlane
 
@@ -58,10 +64,10 @@ class Team:
         order_check: what call sites are compared by.
         options: of which the timeout holds outside of replicas, too.
         plane: NCCL; None where the workers do not use it.
+        places: where each worker has made the strategy.
 
     Attributes:
         lost: what to raise, once a worker is lost.
-        standing: what those need to know who make further strategies.
         asked_of_runs: what others ask of runs that have no crossing here.
         recovery: the lanes that were left in the midst of something.
     """
@@ -74,6 +80,7 @@ class Team:
         order_check: OrderCheck,
         options: CommunicationOptions,
         plane: DataPlane | None = None,
+        places: Sequence[str] = (),
     ) -> None:
         self.span = span
         self.plane = plane
@@ -93,7 +100,9 @@ class Team:
         self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
         self._turns = Turns(self._end_of_trouble, self._abandon_before)
         self._home = HomeLoop()
-        self.standing: Standing | None = None
+        self._places = places
+        self._waits_in: object = None  # the operation outside of replicas, and since when
+        self._since = 0.0
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
@@ -141,6 +150,24 @@ class Team:
         """Return what there is to tell of a lane, for an event loop that does not answer."""
         crossing = self._crossings.get(key)
         return None if crossing is None or crossing.told else crossing.state(note=note)
+
+    def warn_in_time(self) -> None:
+        """Warn, in the event loop, of an operation outside of replicas that has waited for long."""
+        root, seconds = self._root, stall_seconds()
+        meeting = None if root is None or root._step is None else root._step.meeting
+        now, waits_in = time.monotonic(), None if root is None or meeting is None else (root.key, meeting.number)
+        if waits_in != self._waits_in:
+            self._waits_in, self._since = waits_in, now
+        if meeting is None or not seconds or now - self._since < seconds:
+            return
+        waited, self._since = now - self._since, math.inf
+        rank, where = self.span.layout.rank, location(meeting.code, meeting.offset)
+        warn(
+            f"worker {rank} has waited {waited:.3g} s in {call_text(meeting.signature)} at {place(where)}, of the "
+            f"strategy that it made at {self._places[rank]} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
+            f"\n{made_differently(self._places)}".rstrip(),
+            where,
+        )
 
     def ask(self, key: LaneKey, trouble: int | None) -> None:
         """Report it, in the event loop."""

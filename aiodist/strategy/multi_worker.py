@@ -17,7 +17,7 @@ from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
 from aiodist.data.across_workers import WorkersDataMethods
-from aiodist.replica import arguments, standing
+from aiodist.replica import arguments
 from aiodist.replica.merge import function_key
 from aiodist.replica.refusal import NO_RUN, group_here
 from aiodist.replica.team import Team
@@ -35,8 +35,7 @@ from aiodist.vocabulary.reports import Reason
 from aiodist.workers.communicator import Communicator, Intracomm, SharingCommunicator
 from aiodist.workers.crossing import Plan, Span
 from aiodist.workers.engines import communicator_of
-from aiodist.workers.joining import Hello, Joining
-from aiodist.workers.makings import place_of_making
+from aiodist.workers.joining import Hello, Joining, place_of_making
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
     from aiodist.strategy.update import Update
     from aiodist.workers.layout import Layout
-    from aiodist.workers.makings import Makings
     from aiodist.workers.nccl_choice import Offer
     from aiodist.workers.nccl_plane import DataPlane
 
@@ -118,12 +116,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             options = extended.communication_options
             alongside = layout.workers > 1 and options.verify == "alongside"
             span = Span(layout, options.reduction == "ordered", alongside)
-            self._joined = Team(self._communicator, control, span, extended.order_check, options, plane)
-            standing.note(self._joined)
-            makings: Makings | None = getattr(control, "makings", None)
-            if makings is not None:
-                self._joined.standing = standing.Standing(self._joined, control, makings, [h.place for h in hellos])
-                makings.add(weakref.ref(self._joined.standing))
+            places = [hello.place for hello in hellos]
+            self._joined = Team(self._communicator, control, span, extended.order_check, options, plane, places)
             if plane is not None:
                 weakref.finalize(self, plane.abort)
             self._dropped = weakref.finalize(self, control.let_go)
@@ -316,9 +310,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     def close(self) -> None:
         """Leave the other workers, as the end of the process does; wait for none of them.
 
-        What others still ask of this one then fails, and so does what is asked here. What the engine has made for the
-        strategy is given back when all workers have left it and make another one. A strategy of several processes that
-        is dropped without this leaves them when it is collected, with a `ResourceWarning`.
+        What others still ask of this one then fails, and so does what is asked here. A strategy of several processes
+        that is dropped without this leaves them when it is collected, with a `ResourceWarning`.
         """
         if self._joined is not None:
             self._dropped.detach()
@@ -391,6 +384,6 @@ def caller() -> FrameType:
 
 
 _OWN = ("aiodist.strategy", "aiodist.replica", "aiodist.data")
-RUN = Kind(standing.OPENING, Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
+RUN = Kind("strategy.run", Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"
