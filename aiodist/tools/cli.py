@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import aiodist
-from aiodist.demos.endings import InterruptedRun
-from aiodist.demos.interruption import INTERRUPTIONS
+from aiodist._demos.interruption import INTERRUPTIONS, InterruptedRun
 from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import add_demo
 from aiodist.tools.doctor import add_doctor

@@ -66,7 +66,7 @@ def _add_mismatch(demos: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _run_text(arguments: Namespace) -> int:
-    from aiodist.demos.text import run_text
+    from aiodist._demos.text import run_text
 
     names = arguments.devices
     replicas = arguments.replicas or (len(names) if names else 4)
@@ -103,7 +103,7 @@ def _strategy_on_workers(names: Sequence[str], workers: int) -> aiodist.MultiWor
 
 
 def _run_mismatch(_: Namespace) -> Exit:
-    from aiodist.demos.mismatch import run_mismatch
+    from aiodist._demos.mismatch import run_mismatch
 
     return _exit(run_mismatch())
 

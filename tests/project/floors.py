@@ -29,7 +29,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist.strategy": 4,
     "aiodist.data": 4,
     "aiodist.tools": 5,
-    "aiodist.demos": 5,
+    "aiodist._demos": 5,
     "aiodist.checking": 5,
     "aiodist.testing": 5,
     "aiodist": 5,

@@ -23,8 +23,8 @@ SOUND = {
     "aiodist/collective/meeting.py": "import aiodist_kernels\nfrom ..vocabulary import words\nfrom . import names",
     "aiodist/collective/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
     "aiodist/strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
-    "aiodist/tools/cli.py": "from aiodist.demos import text\nfrom aiodist.testing_helpers import check",
-    "aiodist/demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
+    "aiodist/tools/cli.py": "from aiodist._demos import text\nfrom aiodist.testing_helpers import check",
+    "aiodist/_demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
     "aiodist/testing_helpers.py": "",
 }
 
@@ -57,13 +57,13 @@ def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
         ("aiodist/vocabulary/words.py", "from ..collective import names", "imports aiodist.collective.names"),
         ("aiodist/vocabulary/__init__.py", "from ..collective.names import x", "imports aiodist.collective.names"),
         ("aiodist/vocabulary/words.py", "def f():\n    from ..replica import context", "words:2 (floor 1)"),
-        ("aiodist/vocabulary/words.py", "import importlib\nimportlib.import_module('aiodist.demos')", "words:2"),
+        ("aiodist/vocabulary/words.py", "import importlib\nimportlib.import_module('aiodist._demos')", "words:2"),
         (
             "aiodist/vocabulary/words.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiodist.replica import context",
             "words:3 (floor 1)",
         ),
-        ("aiodist/demos/text.py", "import aiodist.__main__", "(floor 5) imports aiodist.__main__ (floor 6)"),
+        ("aiodist/_demos/text.py", "import aiodist.__main__", "(floor 5) imports aiodist.__main__ (floor 6)"),
         ("aiodist/strangers.py", "", "aiodist.strangers stands on no floor"),
         ("kernels/aiodist_kernels/sums.py", "import aiodist.vocabulary.words", "(floor 0) imports aiodist.voc"),
         ("kernels/aiodist_kernels/sums.py", "def f():\n    import torch.cuda", "sums:2 (floor 0) imports torch.cuda"),

@@ -1,17 +1,17 @@
-"""The text that `demo text` learns to continue: the Python manual's own pages, which the standard library carries."""
+"""The text that `demo text` learns to continue: the Python manual's own pages, which the standard library contains."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-Codes: TypeAlias = NDArray[np.intp]
+from aiodist._demos.model import Codes
 
 _BLOCK = 2000
 _HELD_OUT = 10
@@ -19,7 +19,7 @@ _HELD_OUT = 10
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A text as numbers, cut into a part to learn from and a part to be examined on.
+    """A text as numbers, split into a part to learn from and a part to be examined on.
 
     Attributes:
         name: where the text comes from.
@@ -50,8 +50,8 @@ class Corpus:
 def load_topics() -> Corpus:
     """Return the pages of `pydoc_data.topics`: half a million characters; they differ by Python version.
 
-    Many pages stand in it twice, alone and inside a chapter. Only the first of equal paragraphs is kept: otherwise
-    much of what is held out would have been learned by heart.
+    Many pages occur twice, alone and inside a chapter. Only the first of equal paragraphs is kept: otherwise much of
+    what is held out would have been learned by heart.
     """
     from pydoc_data.topics import topics
 
@@ -75,7 +75,7 @@ def build(name: str, text: str) -> Corpus:
 
 
 def without_repeats(paragraphs: Iterable[str]) -> Iterator[str]:
-    """Yield the paragraphs but those that came before, other line breaks or not."""
+    """Yield the paragraphs except those that came before, with other line breaks or the same."""
     seen = set[str]()
     for paragraph in paragraphs:
         words = " ".join(paragraph.split())

@@ -1,7 +1,7 @@
-"""Ctrl-C, as the command line takes it: the first ends the run in order, a second changes nothing, a third ends all.
+"""Ctrl-C on the command line: the first one ends the run in order, a second changes nothing, a third ends the process.
 
-asyncio takes the first one so, too, but raises KeyboardInterrupt at the second, wherever the program is: in the midst
-of unwinding, or of the interpreter's end, where nobody can catch it.
+asyncio handles the first one in the same way, but raises KeyboardInterrupt at the second wherever the program is: in
+the middle of unwinding, or of the interpreter's shutdown, where nobody can catch it.
 """
 
 from __future__ import annotations
@@ -16,47 +16,50 @@ from typing import Any, Final, TypeVar
 T = TypeVar("T")
 
 _INTERRUPTED: Final = 128 + signal.SIGINT
-_MOST: Final = 2
 _SHOW_CURSOR: Final = b"\x1b[?25h\n"
 
 
+class InterruptedRun(Exception):  # noqa: N818 - no error: a person asked for it
+    """Ctrl-C came in the middle of a run; the text says at which step."""
+
+
 class Interruptions:
-    """Counts the Ctrl-Cs of this process.
+    """Counts this process's Ctrl-Cs.
 
     Attributes:
-        taken: how many there were.
-        cancel: ends what an event loop runs; None where none does, and KeyboardInterrupt is raised.
+        count: how many there have been.
+        cancel: cancels what the event loop runs; None where no loop runs, and KeyboardInterrupt is raised.
     """
 
     def __init__(self) -> None:
         self._installed = False
-        self.taken = 0
+        self.count = 0
         self.cancel: Callable[[], object] | None = None
 
     def install(self) -> None:
-        """Take them from now on, to the end of the process, where nobody else does."""
+        """Handle SIGINT until the process ends, unless somebody else does."""
         main = threading.current_thread() is threading.main_thread()
         if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            signal.signal(signal.SIGINT, lambda *_: self.take())
+            signal.signal(signal.SIGINT, lambda *_: self.handle())
             self._installed = True
 
     def note(self) -> None:
-        """Note one that somebody else has taken, who ends the run: more of them change nothing."""
+        """Note a Ctrl-C that somebody else has handled, who ends the run: more of them change nothing."""
         if self._installed:
-            self.taken = max(self.taken, 1)
+            self.count = max(self.count, 1)
 
-    def take(self) -> None:
-        """Take one.
+    def handle(self) -> None:
+        """Handle a Ctrl-C.
 
         Raises:
             KeyboardInterrupt: it is the first, and no event loop runs.
         """
-        self.taken += 1
-        if self.taken > _MOST:
+        self.count += 1
+        if self.count > 2:
             if sys.stdout is not None and sys.stdout.isatty():
                 os.write(1, _SHOW_CURSOR)
             os._exit(_INTERRUPTED)
-        if self.taken == 1:
+        if self.count == 1:
             if self.cancel is None:
                 raise KeyboardInterrupt
             self.cancel()
@@ -69,8 +72,8 @@ def run(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
     """Run a coroutine function in an event loop of its own, which the first Ctrl-C cancels.
 
     Raises:
-        KeyboardInterrupt: it was.
-        Exception: what the function raises.
+        KeyboardInterrupt: it was cancelled.
+        Exception: whatever the function raises.
     """
     import asyncio  # both only where a demo runs
 
@@ -88,6 +91,6 @@ def run(fn: Callable[..., Awaitable[T]], *args: Any) -> T:
         return found
 
     found = anyio.run(cancellable)
-    if INTERRUPTIONS.taken or not found:
+    if INTERRUPTIONS.count or not found:
         raise KeyboardInterrupt
     return found[0]
