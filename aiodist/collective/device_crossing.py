@@ -39,7 +39,6 @@ from aiodist_kernels.rules import Rule, part_of, rule_for
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
-    from aiodist.collective.portion import Portion
     from aiodist.collective.rendezvous import Rendezvous
 
 
@@ -191,13 +190,12 @@ class Ferry:
     """The way of one meeting's values down to the host, and of its results up again.
 
     Args:
-        meeting: with device arrays among the values of the local replicas, which all have arrived or joined; or some of
-            its leaves.
+        meeting: with device arrays among the values of the local replicas, which all have arrived or joined.
         group: the local replicas.
         span: the workers.
     """
 
-    def __init__(self, meeting: Rendezvous | Portion, group: SyncGroup, span: Span) -> None:
+    def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
         self._meeting = meeting
         self._span = span
         there = [member for member in group.members if member.position not in (meeting.absent or ())]

@@ -129,9 +129,9 @@ class DeviceWork:
         """Return further arrays, which have numbers behind those that the replicas brought: in the host's memory."""
         return []
 
-    def reduce(self, rule: Rule, job: Job, replicas: int | None = None) -> None:
-        """Add a reduction; a mean divides by ``replicas``. Those of one rule that lie alike are made together."""
-        alike = rule, replicas, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
+    def reduce(self, rule: Rule, job: Job) -> None:
+        """Add a reduction. Those of one rule that lie alike are made together."""
+        alike = rule, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
         self._jobs.setdefault(alike, []).append(job)
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -174,7 +174,7 @@ class DeviceWork:
             mark = self.marks[place]
             assert isinstance(mark, DeviceType)
             self.plan(place, mark, arrays)
-        batches = [Batch(rule, jobs, replicas) for (rule, replicas, *_), jobs in self._jobs.items()]
+        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
         with process.enqueuing:
             scheme = self._executor.scheme(batches, [*self._moves, *self._last], self._first + len(self._makes))
         return Course(alike(self._makes), len(self._makes), self._results, scheme)

@@ -174,8 +174,6 @@ class Crossing(Breaking):
         self._verdict = self._first_verdict = verdict
         if not self.clean:
             self.lane.freeze()
-            if self.use is not None:
-                self.use.hurry()
             self._break_off()
         self._end(verdict.error())
         self._leave_lane()
@@ -341,8 +339,6 @@ class Crossing(Breaking):
             finally:
                 self._end_by_loss()
                 self._leave_lane()
-                if self.use is not None:
-                    self.use.release()
                 self._stopped.set()
                 self.hands.close()
                 self._bell.close()

@@ -51,7 +51,6 @@ from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 if TYPE_CHECKING:
     from aiodist.workers.breakdown import Breakdown
-    from aiodist.workers.nccl_plane import DataPlane
 
 
 class Team:
@@ -63,7 +62,6 @@ class Team:
         span: the layout.
         order_check: what call sites are compared by.
         options: of which the timeout holds outside of replicas, too.
-        plane: NCCL; None where the workers do not use it.
         places: where each worker has made the strategy.
 
     Attributes:
@@ -79,11 +77,9 @@ class Team:
         span: Span,
         order_check: OrderCheck,
         options: CommunicationOptions,
-        plane: DataPlane | None = None,
         places: Sequence[str] = (),
     ) -> None:
         self.span = span
-        self.plane = plane
         self.digests = Digests(order_check)
         self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
@@ -193,8 +189,6 @@ class Team:
 
     def _lose(self) -> None:
         assert self.lost is not None
-        if self.plane is not None:
-            self.plane.abort()
         for crossing in [*self._crossings.values(), *self.recovery.crossings]:
             crossing.lose(self.lost)
         self._turns.go_on()
@@ -290,7 +284,7 @@ class Team:
 
     @property
     def free_lanes(self) -> int:
-        """The lanes that this worker has free, a bit each; lane 0's stands for NCCL."""
+        """The lanes that this worker has free, a bit each."""
         return ALL_FREE & ~sum(1 << index for index in self._in_use)
 
     def close_run(self, crossing: Crossing) -> None:
@@ -304,8 +298,6 @@ class Team:
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
-        if self.plane is not None:
-            self.plane.abort()
         self._control.close()
 
     # Lane 0.

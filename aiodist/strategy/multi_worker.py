@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
     from aiodist.strategy.update import Update
-    from aiodist.workers.layout import Layout
-    from aiodist.workers.nccl_choice import Offer
-    from aiodist.workers.nccl_plane import DataPlane
 
 
 class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
@@ -69,7 +66,6 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     Raises:
         DeviceNotFoundError: a device does not exist on this machine.
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
-        RuntimeError: ``communication_options`` demand NCCL, and a worker cannot use it.
         TypeError: an argument of the wrong type.
         ValueError: a device is misspelled or given twice; an unknown ``order_check``; a communicator that this process
             is not in.
@@ -86,8 +82,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
         self._communicator = communicator_of(communicator)
-        offer = _offer(self._communicator, extended.devices[0], extended.communication_options)
-        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer, place_of_making())
+        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), place_of_making())
         self._joining = Joining(self._communicator, hello)
         self._joined: Team | None = None
         self._cluster: ClusterSettings | None = None
@@ -108,18 +103,11 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             hellos, layout = self._joining.hellos, self._joining.layout
             extended = self._extended
             control = self._communicator.control(layout, extended.order_check, hellos)
-            try:
-                plane = _plane(self._joining.offers, layout)
-            except BaseException:
-                control.close()
-                raise
             options = extended.communication_options
             alongside = layout.workers > 1 and options.verify == "alongside"
             span = Span(layout, options.reduction == "ordered", alongside)
             places = [hello.place for hello in hellos]
-            self._joined = Team(self._communicator, control, span, extended.order_check, options, plane, places)
-            if plane is not None:
-                weakref.finalize(self, plane.abort)
+            self._joined = Team(self._communicator, control, span, extended.order_check, options, places)
             self._dropped = weakref.finalize(self, control.let_go)
             self._dropped.atexit = False  # the control plane sees to that
         return self._joined
@@ -347,23 +335,6 @@ class MultiWorkerExtended(StrategyExtended):
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
         return await sharing.update_together(self._strategy, make, variable, caller())
-
-
-def _offer(communicator: Communicator, device: str, options: CommunicationOptions) -> Offer | None:
-    """Return what this worker has of NCCL; None where it does not look."""
-    if communicator.size == 1 or not (device.startswith("GPU:") or options.implementation == "nccl"):
-        return None
-    from aiodist.workers.nccl_choice import offer
-
-    return offer(device, options)
-
-
-def _plane(offers: Sequence[Offer | None] | None, layout: Layout) -> DataPlane | None:
-    if offers is None:
-        return None
-    from aiodist.workers.nccl_plane import plane_for
-
-    return plane_for(offers, layout)
 
 
 def _in_group_of_this_worker() -> bool:

@@ -45,9 +45,7 @@ class CommunicationOptions:
         bytes_per_pack: how many bytes of consecutive leaves a large reduction takes at a time; a pack closes when it
             has more, as in TensorFlow. 0 lets aiodist choose. Never changes a result; replica 0's choice counts.
         timeout_seconds: raise `CollectiveTimeoutError` this long after the first arrival, in seconds; None waits.
-        implementation: "auto", "ring" or "nccl", in any case. On one machine a hint, as in TensorFlow. Over several
-            workers a setting of the strategy's, for arrays on GPUs: NCCL where all have it; never; or an error where
-            NCCL cannot be used.
+        implementation: "auto", "ring" or "nccl", in any case: a hint, as in TensorFlow, that never changes anything.
         accumulate: "native", or "float64" for float32, float16 and bfloat16 sums and products that are accumulated
             in float64 and rounded once; replica 0's choice counts.
         reduction: "fast", or "ordered" for reductions over several workers that give the same bits for every layout

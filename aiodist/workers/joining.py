@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -30,9 +30,6 @@ from aiodist.vocabulary.version import __version__
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Array, Communicator, Request, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout
-
-if TYPE_CHECKING:
-    from aiodist.workers.nccl_choice import Offer
 
 FIRST_MEETING_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
@@ -50,7 +47,6 @@ class Hello:
         pid: its process.
         address: where its control plane listens, if it does.
         agent: where the agent beside it answers, "port:token"; None where there is none.
-        nccl: what it has of NCCL; None where it has not looked.
         place: where it makes the strategy, file and line.
     """
 
@@ -59,15 +55,12 @@ class Hello:
     pid: int
     address: Any
     agent: str | None = None
-    nccl: Offer | None = None
     place: str = ""
 
     @classmethod
-    def of_this_process(
-        cls, devices: tuple[str, ...], address: Any, nccl: Offer | None = None, place: str = ""
-    ) -> Hello:
+    def of_this_process(cls, devices: tuple[str, ...], address: Any, place: str = "") -> Hello:
         """Return this process's."""
-        return cls(devices, platform.node(), os.getpid(), address, environment.agent(), nccl, place)
+        return cls(devices, platform.node(), os.getpid(), address, environment.agent(), place)
 
 
 class Roster:
@@ -91,12 +84,6 @@ class Roster:
     def layout(self) -> Layout:
         """The layout as the first worker sees it."""
         return Layout(0, [hello.devices for hello in self.hellos])
-
-    @cached_property
-    def offers(self) -> Sequence[Offer | None] | None:
-        """What each has of NCCL; None where nobody has looked."""
-        found = [hello.nccl for hello in self.hellos]
-        return None if set(found) == {None} else found
 
 
 class Joining:
@@ -128,11 +115,6 @@ class Joining:
     def layout(self) -> Layout:
         """The workers' layout; the first use waits for them."""
         return self._all().layout.seen_from(self._communicator.rank)
-
-    @property
-    def offers(self) -> Sequence[Offer | None] | None:
-        """What each worker has of NCCL; None where nobody has looked."""
-        return self._all().offers
 
     def _all(self) -> Roster:
         if self._roster is None:
