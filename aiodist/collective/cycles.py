@@ -23,14 +23,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiodist._core.errors import CollectiveMismatchError
+from aiodist._core.report import CollectiveReport, Reason
 from aiodist.collective import historian
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.joining import number_of_join
 from aiodist.collective.member import JOIN
 from aiodist.collective.wording import ids, place
-from aiodist.vocabulary.errors import CollectiveMismatchError
-from aiodist.vocabulary.reports import CollectiveReport, Reason
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark, LeafType
+from aiodist._core.report import Reason
 from aiodist.collective import signature as sig
 from aiodist.collective.signature import Signature
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.foreign_arrays import ForeignType
-from aiodist.vocabulary.leaves import LeafMark, LeafType
-from aiodist.vocabulary.reports import Reason
 
 _MAX_NEST = 100
 
@@ -49,7 +49,7 @@ def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: LeafMark) ->
     array = f"{name}[{', '.join('*' if size is None else str(size) for size in shape)}]"
     if isinstance(leaf_type, DeviceType):
         return f"{leaf_type.name}.{array} on a GPU"
-    if isinstance(leaf_type, ForeignType):
+    if isinstance(leaf_type, HostType):
         return f"{leaf_type.name}.{array}"
     return f"IndexedSlices({array})" if leaf_type == LeafType.INDEXED_SLICES else array
 

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
+from aiodist._core.report import Reason
 from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
@@ -31,8 +33,6 @@ from aiodist.gpu.moves import Move
 from aiodist.gpu.pinned import array_of
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType, Spec
-from aiodist.vocabulary.reports import Reason
 from aiodist.workers.crossing import Partial, Span
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import Rule, part_of, rule_for

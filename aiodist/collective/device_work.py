@@ -17,6 +17,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiodist._arrays.device import DeviceArray, DeviceType, DType
+from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from aiodist._arrays.leaves import LeafMark
 from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Course, Known, Make, alike
 from aiodist.collective.device_out import Outs
@@ -28,9 +31,6 @@ from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch, number_of, symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
-from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
-from aiodist.vocabulary.leaves import LeafMark
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = "tuple[Any, ...]"

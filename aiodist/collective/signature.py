@@ -12,10 +12,8 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.foreign_arrays import ForeignType
-from aiodist.vocabulary.leaves import LeafMark
-from aiodist.vocabulary.reports import Reason
+from aiodist._arrays.leaves import LeafMark
+from aiodist._core.report import Reason
 
 Signature: TypeAlias = tuple[Any, ...]
 
@@ -79,13 +77,3 @@ def leaf_fields(signature: Signature) -> list[tuple[tuple[int, ...], Any, LeafMa
         return [(signature[SHAPES], signature[DTYPES], signature[TYPES])]
     types = signature[TYPES] or (None,) * len(signature[SHAPES])
     return list(zip(signature[SHAPES], signature[DTYPES], types, strict=True))
-
-
-def has_foreign(types: Any) -> bool:
-    """Return whether there are another framework's arrays among leaf types, as a signature has them."""
-    return any(isinstance(mark, ForeignType) for mark in (types if isinstance(types, tuple) else (types,)))
-
-
-def has_device_arrays(types: Any) -> bool:
-    """Return whether there are arrays on GPUs among leaf types, as a signature has them."""
-    return any(isinstance(mark, DeviceType) for mark in (types if isinstance(types, tuple) else (types,)))

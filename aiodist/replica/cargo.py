@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays.leaves import has_device_arrays
 from aiodist.collective.device_crossing import Ferry
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, has_device_arrays
+from aiodist.collective.signature import KIND, TYPES
 from aiodist.replica.device_steps import made
 from aiodist.workers.crossing import NOTHING, Plan, Span
 from aiodist.workers.transfers import Hands, Steps, by_hand

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import ReplicaState
 from aiodist.collective.branches import Branches
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
@@ -24,8 +26,6 @@ from aiodist.replica.breaking import Breaking
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.part_crossing import PartCrossing, part_of
 from aiodist.replica.under_way import When
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
 from aiodist.workers.lane import Disagreement, Lane
 from aiodist.workers.lane_book import GroupKey

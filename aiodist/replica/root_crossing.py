@@ -25,9 +25,9 @@ from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import LaneKey, Verdict
 
 if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
+    from aiodist._core.report import CollectiveReport
     from aiodist.replica.team import Team
-    from aiodist.vocabulary.errors import CollectiveError
-    from aiodist.vocabulary.reports import CollectiveReport
     from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.communicator import Duplication
 

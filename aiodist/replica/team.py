@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import move_on_after
 
+from aiodist._arrays.environment import stall_seconds
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._core.errors import CollectiveError, ReplicaContextError
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.rendezvous import Rendezvous
@@ -34,9 +37,6 @@ from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
 from aiodist.replica.turns import Turn, Turns
-from aiodist.vocabulary.environment import stall_seconds
-from aiodist.vocabulary.errors import CollectiveError, ReplicaContextError
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span

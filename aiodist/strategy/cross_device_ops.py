@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.vocabulary.devices import canonical
-from aiodist.vocabulary.options import CommunicationOptions
+from aiodist._arrays.devices import canonical
+from aiodist._arrays.options import CommunicationOptions
 
 
 class CrossDeviceOps:

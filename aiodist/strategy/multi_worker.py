@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import create_task_group, get_cancelled_exc_class
 
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.report import Reason
 from aiodist.collective.callsite import call_path
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import Kind
@@ -29,9 +32,6 @@ from aiodist.strategy.extended import StrategyExtended, pairs_of
 from aiodist.strategy.on_devices import gpus_by_leaf
 from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.through_host import ThroughHost
-from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import Reason
 from aiodist.workers.communicator import Communicator, Intracomm, SharingCommunicator
 from aiodist.workers.crossing import Plan, Span
 from aiodist.workers.engines import communicator_of

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import aiodist
+from aiodist._arrays.environment import fix_hashes
 from aiodist._demos.interruption import INTERRUPTIONS, InterruptedRun
 from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import add_demo
@@ -19,7 +20,6 @@ from aiodist.tools.exits import Exit
 from aiodist.tools.launch import add_run
 from aiodist.tools.trace_commands import add_trace
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary.environment import fix_hashes
 
 
 def main(argv: Sequence[str] | None = None) -> int:

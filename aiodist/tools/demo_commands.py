@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import aiodist
+from aiodist._arrays import environment
 from aiodist.tools.argument_types import devices, natural, positive
 from aiodist.tools.exits import Exit
 from aiodist.tools.launch import Engine, launch
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary import environment
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

@@ -18,10 +18,10 @@ from typing import Final
 import numpy as np
 
 import aiodist
+from aiodist._arrays import gpus
 from aiodist.tools.exits import Exit
 from aiodist.tools.mpi_launcher import WHEELS, find_launcher, flavour_of
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary import gpus
 from aiodist.workers.addresses import own_numbers
 from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
 

@@ -21,12 +21,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist._arrays import environment
+from aiodist._core.errors import StallWarning
+from aiodist._core.report import Location
+from aiodist._version import __version__
 from aiodist.collective.callsite import location
 from aiodist.collective.wording import ids_briefly, place
-from aiodist.vocabulary import environment
-from aiodist.vocabulary.errors import StallWarning
-from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.version import __version__
 from aiodist.workers.coding import decode, encode
 from aiodist.workers.communicator import Array, Communicator, Request, Sharing, SharingCommunicator
 from aiodist.workers.layout import Layout

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist.vocabulary import environment
+from aiodist._arrays import environment
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.finalising import finalise
 from aiodist.workers.joining import FIRST_MEETING_SECONDS, wait

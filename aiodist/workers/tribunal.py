@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
+from aiodist._arrays.options import OrderCheck
+from aiodist._core.errors import CollectiveError, CollectiveTimeoutError, IncompleteCollectiveError
+from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.collective import cycles, verdict
 from aiodist.collective.group import SyncGroup
-from aiodist.vocabulary.errors import CollectiveError, CollectiveTimeoutError, IncompleteCollectiveError
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.workers import breakdown, lane_book
 from aiodist.workers.lane_book import LaneBook
 from aiodist.workers.layout import Layout

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiodist import MultiWorkerMirroredStrategy, PerReplica, ReplicaContext, get_replica_context
-from aiodist.vocabulary import gpus
+from aiodist._arrays import gpus
 from aiodist.workers.engines import default_communicator
 from aiodist.workers.simulated import SimulatedCluster
 

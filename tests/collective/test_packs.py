@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import CommunicationOptions, IndexedSlices, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext
+from aiodist._arrays.leaves import LeafType
 from aiodist.collective.all_reduce import Reduction
 from aiodist.collective.packs import packs
 from aiodist.strategy import extended, off_loop
-from aiodist.vocabulary.leaves import LeafType
 from tests.collective.runs import mirrored, run
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiodist.vocabulary import gpus
+from aiodist._arrays import gpus
 from tests.benchmarks import cuda_workers
 from tests.gpu.conftest import Machine, PlantedArray
 

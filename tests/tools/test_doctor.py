@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from aiodist._arrays import gpus
 from aiodist.tools import doctor
 from aiodist.tools.cli import main
 from aiodist.tools.mpi_launcher import Flavour
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary import gpus
 from tests.project.paths import ROOT
 
 NO_GPU = gpus.Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")

@@ -19,7 +19,7 @@ from aiodist import (
     ReplicaContext,
     set_logical_devices,
 )
-from aiodist.vocabulary import gpus
+from aiodist._arrays import gpus
 from aiodist.workers.simulated import SimulatedCluster
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays

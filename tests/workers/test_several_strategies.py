@@ -20,8 +20,8 @@ from aiodist import (
     MultiWorkerMirroredStrategy,
     StallWarning,
 )
+from aiodist._core.report import Location
 from aiodist.replica import team
-from aiodist.vocabulary.reports import Location
 from aiodist.workers import joining, pulse
 from aiodist.workers.simulated import SimulatedCluster
 from tests.workers.over_tcp import OverTcp

@@ -7,7 +7,6 @@ come by DLPack, with the legacy default stream waiting for them, and its results
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections.abc import Sequence
@@ -16,19 +15,20 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from aiodist.vocabulary import dlpack
-from aiodist.vocabulary.device_arrays import (
+from aiodist._arrays.device import (
+    CUDA,
     Allocate,
     DeviceArray,
-    DeviceBuffer,
     DeviceType,
     DType,
+    Exported,
     Spec,
-    closed,
+    address_in,
     has_gaps,
-    no_gradient,
     strides_in_c_order,
+    write_strides,
 )
+from aiodist._arrays.host import bfloat16, class_name, packages, refuse_gradient
 
 LEGACY_DEFAULT_STREAM: Final = 1
 PER_THREAD_DEFAULT_STREAM: Final = 2
@@ -47,7 +47,7 @@ class Torch(DeviceType):
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of a tensor takes part."""
         if leaf.requires_grad:
-            no_gradient(leaf)
+            refuse_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
             leaf = leaf.resolve_conj().resolve_neg()
         whole = leaf if leaf.is_contiguous() else leaf.contiguous()
@@ -56,14 +56,16 @@ class Torch(DeviceType):
             whole.data_ptr(), tuple(leaf.shape), _of_torch(leaf.dtype), ordinal, self.stream(ordinal), whole
         )
 
-    def buffer(self, leaf: Any) -> DeviceBuffer:
+    def buffer(self, leaf: Any) -> DeviceArray:
         """Return a tensor to write into."""
-        no_gradient(leaf)
+        if leaf.requires_grad:
+            refuse_gradient(leaf)
         if leaf.is_conj() or leaf.is_neg():
             raise TypeError("out must hold plain tensors, got the conjugate or the negative of another one's memory")
         shape, size, ordinal = tuple(leaf.shape), leaf.element_size(), leaf.get_device()
-        strides = None if leaf.is_contiguous() else closed(shape, tuple(size * step for step in leaf.stride()), size)
-        return DeviceBuffer(leaf.data_ptr(), shape, strides, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf)
+        steps = tuple(size * step for step in leaf.stride())
+        strides = None if leaf.is_contiguous() else write_strides(shape, steps, size)
+        return DeviceArray(leaf.data_ptr(), shape, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf, strides)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
         """Return new tensors."""
@@ -81,11 +83,7 @@ class Torch(DeviceType):
 def _of_torch(dtype: Any) -> DType:
     name = str(dtype).removeprefix("torch.")
     if name == "bfloat16":
-        try:
-            found: DType = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
-        except ImportError:
-            raise ImportError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from None
-        return found
+        return bfloat16()
     try:
         return np.dtype(name)
     except TypeError:
@@ -105,7 +103,8 @@ def _torch_device(ordinal: int) -> Any:
 @cache
 def _torch_stream() -> Any:
     torch = sys.modules["torch"]
-    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # no object is made; what compiled graphs use
+    # What compiled graphs use: no object is made.
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
     return quick or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
 
 
@@ -129,12 +128,12 @@ class CuPy(DeviceType):
             memory = leaf.data
         return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf)
 
-    def buffer(self, leaf: Any) -> DeviceBuffer:
+    def buffer(self, leaf: Any) -> DeviceArray:
         """Return an array to write into."""
         _native(leaf.dtype)
-        memory, strides = leaf.data, closed(leaf.shape, leaf.strides, leaf.dtype.itemsize)
+        memory, strides = leaf.data, write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize)
         ordinal: int = memory.device_id
-        return DeviceBuffer(memory.ptr, leaf.shape, strides, leaf.dtype, ordinal, self.stream(ordinal), leaf)
+        return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf, strides)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
         """Return new arrays."""
@@ -166,13 +165,13 @@ class Numba(DeviceType):
         _native(dtype)
         return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), _numba_stream(leaf), leaf)
 
-    def buffer(self, leaf: Any) -> DeviceBuffer:
+    def buffer(self, leaf: Any) -> DeviceArray:
         """Return an array to write into."""
         if leaf.__cuda_array_interface__["data"][1]:
             raise TypeError("out must be writeable, got a read-only array")
         _native(leaf.dtype)
-        strides, ordinal = closed(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
-        return DeviceBuffer(_numba_address(leaf), leaf.shape, strides, leaf.dtype, ordinal, _numba_stream(leaf), leaf)
+        strides, ordinal = write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
+        return DeviceArray(_numba_address(leaf), leaf.shape, leaf.dtype, ordinal, _numba_stream(leaf), leaf, strides)
 
     def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
         """Return new arrays."""
@@ -226,13 +225,13 @@ class Jax(DeviceType):
     def view(self, leaf: Any) -> DeviceArray:
         """Return what of an array takes part; the legacy default stream waits until it is computed."""
         try:
-            device, ordinal = leaf.__dlpack_device__()
+            kind, ordinal = leaf.__dlpack_device__()
         except BufferError as error:
             raise TypeError(f"expected an array on one GPU, got a JAX array that is not: {error}") from error
-        if device != dlpack.CUDA:
-            raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {device}")
+        if kind != CUDA:
+            raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {kind}")
         capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
-        address, strides = dlpack.address_in(capsule)
+        address, strides = address_in(capsule)
         if strides is not None and has_gaps(leaf.shape, strides, 1):
             raise TypeError("expected a JAX array in C's order, got one with a layout of its own; copy it first")
         return DeviceArray(address, leaf.shape, np.dtype(leaf.dtype), int(ordinal), LEGACY_DEFAULT_STREAM, capsule)
@@ -246,7 +245,7 @@ class Jax(DeviceType):
         made = []
         for shape, dtype in specs:
             memory = allocate(ordinal, max(1, math.prod(shape) * dtype.itemsize))
-            exported = dlpack.Exported(memory.address, shape, dtype, (dlpack.CUDA, ordinal), memory)
+            exported = Exported(memory.address, shape, dtype, (CUDA, ordinal), memory)
             made.append((exported, memory.address))
         return made
 
@@ -264,15 +263,14 @@ TYPES: dict[str, DeviceType] = {"torch": Torch(), "cupy": CuPy(), "numba": Numba
 """By the package that an array's class comes from."""
 
 
-def type_of(leaf: Any) -> DeviceType | None:
+def device_type_of(leaf: Any) -> DeviceType | None:
     """Return whose array it is; None if it is none in GPU memory.
 
     Raises:
         TypeError: aiodist does not know how to make arrays of its kind.
     """
     kind: Any = type(leaf)
-    found_in = packages(kind)
-    for package in found_in:
+    for package in packages(kind):
         if package in TYPES:
             found = TYPES[package]
             return found if found.is_on_gpu(leaf) else None
@@ -280,7 +278,7 @@ def type_of(leaf: Any) -> DeviceType | None:
         return None
     known = ", ".join(dict.fromkeys(kind.name for kind in TYPES.values()))
     raise TypeError(
-        f"expected a GPU array of {known}, got a {found_in[0]}.{kind.__qualname__}; convert it without a copy, "
+        f"expected a GPU array of {known}, got a {class_name(leaf)}; convert it without a copy, "
         "e.g. torch.from_dlpack(value)"
     )
 
@@ -305,18 +303,12 @@ def views_on_gpu(leaves: Sequence[Any]) -> tuple[DeviceType, list[DeviceArray]] 
         return None
 
 
-@cache
-def packages(kind: Any) -> tuple[str, ...]:
-    """Return the packages that a class and those that it comes from are of, its own first."""
-    return tuple(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
-
-
 def _is_on_gpu(leaf: Any) -> bool:
     try:
         tell = leaf.__dlpack_device__
     except AttributeError:
         return hasattr(leaf, "__cuda_array_interface__")
     try:
-        return int(tell()[0]) == dlpack.CUDA
+        return int(tell()[0]) == CUDA
     except ValueError:  # PyTorch's "meta" tensors, which have no memory
         return False

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import DistributedValues, Mirrored, PerReplica
-from aiodist.vocabulary.values import regroup, select_replica
+from aiodist._arrays.values import regroup, select_replica
 
 KINDS = pytest.mark.parametrize("kind", [PerReplica, Mirrored])
 HELP = r"a \w+ of 2 components is not one array; pass it to strategy\.run.*strategy\.reduce.*value\.values"

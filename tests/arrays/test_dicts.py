@@ -8,7 +8,7 @@ from typing import Any
 import optree
 import pytest
 
-from aiodist.vocabulary import nests
+from aiodist._arrays import nests
 
 
 class Fields(dict[str, Any]):
@@ -55,9 +55,9 @@ def test_dict_in_a_collective_is_met_when_it_is_described() -> None:
 
     value = [Fresh(a=1)]
     assert nests.flatten(value)[0] == value
-    assert nests.meet_dicts(value)
+    assert nests.register_dicts(value)
     assert nests.flatten(value)[0] == [1]
-    assert not nests.meet_dicts(value)
+    assert not nests.register_dicts(value)
 
 
 def test_registration_of_the_users_own_holds() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from aiodist import DeviceNotFoundError, MirroredStrategy
-from aiodist.vocabulary.devices import available, canonical, resolve
+from aiodist._arrays.devices import available, canonical, resolve
 
 
 @pytest.mark.parametrize(

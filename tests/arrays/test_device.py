@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aiodist.vocabulary.dlpack import CPU, CUDA, Exported, address_in
+from aiodist._arrays.device import CUDA, Exported, address_in
+from aiodist._arrays.host import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from aiodist.vocabulary import nests
+from aiodist._arrays import nests
 
 
 class Pair(NamedTuple):

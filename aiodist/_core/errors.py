@@ -5,7 +5,7 @@ Argument errors are the built-in `TypeError` and `ValueError`, raised at the cal
 
 from __future__ import annotations
 
-from aiodist.vocabulary.reports import CollectiveReport
+from aiodist._core.report import CollectiveReport
 
 
 class CollectiveError(RuntimeError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aiodist.vocabulary.reports import Location
+from aiodist._core.report import Location
 
 
 class Awaited(enum.StrEnum):

@@ -7,9 +7,9 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.foreign_arrays import is_foreign
-from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist._arrays import nests
+from aiodist._arrays.host import is_foreign
+from aiodist._arrays.slices import IndexedSlices
 
 T = TypeVar("T")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from aiodist import DeviceNotFoundError, MirroredStrategy, set_logical_devices
-from aiodist.vocabulary import gpus
-from aiodist.vocabulary.devices import available, resolve
+from aiodist._arrays import gpus
+from aiodist._arrays.devices import available, resolve
 from tests.project.paths import run_python
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
-from aiodist.vocabulary import gpus
-from aiodist.vocabulary.errors import DeviceNotFoundError
+from aiodist._arrays import gpus
+from aiodist._core.errors import DeviceNotFoundError
 
 _SPELLING = re.compile(
     r"""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import pytest
 
-from aiodist.vocabulary import device_frameworks, dlpack
-from aiodist.vocabulary.device_arrays import closed
-from aiodist.vocabulary.device_frameworks import CuPy, Jax, Numba, Torch, type_of
+from aiodist._arrays import frameworks
+from aiodist._arrays.device import write_strides
+from aiodist._arrays.frameworks import CuPy, Jax, Numba, Torch, device_type_of
+from aiodist._arrays.host import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +27,7 @@ def nothing(ordinal: int, nbytes: int) -> Any:
 @pytest.fixture
 def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = pytest.importorskip("torch", reason="PyTorch is not installed")
-    monkeypatch.setattr(device_frameworks, "_torch_stream", lambda: lambda ordinal: 40 + ordinal)
+    monkeypatch.setattr(frameworks, "_torch_stream", lambda: lambda ordinal: 40 + ordinal)
     return module
 
 
@@ -65,13 +66,13 @@ def test_tensors_to_write_into(torch: Any) -> None:
 @pytest.fixture
 def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = pytest.importorskip("jax", reason="JAX is not installed")
-    monkeypatch.setattr(dlpack, "CUDA", dlpack.CPU)
+    monkeypatch.setattr(frameworks, "CUDA", CPU)
     return module
 
 
 def test_jax_arrays(jax: Any) -> None:
     value = jax.numpy.arange(6, dtype=jax.numpy.bfloat16).reshape(2, 3)
-    assert type_of(value) is None, "it is on the host"
+    assert device_type_of(value) is None, "it is on the host"
     asked: list[int] = []
 
     def capsule(stream: int) -> Any:
@@ -135,7 +136,7 @@ class OfNumba:
 
 def test_numba_arrays() -> None:
     value = OfNumba((2, 3), (12, 4))
-    assert isinstance(type_of(value), Numba)
+    assert isinstance(device_type_of(value), Numba)
     seen = Numba().view(value)
     assert (seen.address, seen.shape, seen.dtype, seen.ordinal, seen.stream) == (4096, (2, 3), SINGLE, 2, 1)
     assert Numba().view(OfNumba((1, 3), (400, 4))).shape == (1, 3)
@@ -152,14 +153,14 @@ def test_numba_has_a_default_stream_for_each_thread_if_told_so(
 ) -> None:
     config = SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=setting)
     monkeypatch.setitem(sys.modules, "numba.cuda.core.config", config)
-    device_frameworks._numba_default_stream.cache_clear()
+    frameworks._numba_default_stream.cache_clear()
     try:
         assert Numba().view(OfNumba((2,), (4,))).stream == Numba().stream(0) == stream
         streamed = OfNumba((2,), (4,))
         streamed.stream = 77
         assert Numba().view(streamed).stream == 77
     finally:
-        device_frameworks._numba_default_stream.cache_clear()
+        frameworks._numba_default_stream.cache_clear()
 
 
 class OfCuPy:
@@ -183,7 +184,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_cupy_arrays(cupy: Iterator[None]) -> None:
     value = OfCuPy((2, 3), (12, 4))
-    assert isinstance(type_of(value), CuPy)
+    assert isinstance(device_type_of(value), CuPy)
     seen = CuPy().view(value)
     assert (seen.address, seen.shape, seen.ordinal, seen.stream) == (8192, (2, 3), 1, 71)
     assert CuPy().buffer(OfCuPy((2, 3), (24, 8))).strides == (24, 8)
@@ -198,14 +199,14 @@ def test_arrays_of_others_are_refused_with_what_to_do() -> None:
             return 2, 0
 
     with pytest.raises(TypeError, match=r"expected a GPU array of torch, cupy, numba, jax.*torch\.from_dlpack"):
-        type_of(Unknown())
+        device_type_of(Unknown())
 
 
 def test_strides_to_write_by() -> None:
-    assert closed((2, 3), (12, 4), 4) is None
-    assert closed((1, 3), (400, 4), 4) is None
-    assert closed((0, 3), (-1, 0), 4) is None
-    assert closed((2, 3), (4, 8), 4) == (4, 8)
+    assert write_strides((2, 3), (12, 4), 4) is None
+    assert write_strides((1, 3), (400, 4), 4) is None
+    assert write_strides((0, 3), (-1, 0), 4) is None
+    assert write_strides((2, 3), (4, 8), 4) == (4, 8)
     for strides in ((4, 4), (8, 4), (0, 4), (-12, 4)):
         with pytest.raises(TypeError, match="in forward order"):
-            closed((2, 3), strides, 4)
+            write_strides((2, 3), strides, 4)

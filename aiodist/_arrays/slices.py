@@ -6,9 +6,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from aiodist._arrays.host import Array
 from aiodist_kernels.arguments import check_unmasked
-
-Array = np.ndarray[Any, Any]
 
 
 class IndexedSlices:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import trio
 
-from aiodist.vocabulary import threads
-from aiodist.vocabulary.threads import busy_threads
+from aiodist.checking import threads
+from aiodist.checking.threads import busy_threads
 
 
 def names(found: list[threading.Thread]) -> list[str]:

@@ -1,0 +1,1 @@
+"""The order check: pure, with the standard library alone (floor 1)."""
