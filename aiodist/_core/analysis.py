@@ -110,9 +110,9 @@ def _first_in_trouble(snapshot: Snapshot, group: GroupRecord) -> SlotRecord | No
     for slot in group.open:
         if len(_partitions(snapshot.order_check, group, slot)) > 1:
             return slot
-        if any(_is_gone(member, slot.number, ended) for member in _missing(group, slot)):
-            if slot.number >= 0 or len(group.open) == 1:
-                return slot
+        says_most = slot.number >= 0 or len(group.open) == 1
+        if says_most and any(_is_gone(member, slot.number, ended) for member in _missing(group, slot)):
+            return slot
     join = group.join
     if join is not None and any(_is_gone(member, join.number, ended) for member in _missing(group, join)):
         return join
@@ -479,9 +479,7 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, GroupRecord, SlotRecor
         number = None if slot is group.join else slot.number
         steps.append(Step(i, str(post.call), number, render.group_label(group), post.location))
     suspects = tuple(sorted(waits_in))
-    return CollectiveReport(
-        Reason.CYCLE, cycle[0][2].number, tuple(replicas), suspects, render.cycle_text(steps)
-    )
+    return CollectiveReport(Reason.CYCLE, cycle[0][2].number, tuple(replicas), suspects, render.cycle_text(steps))
 
 
 def _waiting_elsewhere(snapshot: Snapshot, replica_id: int) -> tuple[GroupRecord, SlotRecord | None]:
