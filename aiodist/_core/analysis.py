@@ -278,11 +278,11 @@ class _Case:
 
     def _side(self, replicas: Sequence[int], report_of: Mapping[int, ReplicaReport]) -> Side:
         first = replicas[0]
-        posted = []
-        if self.slot.number >= 0:  # the creation of a group stands for itself
+        slots = [self.slot]  # the creation of a group stands for itself
+        if self.slot.number >= 0:
             slots = [slot for slot in self.group.open if slot.number >= self.slot.number][:_MOST_CALLS]
-            found = ((slot.number, slot.post_of(first)) for slot in slots)
-            posted = [(number, post) for number, post in found if post is not None]
+        found = ((slot.number, slot.post_of(first)) for slot in slots)
+        posted = [(number, post) for number, post in found if post is not None]
         return Side(
             tuple(replicas),
             [CallRecord(number, str(post.call), post.location) for number, post in posted],
