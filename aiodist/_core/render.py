@@ -265,16 +265,22 @@ def _value(reason: Reason, call: Call) -> object:
 
 
 def _sites_differ(findings: Findings) -> list[str]:
-    """Tell calls apart that stand on one line."""
-    posts = [post for _, post in findings.partitions]
-    columns = [post.path[0].column for post in posts]
-    if len({post.location for post in posts}) > 1 or None in columns or len(set(columns)) < len(columns):
-        return []
-    told = [
-        f"column {(column or 0) + 1} on {ids_briefly(members)}"
-        for (members, _), column in zip(findings.partitions, columns, strict=True)
-    ]
-    return [f"They are different calls on one line: {', '.join(told[:_MOST_PARTITIONS])}."]
+    """Tell calls apart that stand on one line, by their columns or by their callers."""
+    for depth, sites in enumerate(zip(*(post.path for _, post in findings.partitions), strict=False)):
+        if len({site[:3] for site in sites}) == 1:
+            continue
+        if len({site[:2] for site in sites}) == 1 and all(site.column is not None for site in sites):
+            where = [f"column {(site.column or 0) + 1}" for site in sites]
+            what = "Their callers stand on one line" if depth else "They are different calls on one line"
+            return [f"{what}: {_on_each(findings, where)}."]
+        return [f"Their callers differ: {_on_each(findings, [place(s.location) for s in sites])}."] if depth else []
+    return []
+
+
+def _on_each(findings: Findings, what: Sequence[str]) -> str:
+    """Say what holds for the replicas of each partition."""
+    told = [f"{each} on {ids_briefly(members)}" for (members, _), each in zip(findings.partitions, what, strict=True)]
+    return ", ".join(told[:_MOST_PARTITIONS])
 
 
 def _functions_differ(_: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
