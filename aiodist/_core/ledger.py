@@ -1,0 +1,616 @@
+"""The ledger: the order check of one run as a state machine. Events go in, decisions come out.
+
+**The rule.** The k-th collective of every replica must be the same one. The first post at k opens the slot and sets
+the call and the call site; each later one is compared; the last one makes the slot *matched*. Nothing is compared by
+clock, and nobody is taken for the truth.
+
+**Trouble.** A post that differs, a replica that ended without a collective that others wait in, and one that was
+cancelled out of one, *doom* the group from that number on: no slot at or behind it is matched any more. Replicas that
+can still make a call are let run until all have settled (`Group.unsettled`), or until the runtime loses patience; then
+`snapshot` is analysed, so that the report does not depend on who came first.
+
+**Joining.** A replica that has joined takes part in the others' collectives with nothing, until all have joined. While
+it has, it counts as absent from every slot, open or to come. The join is a slot of its own (`Group.joining`) outside
+the sequence; when the last member joins, it takes the first number that no member has used, and all go on behind it.
+
+**Groups of some replicas** have an order of their own. Making one is not awaited: it is a call that every member makes
+in its own time. What members make for the same replicas under the same name is the same group, the first with the
+first, the second with the second. The creation is slot -1 of the group, the one that nobody awaits: call sites are
+compared by it, and a replica that ended without it is one that all others miss.
+
+**What keeps a group** is whoever holds one of its `Member` objects, and its open slots; the ledger knows it weakly, so
+a program may make a group at every step.
+
+Nothing here knows of event loops, clocks, arrays or threads. What a runtime must keep with a slot (values, tasks that
+wait), it keeps in a subclass of `Slot`, given as ``slot_type``.
+
+What was rejected: reporting at the moment of the second post (blames whoever came second); matching groups by the order
+of their creation alone (replica 1, in one group fewer than replica 0, would have to count what it does not make); a
+flag of joined replicas in every post (the collective that goes well would pay for it).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+from weakref import WeakSet
+
+from aiodist._core.call import Call, OrderCheck, Place, Post, difference, place
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.report import ReplicaState
+from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.waitgraph import stuck
+
+HISTORY: Final = 256
+"""How many matched collectives a group remembers."""
+
+_JOINED: Final = 1 << 60
+"""The sequence number of a member while it has joined."""
+
+_NEVER: Final = 1 << 62
+
+Path = tuple[tuple[Any, int], ...]
+"""Call sites of callers, from the call's own outward: code object and offset each."""
+
+
+class Slot:
+    """One collective of a group: who has posted it, and who waits in it.
+
+    The first post sets call and call site. A later one that is not literally the same is kept in ``others``; most
+    slots have none.
+
+    Attributes:
+        group: the group.
+        number: its sequence number; -1 for the creation of a group.
+        call, code, offset, path: what the first post asked for, and from where.
+        missing: how many members have not posted it.
+        waiters: by member's position, what the runtime wakes of those that wait; None where nobody does. Behind these,
+            the second and further waits of members.
+        others: by position, the posts that are not literally the first one's; None as long as there is none.
+        absent: the positions of members that take part with nothing, for they have joined.
+        matched: every member has posted it, and all mean the same.
+        complete: the result, or the error, is there.
+        error: what went wrong, once it is complete.
+    """
+
+    matched = complete = False
+    error: BaseException | None = None
+    others: dict[int, tuple[Call, Any, int, Path | None]] | None = None
+    absent: tuple[int, ...] = ()
+
+    def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
+        self.group = group
+        self.number = number
+        self.call = call
+        self.code = code
+        self.offset = offset
+        self.path = path
+        self.missing = len(group.members)
+        self.waiters: list[Any] = [None] * self.missing
+
+    def post_of(self, position: int) -> Post:
+        """Return what the member at that position has posted here."""
+        found = self.others.get(position) if self.others is not None else None
+        return _post(*(found or (self.call, self.code, self.offset, self.path)))
+
+    def has_waiters(self) -> bool:
+        """Return whether anybody waits in it."""
+        return any(waiter is not None for waiter in self.waiters)
+
+    def clear(self) -> None:
+        """Forget who waits, once the run is over."""
+        self.waiters = [None] * len(self.waiters)
+
+
+def _post(call: Call, code: Any, offset: int, path: Path | None) -> Post:
+    return Post(call, (place(code, offset),) if path is None else tuple(place(*site) for site in path))
+
+
+class Replica:
+    """One replica of a run.
+
+    Attributes:
+        id: its id, counted over all workers.
+        end: how its function ended; None while it runs.
+        members: what it is in each of the run's groups.
+    """
+
+    __slots__ = ("end", "id", "members")
+
+    def __init__(self, replica_id: int) -> None:
+        self.id = replica_id
+        self.end: ReplicaState | None = None
+        self.members: WeakSet[Member] = WeakSet()
+
+
+class Member:
+    """A replica in a group: where it is in the order of the group's collectives.
+
+    Attributes:
+        replica: the replica.
+        replica_id: its id in the run.
+        group: the group.
+        position: its place among the members that this process runs, from 0.
+        rank: its id in the group, from 0; the same as the position where all members are of this process.
+        sequence: the number of its next collective, so also how many it has posted.
+        joined_at: the number of the first collective that it has not made because it has joined; None otherwise.
+        abandoned: the number of the first collective that it was cancelled out of; None if there is none.
+        abandoned_at: ``sequence`` at the moment of that cancellation.
+    """
+
+    __slots__ = (
+        "__weakref__", "abandoned", "abandoned_at", "group", "joined_at", "position", "rank", "replica", "replica_id",
+        "sequence",
+    )  # fmt: skip
+
+    def __init__(self, replica: Replica, group: Group, position: int, rank: int) -> None:
+        self.replica = replica
+        self.replica_id = replica.id
+        self.group = group
+        self.position = position
+        self.rank = rank
+        self.sequence = 0
+        self.joined_at: int | None = None
+        self.abandoned: int | None = None
+        self.abandoned_at = 0
+
+    def has_posted(self, slot: Slot) -> bool:
+        """Return whether it has issued that collective and was not cancelled out of it."""
+        if slot is self.group.joining:
+            return self.joined_at is not None
+        return slot.number < self.sequence and self.position not in slot.absent and self.abandoned != slot.number
+
+    def has_settled(self, number: int) -> bool:
+        """Return whether it cannot make a call any more before the doomed collective of that number is judged.
+
+        It has ended, or it waits in that one or one behind it. After a cancellation it has settled when it has shown
+        what it does next.
+        """
+        if self.replica.end is not None:
+            return True
+        if self.abandoned is not None:
+            return self.sequence > number and self.sequence > self.abandoned_at
+        return any(slot.waiters[self.position] is not None for slot in self.group.slots() if slot.number >= number)
+
+
+class Group:
+    """The replicas of a run, or some of them, and the order of their collectives.
+
+    Attributes:
+        ledger: the run's.
+        key: what it is known by in every process.
+        members: those of its members that this process runs.
+        size: how many members it has in all.
+        made_at: where the first member made it; None for the run's own.
+        serial: when it was made, among the groups of the run.
+        open: the slots that are not complete, by number, without the join.
+        joining: the join's slot, while a member has joined.
+        doomed: the number from which on no slot is matched any more; None while all is well.
+        history: the last matched collectives.
+    """
+
+    def __init__(self, ledger: Ledger, key: GroupKey, replicas: Sequence[Replica], made_at: tuple[Any, int] | None) -> None:
+        self.ledger = ledger
+        self.key = key
+        self.size = len(key[0])
+        rank_of = key[0].index if self.size != len(ledger.replicas) or made_at is not None else int
+        self.members = [
+            Member(replica, self, position, rank_of(replica.id)) for position, replica in enumerate(replicas)
+        ]
+        self.made_at = made_at
+        self.serial = ledger.next_serial()
+        self.open: dict[int, Slot] = {}
+        self.joining: Slot | None = None
+        self.doomed: int | None = None
+        self.history: deque[tuple[int, Call, Any, int, Path | None, Any, tuple[int, ...]]] = deque(maxlen=HISTORY)
+        self._first_gone = _NEVER  # the lowest number that a member has ended or joined before
+        self._making: dict[tuple[tuple[int, ...], str | None], _Making] = {}
+        self._unsettled: set[int] | None = None
+        for member in self.members:
+            member.replica.members.add(member)
+
+    @property
+    def is_root(self) -> bool:
+        """Whether this is the run's own group."""
+        return self is self.ledger.root
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the slots that are not complete, the join last."""
+        yield from self.open.values()
+        if self.joining is not None:
+            yield self.joining
+
+    # A collective that goes well.
+
+    def post(self, member: Member, call: Call, code: Any, offset: int, path: Path | None = None) -> Slot:
+        """Let a member issue its next collective; return the slot, which may be matched now.
+
+        Args:
+            member: the member.
+            call: what it asks for.
+            code: its caller's code, with
+            offset: the offset of the call in it; a `Place` and 0 do as well.
+            path: the call sites of all its callers, where paths are compared.
+
+        Raises:
+            ReplicaContextError: the member has joined.
+        """
+        number = member.sequence
+        slot = self.open.get(number)
+        if slot is None:
+            slot = self._open_slot(member, number, call, code, offset, path)
+        elif call is not slot.call or offset != slot.offset or code is not slot.code or path != slot.path:
+            self._compare(slot, member.position, (call, code, offset, path))
+        member.sequence = number + 1
+        slot.missing -= 1
+        if not slot.missing and (self.doomed is None or number < self.doomed):
+            self._match(slot)
+        return slot
+
+    def _open_slot(self, member: Member, number: int, call: Call, code: Any, offset: int, path: Path | None) -> Slot:
+        if member.joined_at is not None:
+            raise ReplicaContextError(
+                "this replica has joined: the others' collectives go on without it until all have joined; await the "
+                "handle that ctx.join() gave before the next collective"
+            )
+        slot = self.open[number] = self.ledger.slot_type(self, number, call, code, offset, path)
+        if self is not self.ledger.root:
+            self.ledger.hold(self)
+        if number >= self._first_gone:
+            joined = (each.position for each in self.members if each.joined_at is not None and each.joined_at <= number)
+            slot.absent = tuple(joined)
+            slot.missing -= len(slot.absent)
+            if any(each.replica.end is not None and each.sequence <= number for each in self.members):
+                self.doom(number)
+        return slot
+
+    def _compare(self, slot: Slot, position: int, post: tuple[Call, Any, int, Path | None]) -> None:
+        """Compare the meaning of a post that is not literally the first one's."""
+        first = _post(slot.call, slot.code, slot.offset, slot.path)
+        if difference(self.ledger.order_check, _post(*post), first) is not None:
+            self.doom(slot.number)
+        slot.others = {**(slot.others or {}), position: post}
+
+    def _match(self, slot: Slot) -> None:
+        slot.matched = True
+        self.history.append(
+            (slot.number, slot.call, slot.code, slot.offset, slot.path, slot.others, slot.absent)
+        )
+
+    def complete(self, slot: Slot) -> None:
+        """Note that a slot has its result, or its error."""
+        slot.complete = True
+        if slot is self.joining:
+            self.joining = None
+        else:
+            del self.open[slot.number]
+        if not self.open and self.joining is None and self is not self.ledger.root:
+            self.ledger.let_go(self)
+
+    # Joining.
+
+    def join(self, member: Member, call: Call, code: Any, offset: int) -> list[Slot]:
+        """Let a member join; return the slots that are matched by that, the join's own last.
+
+        Raises:
+            ReplicaContextError: it has joined already.
+        """
+        if member.joined_at is not None:
+            raise ReplicaContextError("this replica has joined already; await the handle that ctx.join() gave")
+        slot = self.joining
+        if slot is None:
+            slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, None)
+            if self is not self.ledger.root:
+                self.ledger.hold(self)
+        slot.others = {**(slot.others or {}), member.position: (call, code, offset, None)}
+        slot.missing -= 1
+        member.joined_at, member.sequence = member.sequence, _JOINED
+        self._first_gone = min(self._first_gone, member.joined_at)
+        matched = []
+        for number in sorted(self.open):
+            each = self.open[number]
+            if number >= member.joined_at:
+                each.absent = (*each.absent, member.position)
+                each.missing -= 1
+                if not each.missing and (self.doomed is None or number < self.doomed):
+                    self._match(each)
+                    matched.append(each)
+        if not slot.missing and self.doomed is None:
+            slot.matched = True
+            matched.append(slot)
+        elif any(each.replica.end is not None for each in self.members):
+            self.doom(self.number_of_join())
+        return matched
+
+    def number_of_join(self) -> int:
+        """Return the number that the join will have: the first that no member has used."""
+        return max(each.sequence if each.joined_at is None else each.joined_at for each in self.members)
+
+    def finish_join(self, slot: Slot, number: int) -> None:
+        """Let all members go on behind the join, which takes that number."""
+        slot.number = number
+        self.joining = None
+        self.open[number] = slot
+        for member in self.members:
+            member.joined_at, member.sequence = None, number + 1
+        self._first_gone = min((m.sequence for m in self.members if m.replica.end is not None), default=_NEVER)
+        self._match(slot)
+
+    # Groups of some of the members.
+
+    def new_group(
+        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None = None
+    ) -> Member:
+        """Let a member make the next group of these members under this name, or find the one that another has made.
+
+        Args:
+            member: the member of this group that calls.
+            ranks: the new group's members, by their ranks here, in the order that they are to have.
+            name: the new group's name.
+            code: the caller's code, with
+            offset: the offset of the call in it.
+            path: the call sites of all its callers, where paths are compared.
+
+        Returns:
+            The replica as a member of the new group.
+        """
+        making = self._making.setdefault((ranks, name), _Making())
+        ordinal = making.counts.get(member.position, 0)
+        making.counts[member.position] = ordinal + 1
+        group = making.groups.get(ordinal)
+        if group is None:
+            group = making.groups[ordinal] = self._make(ranks, name, making.made, code, offset)
+            making.made += 1
+        joined = next(each for each in group.members if each.replica is member.replica)
+        joined.sequence = -1
+        call = Call("new_group", members=group.key[0], name=name)
+        slot = group.post(joined, call, code, offset, path)
+        if slot.matched:
+            group.complete(slot)
+            del making.groups[ordinal]
+            if not making.groups and len(set(making.counts.values())) == 1:
+                making.counts.clear()
+        return joined
+
+    def _make(self, ranks: tuple[int, ...], name: str | None, ordinal: int, code: Any, offset: int) -> Group:
+        ids = tuple(self.key[0][rank] for rank in ranks)
+        own = {member.replica_id: member.replica for member in self.members}
+        replicas = [own[replica_id] for replica_id in ids if replica_id in own]
+        group = Group(self.ledger, (ids, name, ordinal), replicas, (code, offset))
+        for each in group.members:
+            each.sequence = -1  # the creation is what each of them makes first
+            if each.replica.end is not None:
+                group.note_end(each)
+        self.ledger.add(group)
+        return group
+
+    # Trouble.
+
+    def doom(self, number: int) -> None:
+        """Let no slot at or behind that number be matched any more."""
+        if self.doomed is None or number < self.doomed:
+            self.doomed = number
+            self._unsettled = None
+            self.ledger.troubled.add(self)
+
+    def abandon(self, member: Member, slot: Slot) -> None:
+        """Note that a member was cancelled out of a slot that is not complete."""
+        number = slot.number
+        member.abandoned = number if member.abandoned is None else min(member.abandoned, number)
+        member.abandoned_at = member.sequence
+        self.doom(number)
+        self.consider(member)
+
+    def note_end(self, member: Member) -> None:
+        """Note that the function of a member's replica has ended."""
+        self._first_gone = min(self._first_gone, member.sequence)
+        unmet = [number for number in self.open if number >= member.sequence]
+        if unmet:
+            self.doom(min(unmet))
+        elif self.joining is not None and member.joined_at is None:
+            self.doom(self.number_of_join())
+        self.consider(member)
+
+    def consider(self, member: Member) -> None:
+        """Look again whether a member has settled, now that it has done something."""
+        if self.doomed is None or self._unsettled is None:
+            return
+        if member.has_settled(self.doomed):
+            self._unsettled.discard(member.position)
+        else:
+            self._unsettled.add(member.position)
+
+    @property
+    def unsettled(self) -> int:
+        """How many members of a doomed group can still make a call before it is judged."""
+        if self.doomed is None:
+            return len(self.members)
+        if self._unsettled is None:
+            self._unsettled = {m.position for m in self.members if not m.has_settled(self.doomed)}
+        return len(self._unsettled)
+
+    # As a record.
+
+    def record(self) -> GroupRecord:
+        """Return what stands in the group at this moment."""
+        posts: dict[tuple[Any, ...], Post] = {}
+        everyone = tuple(member.replica_id for member in self.members)
+        in_order = sorted(self.members, key=lambda member: member.replica_id)
+
+        def post(call: Call, code: Any, offset: int, path: Path | None) -> Post:
+            key = (id(call), id(code), offset, path)
+            if key not in posts:
+                posts[key] = _post(call, code, offset, path)
+            return posts[key]
+
+        def slot_record(number: int, of: dict[int, tuple[Call, Any, int, Path | None]], waiting: tuple[int, ...]) -> SlotRecord:
+            found: dict[Post, list[int]] = {}
+            for member in in_order:
+                if member.position in of:
+                    found.setdefault(post(*of[member.position]), []).append(member.replica_id)
+            return SlotRecord(number, tuple((each, tuple(ids)) for each, ids in found.items()), waiting)
+
+        def of_slot(slot: Slot, number: int) -> SlotRecord:
+            first = (slot.call, slot.code, slot.offset, slot.path)
+            there = (m for m in self.members if slot is self.joining or m.sequence > slot.number)
+            of = {m.position: (slot.others or {}).get(m.position, first) for m in there if m.position not in slot.absent}
+            if slot is self.joining:
+                of = dict(slot.others or {})
+            waiting = tuple(m.replica_id for m in in_order if slot.waiters[m.position] is not None)
+            return slot_record(number, of, waiting)
+
+        history = []
+        for number, call, code, offset, path, others, absent in self.history:
+            if number in self.open:
+                continue
+            if others is None and not absent:
+                history.append(SlotRecord(number, ((post(call, code, offset, path), tuple(sorted(everyone))),)))
+                continue
+            of = {position: (call, code, offset, path) for position in range(len(self.members)) if position not in absent}
+            history.append(slot_record(number, {**of, **(others or {})}, ()))
+        made_at = self._made_at()
+        return GroupRecord(
+            self.key,
+            made_at,
+            tuple(
+                MemberRecord(
+                    m.replica_id,
+                    m.sequence if m.joined_at is None else m.joined_at,
+                    m.joined_at is not None,
+                    m.abandoned,
+                )
+                for m in in_order
+            ),
+            tuple(history),
+            tuple(of_slot(self.open[number], number) for number in sorted(self.open)),
+            None if self.joining is None else of_slot(self.joining, self.number_of_join()),
+        )
+
+    def _made_at(self) -> Place | None:
+        if self.made_at is None:
+            return None
+        creation = self.open.get(-1)
+        if creation is not None and self.doomed is not None and creation.others:
+            return None
+        return place(*self.made_at)
+
+
+class _Making:
+    """The groups of one list of replicas and one name that not all their members have made yet.
+
+    Attributes:
+        counts: by position in the parent group, how many a member has made.
+        made: how many have been made in all.
+        groups: the groups, by how many their members had made before.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[int, int] = {}
+        self.made = 0
+        self.groups: dict[int, Group] = {}
+
+
+class Ledger:
+    """The order check of one run.
+
+    Args:
+        replicas: the ids of the replicas that this process runs, ascending.
+        order_check: what calls are compared by, beside what they ask for.
+        total: how many replicas the run has over all processes; None for these alone.
+        slot_type: the class of slots.
+
+    Attributes:
+        replicas: the replicas of this process.
+        root: the run's own group, of all replicas.
+        troubled: the groups that are doomed.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[int],
+        order_check: OrderCheck = OrderCheck.CALL_SITE,
+        *,
+        total: int | None = None,
+        slot_type: type[Slot] = Slot,
+    ) -> None:
+        self.order_check = order_check
+        self.slot_type = slot_type
+        self.replicas = [Replica(replica_id) for replica_id in replicas]
+        self.troubled: set[Group] = set()
+        self._serial = 0
+        self._groups: WeakSet[Group] | None = None
+        self._held: set[Group] = set()
+        everyone = tuple(range(total)) if total is not None else tuple(replicas)
+        self.root = Group(self, (everyone, None, 0), self.replicas, None)
+
+    def next_serial(self) -> int:
+        """Return the number of the next group that is made."""
+        self._serial += 1
+        return self._serial - 1
+
+    def add(self, group: Group) -> None:
+        """Know a group, as long as somebody keeps it."""
+        if self._groups is None:
+            self._groups = WeakSet()
+        self._groups.add(group)
+
+    def hold(self, group: Group) -> None:
+        """Keep a group that has open slots."""
+        self._held.add(group)
+
+    def let_go(self, group: Group) -> None:
+        """Keep a group no longer."""
+        self._held.discard(group)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether there is any group beside the run's own."""
+        return bool(self._groups)
+
+    def groups(self) -> list[Group]:
+        """Return every group of the run, its own first, in the order in which they were made."""
+        return [self.root, *sorted(self._groups or (), key=lambda group: group.serial)]
+
+    def end(self, replica: Replica, state: ReplicaState) -> None:
+        """Note that a replica's function has ended, and how: in all groups of the run."""
+        replica.end = state
+        for member in sorted(replica.members, key=lambda member: member.group.serial):
+            member.group.note_end(member)
+
+    def open_slots(self) -> list[Slot]:
+        """Return the slots of all groups that are not complete, by group and number, joins last."""
+        return [slot for group in self.groups() for slot in sorted(group.slots(), key=lambda slot: slot.number)]
+
+    def progress(self) -> tuple[int, ...]:
+        """Return numbers of which one changes whenever a replica posts or ends, or a collective completes."""
+        groups = self.groups()
+        return (
+            sum(member.sequence for group in groups for member in group.members),
+            sum(len(group.open) + (group.joining is not None) for group in groups),
+            sum(replica.end is not None for replica in self.replicas),
+            self._serial,
+        )
+
+    def stuck(self) -> set[int]:
+        """Return the ids of replicas that wait for each other in slots, unless tasks of theirs still run elsewhere."""
+        waits: dict[int, list[Slot]] = {}
+        blockers: dict[Slot, list[int]] = {}
+        for group in self.groups():
+            for slot in group.slots():
+                if slot.missing and slot.has_waiters():
+                    blockers[slot] = [m.replica_id for m in group.members if not m.has_posted(slot)]
+                    for member in group.members:
+                        if slot.waiters[member.position] is not None:
+                            waits.setdefault(member.replica_id, []).append(slot)
+        return stuck(waits, blockers)
+
+    def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:
+        """Return what every replica called and where it is.
+
+        Args:
+            facts: what the runtime knows of each replica; without it, only how it ended.
+            **more: `Snapshot`'s other fields.
+        """
+        known = tuple(facts) or tuple(ReplicaFacts(each.id, f"CPU:{each.id}", each.end) for each in self.replicas)
+        return Snapshot(self.order_check, known, tuple(group.record() for group in self.groups()), **more)
