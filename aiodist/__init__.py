@@ -19,22 +19,21 @@ from aiodist._core.errors import (
 )
 from aiodist._core.report import (
     CallRecord,
-    Camp,
     CollectiveReport,
     Divergence,
     Location,
-    Parting,
+    Partition,
     Reason,
     ReplicaReport,
     ReplicaState,
 )
 from aiodist._version import __version__ as __version__
-from aiodist.collective.recorder import RecordedCall, Recorder, RunRecord
+from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
 from aiodist.data.contexts import InputContext, ValueContext
 from aiodist.data.dataset import NumpyDataset
 from aiodist.data.distributed import DistributedDataset, DistributedIterator
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.handle import CollectiveHandle
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.handle import CollectiveHandle
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cross_device_ops import (
     CrossDeviceOps,
@@ -126,9 +125,8 @@ __all__ = [
     "ReplicaState",
     "Reason",
     "CallRecord",
-    "Camp",
+    "Partition",
     "Divergence",
-    "Parting",
     "Location",
     # To see what replicas did, and when.
     "Recorder",
