@@ -354,7 +354,7 @@ def _races(firsts: Sequence[ReplicaReport], facts: Mapping[int, ReplicaFacts]) -
             return ()
         calls = facts[replica.replica_id].child_calls
         found += [text for at, text in calls if (at.file, at.line) == (call.file, call.line)][:1]
-    return tuple(found) if len(found) == len(firsts) == 2 else ()
+    return tuple(sorted(found)) if len(found) == len(firsts) == 2 else ()
 
 
 def _time_limits(replicas: Iterable[ReplicaFacts]) -> tuple[str, ...]:
