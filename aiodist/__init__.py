@@ -27,6 +27,7 @@ from aiodist._core.report import (
     ReplicaReport,
     ReplicaState,
 )
+from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
 from aiodist.data.contexts import InputContext, ValueContext
@@ -53,7 +54,6 @@ from aiodist.strategy.mirrored import MirroredStrategy
 from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
-from aiodist.tools.tracing.trace import trace
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""`aiodist trace ...`: the commands that show what a trace file tells."""
+"""`aiodist trace ...`: the commands that show what is in a trace file."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiodist.tools.exits import Exit
-from aiodist.tools.usage import UsageError
+from aiodist._tools.usage import Exit, UsageError
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
-    from aiodist.tools.tracing.reading import TraceFile
+    from aiodist._tools.trace.reader import TraceFile
 
 
 def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -33,12 +32,12 @@ def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
         description="Write one self-contained page: a lane for each replica, a link for each collective, waits shaded.",
     )
     html.add_argument("file", metavar="FILE", help="the trace, e.g. run.json")
-    html.add_argument("-o", "--output", metavar="PAGE", help="where to write it (default: FILE with .html at its end)")
+    html.add_argument("-o", "--output", metavar="PAGE", help="where to write it (default: FILE ending in .html)")
     html.set_defaults(command=_html)
 
 
 def _read(arguments: Namespace) -> TraceFile:
-    from aiodist.tools.tracing.reading import TraceFileError, read_trace
+    from aiodist._tools.trace.reader import TraceFileError, read_trace
 
     try:
         return read_trace(arguments.file)
@@ -48,7 +47,7 @@ def _read(arguments: Namespace) -> TraceFile:
 
 def _show(arguments: Namespace) -> Exit:
     from aiodist._demos.terminal import open_console
-    from aiodist.tools.tracing.show import as_json, show
+    from aiodist._tools.trace.summary import as_json, show
 
     trace = _read(arguments)
     if arguments.json:
@@ -59,7 +58,7 @@ def _show(arguments: Namespace) -> Exit:
 
 
 def _html(arguments: Namespace) -> Exit:
-    from aiodist.tools.tracing.page import write_page
+    from aiodist._tools.trace.page import write_page
 
     trace = _read(arguments)
     path = Path(arguments.output or Path(arguments.file).with_suffix(".html"))

@@ -1,7 +1,7 @@
-"""What a trace records while runs go on: moments, as numbers in arrays, and calls as they are.
+"""What a trace records while runs go on: times, as numbers in arrays, and calls as they are.
 
-Nothing is put into words here, for every microsecond spent shows up in the trace itself as somebody's waiting: an
-arrival costs three numbers of eight bytes. `events` makes the events of a file out of it.
+Nothing is put into text here, since every microsecond spent shows up in the trace itself as somebody's waiting: an
+arrival costs three numbers of eight bytes. `writer` makes the events of a file from it later.
 """
 
 from __future__ import annotations
@@ -28,26 +28,37 @@ Call: TypeAlias = tuple[Signature, CodeType, int]
 Clock: TypeAlias = Callable[[], float]
 
 NEVER = float("nan")
-"""The moment of what has not happened."""
+"""The time of what has not happened."""
 MOST_OPEN = 1024
-"""So many collectives of a run are waited for; then the oldest counts as one whose handle nobody awaits."""
+"""So many collectives of a run stay open; then the oldest complete one is written as one whose handle nobody awaits."""
+
+
+def times(count: int) -> array[float]:
+    """Return that many times of what has not happened."""
+    return array("d", (NEVER,)) * count
+
+
+def happened(at: float) -> bool:
+    """Whether this is a time at all."""
+    return at == at  # noqa: PLR0124  (NEVER differs from itself)
 
 
 class Run:
-    """One run: when it began and ended, and its replicas. Moments are in seconds on its own clock.
+    """One run: when it began and ended, and its replicas. Times are in seconds on its own clock.
 
     Attributes:
         number: its number in the trace, from 1.
         name: the name of the replicas' function.
         first: the id of its first replica: on several workers, of the first of this process.
         devices: the replicas' devices.
-        shift: what to add to a moment to get the seconds since the trace began.
+        clock: the clock of its event loop.
+        shift: what to add to a time to get the seconds since the trace began.
         begun, over: when it began and ended.
-        started, ended: by position in the run's group, when a replica's function was called and was over.
+        started, ended: by position in the run's group, when a replica's function was called and returned.
         ends: by position, how it ended, and with what failure of its own.
-        verdict: when the replicas were found not to meet, and the error.
+        verdict: when the replicas were found to disagree, and the error.
         members, labels: by its groups' serial numbers, their members' ids, and their names in reports.
-        open: by a group's serial number and the number in it, collectives that are not done with.
+        open: by a group's serial number and the number in it, collectives that are not finished.
     """
 
     def __init__(self, number: int, group: SyncGroup, fn: Callable[..., Any], clock: Clock, shift: float) -> None:
@@ -59,8 +70,8 @@ class Run:
         self.shift = shift
         self.begun = clock()
         self.over = NEVER
-        self.started = moments(group.size)
-        self.ended = moments(group.size)
+        self.started = times(group.size)
+        self.ended = times(group.size)
         self.ends: dict[int, tuple[str, BaseException | None]] = {}
         self.verdict: tuple[float, CollectiveError] | None = None
         self.members: dict[int, Sequence[int]] = {}
@@ -68,7 +79,7 @@ class Run:
         self.open: dict[tuple[int, int], Collective] = {}
 
     def begin(self, group: SyncGroup, meeting: Rendezvous) -> Collective:
-        """Return a record for a meeting of one of its groups, which is open from now on."""
+        """Return a new open record of a collective of one of its groups."""
         serial = group.serial
         if serial not in self.members:
             self.members[serial] = [member.replica_id for member in group.members]
@@ -80,19 +91,19 @@ class Run:
 
 
 class Collective:
-    """One collective: who came when.
+    """One collective: which replica did what, and when.
 
     Attributes:
         run, serial, number: its run, its group's serial number there, and its number in the group.
-        key: what it is known by among the open ones of the run.
+        key: its key among the open ones of the run.
         replicas: by position in the group, the members' ids.
         call: signature, code and offset of the first arrival.
         others: by replica id, those of arrivals that are not literally the first one's.
-        issued, awaited, resumed: by position, when it was called for, first awaited, and that await over.
+        issued, awaited, resumed: by position, when it was called, first awaited, and that await over.
         completed: when it was complete.
-        error: what kind of error it ended with.
-        nbytes: by position, what was brought, where the signature does not tell.
-        left: how many have yet to come back from it.
+        error: the type of error that it ended with.
+        nbytes: by position, the bytes of the input, where the signature does not tell.
+        left: how many replicas have yet to resume from it.
     """
 
     __slots__ = (
@@ -108,55 +119,45 @@ class Collective:
         self.replicas = replicas = run.members[serial]
         self.call: Call = meeting.signature, meeting.code, meeting.offset
         self.others: dict[int, Call] | None = None
-        self.issued = moments(len(replicas))
-        self.awaited = moments(len(replicas))
-        self.resumed = moments(len(replicas))
+        self.issued = times(len(replicas))
+        self.awaited = times(len(replicas))
+        self.resumed = times(len(replicas))
         self.completed = NEVER
         self.error: str | None = None
         self.nbytes: dict[int, int] | None = {} if _varies(meeting.signature) else None
         self.left = len(replicas)
 
 
-def moments(count: int) -> array[float]:
-    """Return that many moments that have not come."""
-    return array("d", (NEVER,)) * count
-
-
-def came(moment: float) -> bool:
-    """Whether that moment has come."""
-    return moment == moment  # noqa: PLR0124  (NEVER differs from itself)
-
-
 def _varies(signature: Signature) -> bool:
-    """Whether replicas may bring different amounts to a collective of that signature."""
+    """Whether inputs of that signature may differ in size."""
     types = signature[TYPES] if isinstance(signature[TYPES], tuple) else (signature[TYPES],)
     return signature[KIND].name == "all_gather" or LeafType.INDEXED_SLICES in types
 
 
-def _size_brought(meeting: Rendezvous, member: Member) -> int:
+def _input_bytes(meeting: Rendezvous, member: Member) -> int:
     signature, value = meeting.call_of(member.replica_id)[0], meeting.values[member.position]
     if signature[SHAPES] is None:
         return 0
-    return sum(map(_size_of, [value] if signature[STRUCTURE] is None else value))
+    return sum(map(_leaf_bytes, [value] if signature[STRUCTURE] is None else value))
 
 
-def _size_of(leaf: Any) -> int:
+def _leaf_bytes(leaf: Any) -> int:
     parts = (leaf.values, leaf.indices) if hasattr(leaf, "dense_shape") else (leaf,)
     return sum(int(getattr(part, "nbytes", 8)) for part in parts)
 
 
 class Recording:
-    """An observer that keeps the moments of every run; see `Observer` for its methods.
+    """An observer that keeps the times of every run; see `Observer` for its methods.
 
     Args:
-        fuller: called whenever another collective is done with.
+        on_finished: called whenever another collective is finished.
     """
 
-    def __init__(self, fuller: Callable[[], None]) -> None:
+    def __init__(self, on_finished: Callable[[], None]) -> None:
         self.began = time.monotonic()
         self.arrivals = 0
-        self._fuller = fuller
-        self._done: list[Collective | Run] = []
+        self._on_finished = on_finished
+        self._finished: list[Collective | Run] = []
         self._runs: dict[SyncGroup, Run] = {}
         self._begun = 0
         self._shifts: dict[Clock, float] = {}
@@ -176,7 +177,7 @@ class Recording:
     def _shift_of(self, clock: Clock) -> float:
         """Return what to add to that clock's time to get the seconds since the trace began.
 
-        A clock that is not the machine's (trio's, or a test's own) is set by the machine's where it is first seen.
+        A clock other than the machine's (trio's, or a test's own) is aligned with the machine's when it is first seen.
         """
         if clock not in self._shifts:
             ahead = 0.0 if clock is time.monotonic else clock() - time.monotonic()
@@ -203,7 +204,7 @@ class Recording:
             run.ends[member.position] = str(member.end), error
 
     def run_ended(self, group: SyncGroup) -> None:
-        """End a run; its collectives are done with."""
+        """End a run and its collectives."""
         run = self._runs.pop(group, None)
         if run is not None:
             run.over = run.clock()
@@ -212,10 +213,10 @@ class Recording:
     # Collectives.
 
     def arrived(self, member: Member, meeting: Rendezvous) -> None:
-        """Note when a replica called for a collective."""
+        """Note when a replica called a collective."""
         group = member.group
         run = self._runs.get(group.root)
-        if run is None or meeting.number < 0:  # a group in the making
+        if run is None or meeting.number < 0:  # a group that is being made
             return
         found = run.open.get((group.serial, meeting.number))
         if found is None:
@@ -223,11 +224,11 @@ class Recording:
             found = run.begin(group, meeting)
         found.issued[member.position] = run.clock()
         if found.nbytes is not None:
-            found.nbytes[member.position] = _size_brought(meeting, member)
+            found.nbytes[member.position] = _input_bytes(meeting, member)
 
     def _make_room(self, run: Run) -> None:
         if len(run.open) >= MOST_OPEN:
-            oldest = next((found for found in run.open.values() if came(found.completed)), None)
+            oldest = next((found for found in run.open.values() if happened(found.completed)), None)
             if oldest is not None:
                 self._finish(oldest)
 
@@ -238,13 +239,13 @@ class Recording:
     def waits(self, member: Member, meeting: Rendezvous) -> None:
         """Note when a replica first awaited a collective."""
         found = self._find(member.group, meeting)
-        if found is not None and not came(found.awaited[member.position]):
+        if found is not None and not happened(found.awaited[member.position]):
             found.awaited[member.position] = found.run.clock()
 
     def resumed(self, member: Member, meeting: Rendezvous) -> None:
-        """Note when a replica came back from a collective; the last to do so ends it."""
+        """Note when a replica resumed from a collective; the last one finishes it."""
         found = self._find(member.group, meeting)
-        if found is not None and not came(found.resumed[member.position]):
+        if found is not None and not happened(found.resumed[member.position]):
             found.resumed[member.position] = found.run.clock()
             found.left -= 1
             if not found.left:
@@ -261,7 +262,7 @@ class Recording:
             found.error = None if meeting.error is None else type(meeting.error).__name__
 
     def _number_join(self, group: SyncGroup, meeting: Rendezvous) -> None:
-        """Put a join where it is looked for now that it has a number."""
+        """Give a join the key that it has now that its number is known."""
         run = self._runs.get(group.root)
         found = None if run is None else run.open.pop((group.serial, JOIN), None)
         if found is not None:
@@ -275,26 +276,26 @@ class Recording:
         with self._lock:
             if found.run.open.pop(found.key, None) is None:
                 return
-            self._done.append(found)
+            self._finished.append(found)
             self.arrivals += len(found.replicas)
-        self._fuller()
+        self._on_finished()
 
     def _end(self, run: Run) -> None:
         for found in list(run.open.values()):
             for position, awaited in enumerate(found.awaited):
-                if came(awaited) and not came(found.resumed[position]):
+                if happened(awaited) and not happened(found.resumed[position]):
                     found.resumed[position] = run.clock()
             self._finish(found)
-        self._done.append(run)
+        self._finished.append(run)
 
     def take(self) -> list[Collective | Run]:
-        """Return what is done with, in the order in which it was, and forget it."""
+        """Return what is finished, in the order in which it was, and forget it."""
         with self._lock:
-            done, self._done, self.arrivals = self._done, [], 0
-        return done
+            finished, self._finished, self.arrivals = self._finished, [], 0
+        return finished
 
     def close(self) -> None:
-        """Record nothing more; what still goes on is left as it stands."""
+        """Record nothing more; what still goes on is left as it is."""
         with self._lock:
             self._closed = True
             runs, self._runs = list(self._runs.values()), {}

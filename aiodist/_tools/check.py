@@ -7,9 +7,7 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING, Self
 
-from aiodist.tools.argument_types import natural, positive
-from aiodist.tools.exits import Exit
-from aiodist.tools.usage import UsageError
+from aiodist._tools.usage import Exit, UsageError, natural, positive
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

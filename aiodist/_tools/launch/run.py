@@ -23,13 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiodist._arrays import environment
-from aiodist.tools import gloo_launcher, worker_agent
-from aiodist.tools.argument_types import names, positive
-from aiodist.tools.following import follow
-from aiodist.tools.leftovers import folder_of_notes
-from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
-from aiodist.tools.switchboard import Switchboard
-from aiodist.tools.usage import UsageError
+from aiodist._tools.launch import gloo_launcher, worker_agent
+from aiodist._tools.launch.following import follow
+from aiodist._tools.launch.leftovers import folder_of_notes
+from aiodist._tools.launch.mpi_launcher import find_launcher, flags, flavour_of
+from aiodist._tools.launch.switchboard import Switchboard
+from aiodist._tools.usage import UsageError, names, positive
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -68,7 +67,7 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
     run.add_argument("-m", action="store_true", help="PROGRAM is a module's name, as for python -m", dest="is_module")
     run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module")
     run.add_argument("arguments", nargs=REMAINDER, metavar="...", help="its arguments")
-    run.set_defaults(command=_run, patient=True)
+    run.set_defaults(command=_run, handles_interruptions=True)
 
 
 def _run(arguments: Namespace) -> int:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from aiodist._arrays import environment
-from aiodist.tools import starter
-from aiodist.tools.usage import UsageError
+from aiodist._tools.launch import starter
+from aiodist._tools.usage import UsageError
 from aiodist.workers.addresses import own_numbers
 from aiodist.workers.gloo import INSTALL
 

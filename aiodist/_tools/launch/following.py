@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Final, Self
 
 from aiodist._demos.interruption import INTERRUPTIONS
-from aiodist.tools import leftovers, worker_agent
-from aiodist.tools.switchboard import Switchboard
+from aiodist._tools.launch import leftovers, worker_agent
+from aiodist._tools.launch.switchboard import Switchboard
 
 LAST_WORDS_SECONDS: Final = 3.5
 ENDING_SECONDS: Final = 4.0

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from aiodist.tools.usage import UsageError
+from aiodist._tools.usage import UsageError
 
 _PREFIX: Final = "aiodist-run-"
 _MARK: Final = "folder of aiodist run"

@@ -1,4 +1,4 @@
-"""A trace as one page that needs nothing else: the parts under ``page_parts``, with the data, put into one file."""
+"""A trace as one self-contained page: the parts under ``page_parts`` and the data, in one file."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from aiodist.tools.tracing.reading import TracedCollective, TracedRun, TraceFile
-from aiodist.tools.tracing.show import outcome
-from aiodist.tools.tracing.statistics import count_up
-from aiodist.tools.tracing.whole_file import WholeFile
+from aiodist._tools.trace.reader import TracedCollective, TracedRun, TraceFile
+from aiodist._tools.trace.summary import count_up, outcome
+from aiodist._tools.trace.writer import AtomicFile
 
 SCRIPTS = ("format.js", "data.js", "view.js", "raster.js", "draw.js", "pick.js", "panel.js", "controls.js", "main.js")
 _STATUS = {None: 0, "incomplete": 2}
 
 
 def write_page(trace: TraceFile, name: str, path: Path) -> None:
-    """Write a trace as a page; it is complete or absent.
+    """Write a trace as a page, which is complete or absent.
 
     Args:
         trace: the trace.
@@ -31,18 +30,18 @@ def write_page(trace: TraceFile, name: str, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    file = WholeFile(path)
+    file = AtomicFile(path)
     try:
         file.write(page_of(trace, name))
     except BaseException:
         file.discard()
         raise
-    file.keep()
+    file.commit()
 
 
 def page_of(trace: TraceFile, name: str) -> str:
     """Return a trace as a page."""
-    # Inside a script element only "<" can end it, or begin a comment: as an escape it means the same to JSON.
+    # Inside a script element only "<" can end it, or begin a comment; the escape means the same to JSON.
     data = json.dumps(_data(trace, name), separators=(",", ":")).replace("<", "\\u003c")
     page = _part("page.html")
     scripts = "\n".join(_part(script) for script in SCRIPTS)
@@ -53,7 +52,7 @@ def page_of(trace: TraceFile, name: str) -> str:
 
 
 def _part(name: str) -> str:
-    return (files("aiodist.tools.tracing") / "page_parts" / name).read_text(encoding="utf-8")
+    return (files("aiodist._tools.trace") / "page_parts" / name).read_text(encoding="utf-8")
 
 
 def _data(trace: TraceFile, name: str) -> dict[str, Any]:
@@ -70,7 +69,7 @@ def _data(trace: TraceFile, name: str) -> dict[str, Any]:
 
 
 def _run(run: TracedRun, base: int) -> dict[str, Any]:
-    """Return a run; its replicas go by their lanes, which count from 0 where ids count from `base`."""
+    """Return a run; its replicas are told by lane, from 0, where ids begin at `base`."""
     verdict = run.verdict
     if verdict is not None:
         verdict = verdict | {"suspects": [i - base for i in verdict["suspects"] if i in run.started]}
@@ -91,9 +90,9 @@ def _run(run: TracedRun, base: int) -> dict[str, Any]:
 
 
 def _collectives(trace: TraceFile, texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
-    """Return the collectives as columns, and with them a column for each thing told of an arrival.
+    """Return the collectives as columns, and a column for each attribute of an arrival.
 
-    Moments of arrivals count from the first call of their collective, in numbers of four bytes, which is exact to a
+    Times of arrivals count from the first call of their collective, in numbers of four bytes, which is exact to a
     ten-millionth of the collective's length.
     """
     found = trace.collectives

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hmac import compare_digest
 from pathlib import Path
 
-from aiodist.tools.worker_agent import keep_alive, listen
+from aiodist._tools.launch.worker_agent import keep_alive, listen
 from aiodist.workers.addresses import own_numbers
 
 

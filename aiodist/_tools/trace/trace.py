@@ -16,22 +16,22 @@ from aiodist.collective.observer import Observer, observe_process, observing
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from aiodist.tools.tracing.tracer import Tracer
+    from aiodist._tools.trace.writer import Tracer
 
 
 @contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Write the whole timeline of the runs that begin inside the block to a file, for Perfetto, Chrome and `aiodist`.
 
-    It can stand around ``asyncio.run`` or ``trio.run``, around any number of runs, and in a coroutine. It sees the
-    runs of its own task or thread and of tasks that those start; other runs beside it may have traces of their own.
-    The file appears, complete, when the block ends, also by an exception; or not at all. Read it with
+    The block can enclose ``asyncio.run`` or ``trio.run``, any number of runs, or a part of a coroutine. It sees the
+    runs of its own task or thread, and of tasks that those start; concurrent runs may have traces of their own. When
+    the block ends, also by an exception, the file appears, complete; or not at all. Read it with
     ``aiodist trace show`` and ``aiodist trace html``, or open it in https://ui.perfetto.dev. Setting the environment
     variable ``AIODIST_TRACE`` to a path does the same for every run of a process. On several workers a trace has the
     replicas of its own process.
 
     Args:
-        path: the file, by habit ``….json``. What stands there is replaced.
+        path: the file, usually ``….json``; one that exists is replaced.
 
     Yields:
         The path.
@@ -41,7 +41,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     from pathlib import Path
 
-    from aiodist.tools.tracing.tracer import Tracer  # few programs trace, and all import this
+    from aiodist._tools.trace.writer import Tracer  # few programs trace, and all of them import this
 
     tracer = Tracer(path)
     try:
@@ -59,11 +59,11 @@ def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @cache
 def _of_process() -> Observer | None:
-    """Begin the trace that ``AIODIST_TRACE`` asks for, if it does, at the process's first run."""
+    """Begin the trace for which ``AIODIST_TRACE`` asks, if it does, at the process's first run."""
     path = environment.trace_path()
     if path is None:
         return None
-    from aiodist.tools.tracing.tracer import Tracer
+    from aiodist._tools.trace.writer import Tracer
 
     try:
         tracer = Tracer(path)
@@ -74,7 +74,7 @@ def _of_process() -> Observer | None:
 
 
 def _close(tracer: Tracer, path: str, process: int) -> None:
-    if os.getpid() != process:  # a fork's end is not the end
+    if os.getpid() != process:  # the end of a fork is not the end of the process
         return
     try:
         tracer.close()

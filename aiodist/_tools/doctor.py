@@ -19,9 +19,8 @@ import numpy as np
 
 import aiodist
 from aiodist._arrays import gpus
-from aiodist.tools.exits import Exit
-from aiodist.tools.mpi_launcher import WHEELS, find_launcher, flavour_of
-from aiodist.tools.usage import UsageError
+from aiodist._tools.launch.mpi_launcher import WHEELS, find_launcher, flavour_of
+from aiodist._tools.usage import Exit, UsageError
 from aiodist.workers.addresses import own_numbers
 from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
 

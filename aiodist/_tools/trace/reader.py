@@ -1,4 +1,4 @@
-"""Reading a trace file back: runs, and collectives with what each replica did in them. Times are in microseconds."""
+"""Reads a trace file: runs, and collectives with what each replica did in them. Times are in microseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aiodist.tools.tracing.tracer import FORMAT
+from aiodist._tools.trace.writer import FORMAT
 
 Event = dict[str, Any]
 _LANE = re.compile(r"replica (\d+)(?: (\S+)|, other tasks)")
@@ -18,7 +18,7 @@ _SPACE = re.compile(r"[\s,]*")
 
 
 class TraceFileError(Exception):
-    """A file is no trace that can be read; the text is for a person."""
+    """A file is not a trace that can be read; the text is for a person."""
 
 
 @dataclass(slots=True)
@@ -27,12 +27,12 @@ class TracedRun:
 
     Attributes:
         number, name: its number in the trace, from 1, and its function's name.
-        pid: the lanes that it has.
+        pid: the lanes that it uses.
         begin, end: when it began and ended.
-        started, ended: by replica id, when its function was called and was over.
+        started, ended: by replica id, when its function was called and returned.
         ends: by replica id, how that ended.
         errors: by replica id, a failure of its own.
-        verdict: of a run whose replicas did not meet: reason, number, suspects, text, at.
+        verdict: of a run whose replicas disagreed: reason, number, suspects, text, at.
     """
 
     number: int
@@ -57,8 +57,8 @@ class TracedCollective:
         error: what it ended with; "incomplete" where it never did.
         replicas: ids.
         calls, places, kinds: what each asked for, and where.
-        nbytes: what each brought.
-        issued, awaited, resumed: when each called, awaited, and went on.
+        nbytes: the bytes of each one's input.
+        issued, awaited, resumed: when each called, awaited, and resumed.
         waits: how long each waited for the others.
     """
 
@@ -105,7 +105,7 @@ def read_trace(path: str | Path) -> TraceFile:
     """Read a trace file.
 
     Raises:
-        TraceFileError: it cannot be read, or is none.
+        TraceFileError: it cannot be read, or is not a trace.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -126,7 +126,7 @@ class _UnknownFileError(Exception):
 
 
 def _split(text: str) -> tuple[Iterator[Event], dict[str, Any]]:
-    """Return the events, which are decoded one by one for there can be millions, and what else the file tells."""
+    """Return the events, which are decoded one by one because there can be millions, and what else is in the file."""
     found = re.search(r'"traceEvents"\s*:\s*\[', text)
     if found is None:
         json.loads(text)
@@ -142,7 +142,7 @@ def _split(text: str) -> tuple[Iterator[Event], dict[str, Any]]:
 
 
 def _end_of_events(text: str, begin: int) -> int:
-    """Return where the list of events ends: at the bracket that our files have last, else wherever decoding leads."""
+    """Return where the list of events ends: at the last bracket in our own files, else where decoding arrives."""
     end = text.rfind("]")
     if end > begin and text[end + 1 :].strip() == "}":
         return end
@@ -155,7 +155,7 @@ def _decode(text: str, begin: int) -> Iterator[Event]:
 
 
 def _decode_with_ends(text: str, at: int) -> Iterator[tuple[Event | None, int]]:
-    """Yield events, and the place behind each; at last None, and the place of the bracket."""
+    """Yield events, and the position after each; at last None, and the position of the bracket."""
     while True:
         space = _SPACE.match(text, at)
         at = space.end() if space else at
