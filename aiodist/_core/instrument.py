@@ -34,8 +34,9 @@ class ObservedRun(Protocol):
         """The replicas' devices, in the order of their ids."""
         ...
 
-    def now(self) -> int:
-        """Return the time on the event loop's clock, in nanoseconds."""
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Tells the time on the event loop's clock, in seconds, in small steps."""
         ...
 
 

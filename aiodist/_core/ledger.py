@@ -89,6 +89,11 @@ class Slot:
         self.missing = len(group.members)
         self.waiters: list[Any] = [None] * self.missing
 
+    @property
+    def first(self) -> Post:
+        """What the first member to come has posted here."""
+        return _post(self.call, self.code, self.offset, self.path)
+
     def post_of(self, position: int) -> Post:
         """Return what the member at that position has posted here."""
         found = self.others.get(position) if self.others is not None else None

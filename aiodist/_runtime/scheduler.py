@@ -186,9 +186,11 @@ class Run:
         """Return numbers of which one changes whenever a replica gets further."""
         return self.ledger.progress()
 
-    def now(self) -> int:
-        """Return the time on the event loop's clock, in nanoseconds."""
-        return int(self.loop.fine_clock() * 1e9)
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Tells the time on the event loop's clock, in seconds, in small steps."""
+        clock: Callable[[], float] = self.loop.fine_clock
+        return clock
 
     def state_of(self, member: Member) -> _State:
         """Return what is known of a replica."""
@@ -889,3 +891,7 @@ def _is_only(error: BaseException, kinds_of_error: tuple[type[BaseException], ..
     if isinstance(error, BaseExceptionGroup):
         return all(_is_only(inner, kinds_of_error) for inner in error.exceptions)
     return isinstance(error, kinds_of_error)
+
+
+DRIVE = _Replicas._drive.__code__  # noqa: SLF001  (its own)
+"""The code in whose frame a replica's function runs: ``run`` and ``member`` are among its variables."""

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from aiodist._core.report import Location
-from aiodist._runtime.waits import Awaited
 from aiodist._core.ledger import Member
 from aiodist._core.render import group_label
+from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle
 from aiodist._runtime.stacks import Link, await_chain, frames_of, is_plumbing, links
+from aiodist._runtime.waits import Awaited
 
 
 @dataclass(frozen=True, slots=True, eq=False)

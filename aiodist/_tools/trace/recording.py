@@ -10,21 +10,16 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from threading import Lock
-from types import CodeType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from aiodist._arrays.leaves import LeafType
-from aiodist.collective.joining import number_of_join
-from aiodist.collective.member import JOIN
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature
+from aiodist._core.call import Call
+from aiodist._core.errors import CollectiveError
+from aiodist._core.instrument import ObservedRun, Observer
+from aiodist._core.ledger import Ledger, Member, Slot
+from aiodist._core.render import group_label
+from aiodist._core.report import ReplicaState
 
-if TYPE_CHECKING:
-    from aiodist._core.errors import CollectiveError
-    from aiodist.collective.group import SyncGroup
-    from aiodist.collective.member import Member
-    from aiodist.collective.rendezvous import Rendezvous
-
-Call: TypeAlias = tuple[Signature, CodeType, int]
+RawPost: TypeAlias = tuple[Call, Any, int]
 Clock: TypeAlias = Callable[[], float]
 
 NEVER = float("nan")
@@ -56,37 +51,38 @@ class Run:
         begun, over: when it began and ended.
         started, ended: by position in the run's group, when a replica's function was called and returned.
         ends: by position, how it ended, and with what failure of its own.
-        verdict: when the replicas were found to disagree, and the error.
+        report: when the replicas were found to disagree, and the error.
         members, labels: by its groups' serial numbers, their members' ids, and their names in reports.
         open: by a group's serial number and the number in it, collectives that are not finished.
     """
 
-    def __init__(self, number: int, group: SyncGroup, fn: Callable[..., Any], clock: Clock, shift: float) -> None:
+    def __init__(self, number: int, run: ObservedRun, fn: Callable[..., Any], shift: float) -> None:
         self.number = number
         self.name: str = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
-        self.first = group.members[0].replica_id
-        self.devices = tuple(member.device for member in group.members)
-        self.clock = clock
+        self.first = run.ledger.replicas[0].id
+        self.devices = run.devices
+        self.clock = run.clock
         self.shift = shift
-        self.begun = clock()
+        self.begun = run.clock()
         self.over = NEVER
-        self.started = times(group.size)
-        self.ended = times(group.size)
+        self.started = times(len(self.devices))
+        self.ended = times(len(self.devices))
         self.ends: dict[int, tuple[str, BaseException | None]] = {}
-        self.verdict: tuple[float, CollectiveError] | None = None
+        self.report: tuple[float, CollectiveError] | None = None
         self.members: dict[int, Sequence[int]] = {}
         self.labels: dict[int, str | None] = {}
         self.open: dict[tuple[int, int], Collective] = {}
 
-    def begin(self, group: SyncGroup, meeting: Rendezvous) -> Collective:
+    def begin(self, slot: Slot) -> Collective:
         """Return a new open record of a collective of one of its groups."""
+        group = slot.group
         serial = group.serial
         if serial not in self.members:
             self.members[serial] = [member.replica_id for member in group.members]
-            self.labels[serial] = group.label
-        found = self.open[serial, meeting.number] = Collective(self, serial, meeting)
-        if meeting.number == JOIN:
-            found.number = number_of_join(group)
+            self.labels[serial] = group_label(group.record())
+        found = self.open[serial, slot.number] = Collective(self, serial, slot)
+        if slot is group.joining:
+            found.number = group.number_of_join()
         return found
 
 
@@ -97,48 +93,47 @@ class Collective:
         run, serial, number: its run, its group's serial number there, and its number in the group.
         key: its key among the open ones of the run.
         replicas: by position in the group, the members' ids.
-        call: signature, code and offset of the first arrival.
-        others: by replica id, those of arrivals that are not literally the first one's.
+        post: what the first replica asked for, its caller's code, and the offset of the call in it.
+        others: by position, those that are not literally the first one's.
         issued, awaited, resumed: by position, when it was called, first awaited, and that await over.
         completed: when it was complete.
         error: the type of error that it ended with.
-        nbytes: by position, the bytes of the input, where the signature does not tell.
+        nbytes: by position, the bytes of the input, where the call does not tell.
         left: how many replicas have yet to resume from it.
     """
 
     __slots__ = (
-        "awaited", "call", "completed", "error", "issued", "key", "left", "nbytes", "number", "others", "replicas",
+        "awaited", "completed", "error", "issued", "key", "left", "nbytes", "number", "others", "post", "replicas",
         "resumed", "run", "serial",
     )  # fmt: skip
 
-    def __init__(self, run: Run, serial: int, meeting: Rendezvous) -> None:
+    def __init__(self, run: Run, serial: int, slot: Slot) -> None:
         self.run = run
         self.serial = serial
-        self.number = meeting.number
-        self.key = serial, meeting.number
+        self.number = slot.number
+        self.key = serial, slot.number
+        self.post: RawPost = slot.call, slot.code, slot.offset
+        self.others: dict[int, RawPost] = {}
         self.replicas = replicas = run.members[serial]
-        self.call: Call = meeting.signature, meeting.code, meeting.offset
-        self.others: dict[int, Call] | None = None
         self.issued = times(len(replicas))
         self.awaited = times(len(replicas))
         self.resumed = times(len(replicas))
         self.completed = NEVER
         self.error: str | None = None
-        self.nbytes: dict[int, int] | None = {} if _varies(meeting.signature) else None
+        self.nbytes: dict[int, int] | None = {} if _varies(slot.call) else None
         self.left = len(replicas)
 
 
-def _varies(signature: Signature) -> bool:
-    """Whether inputs of that signature may differ in size."""
-    types = signature[TYPES] if isinstance(signature[TYPES], tuple) else (signature[TYPES],)
-    return signature[KIND].name == "all_gather" or LeafType.INDEXED_SLICES in types
+def _varies(call: Call) -> bool:
+    """Whether inputs of that call may differ in size."""
+    return call.kind == "all_gather" or "slices" in call.arrays
 
 
-def _input_bytes(meeting: Rendezvous, member: Member) -> int:
-    signature, value = meeting.call_of(member.replica_id)[0], meeting.values[member.position]
-    if signature[SHAPES] is None:
+def _input_bytes(slot: Any, member: Member) -> int:
+    if slot.call.shapes is None:
         return 0
-    return sum(map(_leaf_bytes, [value] if signature[STRUCTURE] is None else value))
+    value = slot.values[member.position]
+    return sum(map(_leaf_bytes, value if isinstance(value, list) else [value]))
 
 
 def _leaf_bytes(leaf: Any) -> int:
@@ -146,7 +141,7 @@ def _leaf_bytes(leaf: Any) -> int:
     return sum(int(getattr(part, "nbytes", 8)) for part in parts)
 
 
-class Recording:
+class Recording(Observer):
     """An observer that keeps the times of every run; see `Observer` for its methods.
 
     Args:
@@ -158,7 +153,7 @@ class Recording:
         self.arrivals = 0
         self._on_finished = on_finished
         self._finished: list[Collective | Run] = []
-        self._runs: dict[SyncGroup, Run] = {}
+        self._runs: dict[Ledger, Run] = {}
         self._begun = 0
         self._shifts: dict[Clock, float] = {}
         self._lock = Lock()
@@ -166,13 +161,12 @@ class Recording:
 
     # Runs.
 
-    def run_begun(self, group: SyncGroup, fn: Callable[..., Any]) -> None:
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
         """Begin a run."""
         with self._lock:
             if not self._closed:
-                clock = group.engine.fine_clock
                 self._begun += 1
-                self._runs[group] = Run(self._begun, group, fn, clock, self._shift_of(clock))
+                self._runs[run.ledger] = Run(self._begun, run, fn, self._shift_of(run.clock))
 
     def _shift_of(self, clock: Clock) -> float:
         """Return what to add to that clock's time to get the seconds since the trace began.
@@ -186,45 +180,44 @@ class Recording:
 
     def started(self, member: Member) -> None:
         """Note when a replica's function is called."""
-        run = self._runs.get(member.group)
+        run = self._runs.get(member.group.ledger)
         if run is not None:
             run.started[member.position] = run.clock()
 
-    def judged(self, group: SyncGroup, verdict: CollectiveError) -> None:
-        """Note the verdict."""
-        run = self._runs.get(group)
-        if run is not None:
-            run.verdict = run.clock(), verdict
+    def reported(self, run: ObservedRun, error: CollectiveError) -> None:
+        """Note the report."""
+        found = self._runs.get(run.ledger)
+        if found is not None:
+            found.report = found.clock(), error
 
-    def ended(self, member: Member, error: BaseException | None) -> None:
+    def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
         """Note when and how a replica ended."""
-        run = self._runs.get(member.group)
+        run = self._runs.get(member.group.ledger)
         if run is not None:
             run.ended[member.position] = run.clock()
-            run.ends[member.position] = str(member.end), error
+            run.ends[member.position] = str(end), error
 
-    def run_ended(self, group: SyncGroup) -> None:
+    def run_ended(self, run: ObservedRun) -> None:
         """End a run and its collectives."""
-        run = self._runs.pop(group, None)
-        if run is not None:
-            run.over = run.clock()
-            self._end(run)
+        found = self._runs.pop(run.ledger, None)
+        if found is not None:
+            found.over = found.clock()
+            self._end(found)
 
     # Collectives.
 
-    def arrived(self, member: Member, meeting: Rendezvous) -> None:
+    def posted(self, member: Member, slot: Slot) -> None:
         """Note when a replica called a collective."""
-        group = member.group
-        run = self._runs.get(group.root)
-        if run is None or meeting.number < 0:  # a group that is being made
+        run = self._runs.get(member.group.ledger)
+        if run is None or slot.number < 0:  # a group that is being made
             return
-        found = run.open.get((group.serial, meeting.number))
+        found = run.open.get((member.group.serial, slot.number))
         if found is None:
             self._make_room(run)
-            found = run.begin(group, meeting)
+            found = run.begin(slot)
         found.issued[member.position] = run.clock()
         if found.nbytes is not None:
-            found.nbytes[member.position] = _input_bytes(meeting, member)
+            found.nbytes[member.position] = _input_bytes(slot, member)
 
     def _make_room(self, run: Run) -> None:
         if len(run.open) >= MOST_OPEN:
@@ -232,42 +225,47 @@ class Recording:
             if oldest is not None:
                 self._finish(oldest)
 
-    def _find(self, group: SyncGroup, meeting: Rendezvous) -> Collective | None:
-        run = self._runs.get(group.root)
-        return None if run is None else run.open.get((group.serial, meeting.number))
+    def _find(self, slot: Slot) -> Collective | None:
+        run = self._runs.get(slot.group.ledger)
+        return None if run is None else run.open.get((slot.group.serial, slot.number))
 
-    def waits(self, member: Member, meeting: Rendezvous) -> None:
+    def waits(self, member: Member, slot: Slot) -> None:
         """Note when a replica first awaited a collective."""
-        found = self._find(member.group, meeting)
+        found = self._find(slot)
         if found is not None and not happened(found.awaited[member.position]):
             found.awaited[member.position] = found.run.clock()
 
-    def resumed(self, member: Member, meeting: Rendezvous) -> None:
+    def resumed(self, member: Member, slot: Slot) -> None:
         """Note when a replica resumed from a collective; the last one finishes it."""
-        found = self._find(member.group, meeting)
+        found = self._find(slot)
         if found is not None and not happened(found.resumed[member.position]):
             found.resumed[member.position] = found.run.clock()
             found.left -= 1
             if not found.left:
                 self._finish(found)
 
-    def completed(self, group: SyncGroup, meeting: Rendezvous) -> None:
+    def completed(self, slot: Slot) -> None:
         """Note when a collective was complete, and with what error."""
-        if meeting.signature[KIND].name == "join":
-            self._number_join(group, meeting)
-        found = self._find(group, meeting)
+        if slot.call.kind == "join":
+            self._number_join(slot)
+        found = self._find(slot)
         if found is not None:
             found.completed = found.run.clock()
-            found.others = meeting.others
-            found.error = None if meeting.error is None else type(meeting.error).__name__
+            found.others = {position: other[:3] for position, other in (slot.others or {}).items()}
+            found.error = None if slot.error is None else type(slot.error).__name__
 
-    def _number_join(self, group: SyncGroup, meeting: Rendezvous) -> None:
+    def _number_join(self, slot: Slot) -> None:
         """Give a join the key that it has now that its number is known."""
-        run = self._runs.get(group.root)
-        found = None if run is None else run.open.pop((group.serial, JOIN), None)
-        if found is not None:
-            found.number = meeting.number
-            found.key = group.serial, meeting.number
+        run, serial = self._runs.get(slot.group.ledger), slot.group.serial
+        found = (
+            None
+            if run is None
+            else next((each for each in run.open.values() if each.serial == serial and each.post[0] is slot.call), None)
+        )
+        if found is not None and found.key != (serial, slot.number):
+            del found.run.open[found.key]
+            found.number = slot.number
+            found.key = serial, slot.number
             found.run.open[found.key] = found
 
     # The end.

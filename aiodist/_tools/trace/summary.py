@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from aiodist._core.text import count
 from aiodist._tools.trace.reader import TracedCollective, TracedRun, TraceFile
-from aiodist.collective.wording import count
 
 _MOST_ROWS = 12
 _WIDE = 200

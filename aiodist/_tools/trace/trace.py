@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from aiodist._arrays import environment
-from aiodist.collective.observer import Observer, observe_process, observing
+from aiodist._core.instrument import Observer, observe_process, observing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@
       thread n + k   that replica's awaits that overlap others of its, from child tasks; and so on
 
 A collective is a flow (``s``, ``t``, ``f``) through the slices of all replicas that awaited it, in the order of their
-awaits. A verdict, and a replica's end other than by returning, are instants (``i``); names of lanes are metadata
+awaits. A report, and a replica's end other than by returning, are instants (``i``); names of lanes are metadata
 (``M``). Times are in microseconds since the trace began, to the nanosecond.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
@@ -30,11 +30,9 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aiodist._tools.trace.recording import Call, Collective, Recording, Run, happened
-from aiodist.collective.callsite import location
-from aiodist.collective.describe import call_text
-from aiodist.collective.signature import KIND, Signature, leaf_fields
-from aiodist.collective.wording import shown
+from aiodist._core.call import Call, place
+from aiodist._core.text import shown
+from aiodist._tools.trace.recording import Collective, RawPost, Recording, Run, happened
 
 if TYPE_CHECKING:
     from aiodist._core.errors import CollectiveError
@@ -50,7 +48,7 @@ _Event = tuple[float, int, str]
 _Await = tuple[float, int, int, float, "_CollectiveEvents"]
 """A replica's await of a collective: begin, flow, position in the group, end, and what all of them have in common."""
 
-_PYTHON_NUMBERS = {complex: 16, bool: 1}
+_PYTHON_NUMBERS = {"int": 8, "float": 8, "complex": 16, "bool": 1}
 
 
 class AtomicFile:
@@ -257,24 +255,23 @@ class _CallTexts:
     """Describes calls, each only once: the kind, the call with its arguments, its place, and the bytes of its input."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Call, str], _Texts] = {}
+        self._known: dict[tuple[int, int, int], tuple[RawPost, _Texts]] = {}
 
-    def __call__(self, call: Call) -> _Texts:
-        key = call, call[1].co_filename  # code objects of two files can be equal
+    def __call__(self, post: RawPost) -> _Texts:
+        call, code, offset = post
+        key = id(call), id(code), offset
         found = self._known.get(key)
         if found is None:
-            signature, code, offset = call
-            found = self._known[key] = _Texts(
-                signature[KIND].name, call_text(signature), shown(location(code, offset)), _bytes_of(signature)
-            )
-        return found
+            texts = _Texts(call.kind, str(call), shown(place(code, offset).location), _bytes_of(call))
+            found = self._known[key] = post, texts  # kept with it, so that no other gets its identity
+        return found[1]
 
 
-def _bytes_of(signature: Signature) -> int:
-    """Return the bytes of the leaves; those whose size the signature does not tell count as none."""
+def _bytes_of(call: Call) -> int:
+    """Return the bytes of the leaves; those whose size the call does not tell count as none."""
     total = 0
-    for shape, dtype, _ in leaf_fields(signature):
-        item = _PYTHON_NUMBERS.get(dtype, 8) if isinstance(dtype, type) else np.dtype(dtype).itemsize
+    for shape, dtype, array in call.leaves:
+        item = _PYTHON_NUMBERS[dtype] if array == "number" else np.dtype(dtype).itemsize
         total += item * math.prod(size or 0 for size in shape)
     return total
 
@@ -299,10 +296,10 @@ class _CollectiveEvents:
             self._tail += f',"error":{json.dumps(collective.error)}'
         elif not happened(collective.completed):
             self._tail += ',"incomplete":true'
-        self._kind, self._common = self._call(collective.call)
+        self._kind, self._common = self._call(collective.post)
 
-    def _call(self, call: Call) -> tuple[str, str]:
-        texts = self._texts(call)
+    def _call(self, post: RawPost) -> tuple[str, str]:
+        texts = self._texts(post)
         args = f'"collective":{self.flow},"call":{json.dumps(texts.call)},"at":{json.dumps(texts.at)}'
         if self.collective.nbytes is None:
             args += f',"bytes":{texts.nbytes}'
@@ -322,7 +319,7 @@ class _CollectiveEvents:
         """Return the kind of a replica's call, and the arguments of its slice as JSON."""
         collective = self.collective
         kind, args = self._kind, self._common
-        other = (collective.others or {}).get(collective.replicas[position])
+        other = collective.others.get(position)
         if other is not None:
             kind, args = self._call(other)
         if collective.nbytes is not None:
@@ -374,12 +371,12 @@ def _run_events(run: Run, pid: int) -> Iterator[_Event]:
             yield _slice(run, pid, 1 + position, (started, until), _REPLICA, run.name, args)
             if state != "exited":
                 yield _instant(run, pid, 1 + position, until, state, "t", args)
-    if run.verdict is not None:
-        yield _verdict(run, pid, *run.verdict)
+    if run.report is not None:
+        yield _report(run, pid, *run.report)
 
 
-def _verdict(run: Run, pid: int, at: float, verdict: CollectiveError) -> _Event:
-    report = verdict.report
+def _report(run: Run, pid: int, at: float, error: CollectiveError) -> _Event:
+    report = error.report
     args = {
         "run": run.number,
         "reason": report.reason,
@@ -387,7 +384,7 @@ def _verdict(run: Run, pid: int, at: float, verdict: CollectiveError) -> _Event:
         "suspects": report.suspects,
         "text": str(report),
     }
-    return _instant(run, pid, 0, at, type(verdict).__name__, "p", args)
+    return _instant(run, pid, 0, at, type(error).__name__, "p", args)
 
 
 def _slice(
