@@ -28,12 +28,11 @@ from aiodist._core.report import (
     ReplicaReport,
     ReplicaState,
 )
+from aiodist._data.dataset import NumpyDataset
+from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist.collective.recorder import RecordedCall, Recorder, RunRecord
-from aiodist.data.contexts import InputContext, ValueContext
-from aiodist.data.dataset import NumpyDataset
-from aiodist.data.distributed import DistributedDataset, DistributedIterator
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.strategy.base import Strategy

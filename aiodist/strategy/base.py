@@ -11,7 +11,6 @@ from aiodist._arrays.values import DistributedValues, regroup, select_replica
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist.collective.recorder import Recorder
-from aiodist.data.methods import DataMethods
 from aiodist.replica import arguments
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.engine import SoloEngine
@@ -20,6 +19,7 @@ from aiodist.replica.refusal import ANY_THREAD, NO_RUN
 from aiodist.replica.scheduler import Call, run_replicas
 from aiodist.strategy import across, creation
 from aiodist.strategy.cluster import ClusterSettings
+from aiodist.strategy.data import DataMethods
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import OnDevices, to_gather, to_reduce
