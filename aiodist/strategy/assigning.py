@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from aiodist._arrays.host import Array
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored
+from aiodist._collectives.work import Work
 from aiodist._core.report import Reason
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
-from aiodist.collective.work import Work
 from aiodist.replica import refusal
 from aiodist.strategy import sharing
 from aiodist.strategy.aggregation import aggregate, parts, plan_aggregate, updated

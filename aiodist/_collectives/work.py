@@ -43,7 +43,7 @@ class Work:
 
 
 @cache
-def worker_count() -> int:
+def thread_count() -> int:
     """Return how many threads may work at a time: one for each core that this process may use, and not too many."""
     affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
