@@ -14,7 +14,7 @@ from aiodist._arrays import environment
 from aiodist._tools.trace.page import page_of
 from aiodist._tools.trace.reader import TraceFile, read_trace
 from aiodist._tools.trace.summary import count_up
-from tests.tools.tracing.traced import events_of
+from tests.tools.trace.traced import events_of
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
