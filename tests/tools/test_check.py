@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from aiodist._tools.cli import main
-from tests.tools.command import behind_pipe, environment, in_terminal
-from tests.tools.test_cli import usage_error
+from tests.tools.command import behind_pipe, exit_code, in_terminal
 
 PROGRAM = '''
 """Programs to check."""
@@ -106,11 +105,6 @@ def endless():
         while True:
             await asyncio.sleep(0)
     asyncio.run(MirroredStrategy(["CPU:0", "CPU:1"]).run(spin))
-
-
-async def hashed():
-    print(hash("a string"))
-    await get_replica_context().barrier()
 
 
 class Trainer:
@@ -207,19 +201,11 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], arguments: l
     ],
 )
 def test_bad_usage_is_said_in_a_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
-    try:
-        code: object = main(["check", *arguments])
-    except SystemExit as end:
-        code = end.code
+    assert exit_code("check", *arguments) == 2
     error = capsys.readouterr().err
-    assert code == 2
     assert said in error
     assert error.rstrip().splitlines()[-1].startswith("aiodist")
     assert "Traceback" not in error
-
-
-def test_arguments_behind_dashes_are_for_targets_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unexpected arguments: -- 3" in usage_error(capsys, "demo", "text", "--", "3")
 
 
 # What the target gets.
@@ -240,11 +226,7 @@ def test_function_that_takes_arguments_gets_them(
     code, output = check(capsys, "program.py:train", "--replicas", "2", "--", *own)
     assert code == 0
     assert output.startswith(f"{expected}\n" * 2)
-
-
-def test_only_the_first_schedule_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:train", "--replicas", "2", "--schedules", "9")
-    assert output.count("rate") == 2
+    assert output.count("rate ") == 2  # the first schedule alone prints
 
 
 # What is printed.
@@ -305,15 +287,17 @@ def test_file_that_cannot_be_loaded_is_shown_without_our_frames(
     assert output.removeprefix("Traceback (most recent call last):\n").startswith(shown.format(folder))
 
 
-def test_exit_of_the_target_is_shown_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:exits", "--", "7")
-    assert "SystemExit: 7\nthe target ended with exit code 7\n\nFound" in output
-    assert "TargetExitError" not in output
-
-
-def test_command_that_repeats_a_run_has_its_time_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:endless", "--timeout", "0.1")
-    assert output.rstrip().endswith("aiodist check program.py:endless --timeout 0.1 --replay 0/")
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["program.py:exits", "--", "7"], "SystemExit: 7\nthe target ended with exit code 7\n\nFound"),
+        (["program.py:endless", "--timeout", "0.1"], "check program.py:endless --timeout 0.1 --replay 0/\n"),
+    ],
+)
+def test_end_is_shown_and_the_command_repeats_it(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], shown: str
+) -> None:
+    assert shown in check(capsys, *arguments)[1]
 
 
 def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,32 +319,41 @@ def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert failure["replay"] == "aiodist check program.py:other_size --replicas 3 --replay 0/"
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process cannot be replaced here")
+@pytest.mark.parametrize("argument", [["--seed", "5"], ["--replay", "5/"]])
+def test_process_starts_again_with_string_hashes_of_the_seed(
+    monkeypatch: pytest.MonkeyPatch, argument: list[str]
+) -> None:
+    def execve(_: str, command: list[str], variables: dict[str, str]) -> None:
+        raise InterruptedError(variables["PYTHONHASHSEED"])
+
+    monkeypatch.setattr("sys.argv", ["aiodist", "check", "program.py:train", "--replicas", "2", *argument])
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with pytest.raises(InterruptedError, match=r"^5$"):
+        main()
+    monkeypatch.setenv("PYTHONHASHSEED", "6")
+    assert main() == 0
+
+
+def test_nothing_is_left_on_disk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    before = sorted(folder.rglob("*"))
+    assert check(capsys, "program.py:train", "--replicas", "2")[0] == 0
+    assert sorted(folder.rglob("*")) == before
+
+
 # In a process of its own.
 
 
-def test_string_hashes_are_those_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-
-    def printed(*arguments: str, hashes: str = "") -> str:
-        command = ["check", "program.py:hashed", "--replicas", "2", *arguments]
-        ended = behind_pipe(command, PYTHONHASHSEED=hashes) if hashes else behind_pipe(command)
-        assert ended.code == 0, ended.output
-        return ended.output.splitlines()[0]
-
-    with ThreadPoolExecutor(2) as pool:
-        five, again, six = pool.map(printed, ("--seed", "--replay", "--seed"), ("5", "5/", "6"))
-        hashes_of_six = printed("--seed", "5", hashes="6")
-    assert five == again != six
-    assert hashes_of_six == six
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
-@pytest.mark.parametrize("run", [behind_pipe, in_terminal])
-def test_interruption_ends_in_one_line(run: type) -> None:
+def test_interruption_ends_in_one_line() -> None:
     def interrupt(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGINT)
 
-    ended = run(["check", "program.py:endless"], when="spinning", act=interrupt)
+    ended = in_terminal(["check", "program.py:endless"], when="spinning", act=interrupt)
     assert ended.code == 130
     assert ended.last_line == "interrupted"
     assert "Traceback" not in ended.output
@@ -374,22 +367,7 @@ def test_terminal_gets_progress_and_colour() -> None:
     assert "\x1b[1;31mCollectiveMismatchError" in ended.output
 
 
-def test_thread_that_never_ends_does_not_keep_the_process(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "aiodist", "check", "program.py:waits_in_a_thread", "--replicas", "2"],
-        env=environment(), cwd=folder, check=False, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stdout.startswith("DeadlockError: nothing can run any more")
-
-
-def test_nothing_is_left_on_disk(folder: Path) -> None:
-    before = sorted(folder.rglob("*"))
-    done = subprocess.run(
-        [sys.executable, "-m", "aiodist", "check", "program.py:train", "--replicas", "2"],
-        env=environment(PYTHONDONTWRITEBYTECODE="1"),
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert sorted(folder.rglob("*")) == before
+def test_thread_that_never_ends_does_not_keep_the_process() -> None:
+    ended = behind_pipe(["check", "program.py:waits_in_a_thread", "--replicas", "2"])
+    assert ended.code == 1
+    assert ended.output.startswith("DeadlockError: nothing can run any more")
