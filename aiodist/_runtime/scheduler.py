@@ -132,6 +132,7 @@ class Run:
         loop: the event loop.
         threads: make results that would hold up the loop.
         thread: the loop's thread.
+        has_groups: replicas have made groups beside the run's own.
         span: carries matched collectives to other workers; None where there are none.
         observer: who is told what happens; None for nobody.
         paths: whether calls are compared by the places of all their callers.
@@ -158,6 +159,7 @@ class Run:
         self.loop: Any = None
         self.threads: Any = None
         self.thread = 0
+        self.has_groups = False
         self.span: Span | None = None
         self.observer: Observer | None = None
         self._has_options = options != CommunicationOptions()
@@ -200,6 +202,10 @@ class Run:
     def device_of(self, replica_id: int) -> str:
         """Return a replica's device."""
         return self.devices[replica_id - self.first]
+
+    def devices_of(self, group: Group) -> tuple[str, ...]:
+        """Return the devices of a group's members, by position."""
+        return tuple(self.device_of(member.replica_id) for member in group.members)
 
     # The way of a collective that goes well.
 
@@ -288,9 +294,7 @@ class Run:
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group
         try:
-            if slot.absent:
-                slot.request.collective.check_present(slot.absent)
-            work = slot.compute([self.device_of(member.replica_id) for member in group.members])
+            work = slot.compute(partial(self.devices_of, group))
             if work is not None:
                 self._compute_in_threads(slot, work)
                 return
@@ -401,6 +405,7 @@ class Run:
         self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None
     ) -> Member:
         """Let a replica make the next group of these members; see `Group.new_group`."""
+        self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
@@ -413,7 +418,7 @@ class Run:
         group = member.group
         if group.doomed is not None:
             self.reconsider(group, member)
-        if self.ledger.has_groups:
+        if self.has_groups:
             self._blocks += 1
             if not self._looking:
                 self._looking = True
