@@ -42,7 +42,8 @@ from typing import Any
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
 from aiodist._core import analysis
@@ -381,11 +382,11 @@ class Run:
         handle = self._handle(self, slot, member, None)
         if self.observer is not None:
             self.observer.posted(member, slot)
+        each: Any
         for each in matched:
-            if each is slot and not self._spans(group):
-                self.finish_join(slot, group.number_of_join(), member.rank)
+            if each.request is JOIN and not self._spans(group):
+                self.finish_join(each, group.number_of_join(), member.rank)
             else:
-                assert isinstance(each, Rendezvous)
                 self._carry_out(each, -1)
         if group.doomed is not None and not self.closed:
             self.reconsider(group, member)
