@@ -10,27 +10,6 @@ from typing import Any
 from aiodist_kernels import Accumulate
 
 
-class OrderCheck(enum.StrEnum):
-    """What makes two calls the same collective, beside kind, op, structure, shapes and dtypes."""
-
-    CALL_SITE = "call_site"
-    CALL_PATH = "call_path"
-    SIGNATURE = "signature"
-
-    @classmethod
-    def parse(cls, value: str) -> OrderCheck:
-        """Return the member named by ``value``.
-
-        Raises:
-            ValueError: ``value`` names none.
-        """
-        try:
-            return cls(value)
-        except ValueError:
-            known = ", ".join(repr(str(member)) for member in cls)
-            raise ValueError(f"order_check must be one of {known}, got {value!r}") from None
-
-
 _IMPLEMENTATIONS = ("auto", "ring", "nccl")
 _ACCUMULATORS = ("native", "float64")
 _REDUCTIONS = ("fast", "ordered")

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import create_task_group, get_cancelled_exc_class
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.report import Reason
 from aiodist._data.distributed import Share

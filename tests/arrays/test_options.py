@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import CommunicationOptions, MirroredStrategy
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 
 
 def test_defaults() -> None:

@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist._core.report import Location, ReplicaState
 from aiodist.workers.addresses import Listening
 from aiodist.workers.joining import Hello
