@@ -49,7 +49,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that writes the texts under golden/ anew: pytest tests/collective --update-golden."""
+    """Add the option that writes the texts under golden/ anew: pytest tests/runtime --update-golden."""
     parser.addoption("--update-golden", action="store_true", help="write the texts under golden/ anew")
 
 
@@ -64,7 +64,7 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 #
 # A file's tests stay together, for they share fixtures; so do the files that compile the same kernels.
 
-SAME_KERNELS = frozenset({"tests/collective/test_golden_bits.py", "tests/kernels/test_compiled_tier.py"})
+SAME_KERNELS = frozenset({"tests/collectives/test_golden_bits.py", "tests/kernels/test_compiled_tier.py"})
 
 
 class FilesTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types

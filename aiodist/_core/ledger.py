@@ -202,9 +202,9 @@ class Group:
         self.ledger = ledger
         self.key = key
         self.size = len(key[0])
-        rank_of = key[0].index if self.size != len(ledger.replicas) or made_at is not None else int
+        rank_of = {replica_id: rank for rank, replica_id in enumerate(key[0])}
         self.members = [
-            Member(replica, self, position, rank_of(replica.id)) for position, replica in enumerate(replicas)
+            Member(replica, self, position, rank_of[replica.id]) for position, replica in enumerate(replicas)
         ]
         self.made_at = made_at
         self.serial = ledger.next_serial()
