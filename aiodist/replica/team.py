@@ -17,7 +17,8 @@ from typing import Any, Final
 from anyio import move_on_after
 
 from aiodist._arrays.environment import stall_seconds
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._core.errors import CollectiveError, ReplicaContextError
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
