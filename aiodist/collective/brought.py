@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective.signature import Signature
-from aiodist.vocabulary.options import CommunicationOptions
 
 
 class Brought(NamedTuple):
@@ -25,3 +25,10 @@ class Brought(NamedTuple):
     options: CommunicationOptions
     positions: Sequence[int]
     names: Iterable[str]
+
+
+class OutBuffers(NamedTuple):
+    """A replica's own buffers for a result: the leaves as they are written into, and the nest that they are in."""
+
+    leaves: list[Any]
+    nest: Any

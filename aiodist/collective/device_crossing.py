@@ -19,27 +19,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiodist.collective.brought import Brought
+from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
+from aiodist._arrays.host import HostType
+from aiodist._collectives.work import Work
+from aiodist._core.report import Reason
+from aiodist.collective.brought import Brought, OutBuffers
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
-from aiodist.collective.handing_out import each
-from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, TYPES
-from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.moves import Move
 from aiodist.gpu.pinned import array_of
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType, Spec
-from aiodist.vocabulary.reports import Reason
 from aiodist.workers.crossing import Partial, Span
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import Rule, part_of, rule_for
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
-    from aiodist.collective.portion import Portion
     from aiodist.collective.rendezvous import Rendezvous
 
 
@@ -184,20 +182,21 @@ class Launching(DeviceWork):
     def on_host(self, place: int) -> list[Any]:
         """Return each replica's result of a leaf on the host."""
         column, mark = self.columns[place], self.marks[place]
-        return each(mark, column[0], len(column)) if self._shared else [each(mark, leaf, 1)[0] for leaf in column]
+        if not isinstance(mark, HostType):
+            return list(column)
+        return mark.give_each(column[0], len(column)) if self._shared else [mark.give(leaf) for leaf in column]
 
 
 class Ferry:
     """The way of one meeting's values down to the host, and of its results up again.
 
     Args:
-        meeting: with device arrays among the values of the local replicas, which all have arrived or joined; or some of
-            its leaves.
+        meeting: with device arrays among the values of the local replicas, which all have arrived or joined.
         group: the local replicas.
         span: the workers.
     """
 
-    def __init__(self, meeting: Rendezvous | Portion, group: SyncGroup, span: Span) -> None:
+    def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
         self._meeting = meeting
         self._span = span
         there = [member for member in group.members if member.position not in (meeting.absent or ())]

@@ -17,19 +17,22 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aiodist.collective.brought import Brought
+from aiodist._arrays.device import DeviceArray, DeviceType, DType
+from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from aiodist._arrays.leaves import LeafMark
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import Detail
+from aiodist._collectives.work import Work
+from aiodist.collective.brought import Brought, OutBuffers
 from aiodist.collective.device_course import Course, Known, Make, alike
 from aiodist.collective.device_out import Outs
-from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES, LeafMark
-from aiodist.collective.work import Work
+from aiodist.collective.kinds import collective_of
+from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES
 from aiodist.gpu import process
 from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch, number_of, symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
-from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = "tuple[Any, ...]"
@@ -84,7 +87,14 @@ class DeviceWork:
 
     def on_host(self, place: int) -> list[Any]:
         """Return each replica's result of a leaf that is on no device."""
-        raise NotImplementedError
+        collective, column = collective_of(self.signature).of([place]), self.columns[place]
+        if collective.kind.detail is Detail.SOURCE:
+            collective = collective._replace(detail=self.positions.index(collective.detail))
+        found = executor(collective, len(column), (), self.options.accumulate)
+        result = found.run([[leaf] for leaf in column])
+        if type(result) is Work:
+            result = result.carry_out()
+        return [result[0]] * len(column) if found.shared else [row[0] for row in result]
 
     # What it has for that.
 
@@ -128,9 +138,9 @@ class DeviceWork:
         """Return further arrays, which have numbers behind those that the replicas brought: in the host's memory."""
         return []
 
-    def reduce(self, rule: Rule, job: Job, replicas: int | None = None) -> None:
-        """Add a reduction; a mean divides by ``replicas``. Those of one rule that lie alike are made together."""
-        alike = rule, replicas, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
+    def reduce(self, rule: Rule, job: Job) -> None:
+        """Add a reduction. Those of one rule that lie alike are made together."""
+        alike = rule, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
         self._jobs.setdefault(alike, []).append(job)
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -173,7 +183,7 @@ class DeviceWork:
             mark = self.marks[place]
             assert isinstance(mark, DeviceType)
             self.plan(place, mark, arrays)
-        batches = [Batch(rule, jobs, replicas) for (rule, replicas, *_), jobs in self._jobs.items()]
+        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
         with process.enqueuing:
             scheme = self._executor.scheme(batches, [*self._moves, *self._last], self._first + len(self._makes))
         return Course(alike(self._makes), len(self._makes), self._results, scheme)

@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from anyio.lowlevel import checkpoint
 
-from aiodist.collective.group import SyncGroup
-from aiodist.collective.kinds import ALL_REDUCE, BROADCAST
-from aiodist.collective.packs import packs
-from aiodist.replica import arguments
+from aiodist._arrays import nests
+from aiodist._arrays.devices import resolve
+from aiodist._arrays.host import host_type_of
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import DistributedValues, regroup
+from aiodist._collectives.host import packs
+from aiodist._collectives.kinds import ALL_REDUCE, BROADCAST
+from aiodist._runtime import requests as arguments
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
@@ -23,12 +29,6 @@ from aiodist.strategy.on_devices import OnDevices, to_copy, to_reduce
 from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.update import Update, VariableComponent, update_of
 from aiodist.strategy.variable import Variable
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.devices import resolve
-from aiodist.vocabulary.foreign_arrays import type_of
-from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.values import DistributedValues, regroup
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.arguments import check_unmasked
 
@@ -79,10 +79,6 @@ class StrategyExtended:
             raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
         hinted = cross_device_ops.check(ops)
         return cls(resolve(devices), hinted.merge(options), OrderCheck.parse(order_check))
-
-    def new_group(self, options: CommunicationOptions | None = None) -> SyncGroup:
-        """Return a sync group for one run."""
-        return SyncGroup(self.devices, self.order_check, self.communication_options.merge(options))
 
     def _bind(self, strategy: Strategy) -> None:
         if self._strategy is not None:
@@ -310,7 +306,7 @@ def _copy(leaf: Any) -> Any:
     if isinstance(leaf, Variable):
         leaf = leaf.read_value()
     check_unmasked(leaf, "to be copied")
-    foreign = type_of(leaf)
+    foreign = host_type_of(leaf)
     if foreign is not None:
         return foreign.give(foreign.view(leaf).copy(order="K"))
     return frozen_copy(leaf) if isinstance(leaf, np.ndarray) else leaf

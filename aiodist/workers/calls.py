@@ -17,16 +17,16 @@ import sys
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
+from aiodist._arrays import frameworks
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.host import HostType
+from aiodist._core.call import OrderCheck
+from aiodist._core.report import Reason
 from aiodist.collective import kinds, sameness
 from aiodist.collective.callsite import Place, location, place
 from aiodist.collective.describe import FunctionKey
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import DETAIL, KIND, PATH, TYPES, Signature
-from aiodist.vocabulary import device_frameworks
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.foreign_arrays import HostType
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.vocabulary.reports import Reason
 
 Call: TypeAlias = tuple[Signature, CodeType, int]
 
@@ -142,7 +142,7 @@ def _mark(mark: Any) -> Any:
 
 @functools.cache
 def _gpu_framework(name: str) -> DeviceType:
-    return next(kind for kind in device_frameworks.TYPES.values() if kind.name == name)
+    return next(kind for kind in frameworks.TYPES.values() if kind.name == name)
 
 
 @functools.cache
@@ -201,17 +201,6 @@ class Digests:
             fingerprint = sameness.fingerprint(self._order_check, call)
             found = self._known[key] = digest(_travelling(fingerprint)), code  # held, so that no other has its id
         return found[0]
-
-    def known_by(self, call: Call) -> tuple[bytes, bytes]:
-        """Return the digests that others may know a call by: its own, and the one that it has where it was refused."""
-        return self.of(call), self.of_refused(call)
-
-    def of_refused(self, call: Call) -> bytes:
-        """Return the digest of a call that was refused for its arguments: of its kind and its line."""
-        signature, code, offset = call
-        signatures = self._order_check is OrderCheck.SIGNATURE
-        line = None if signatures else (portable(code.co_filename), place(code, offset).line)
-        return digest(("refused", signature[KIND].name, line))
 
 
 def _travelling(part: object) -> object:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from aiodist._core.errors import WorkerLostError
+from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.collective.wording import ids
-from aiodist.vocabulary.errors import WorkerLostError
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.workers.layout import Layout
 
 
@@ -25,15 +25,6 @@ def cut_link(layout: Layout, one: int, other: int) -> WorkerLostError:
         f"both; they had {ids(gone)}"
     )
     return _error(layout, gone, text)
-
-
-def no_communicator(layout: Layout, report: CollectiveReport, error: Exception) -> WorkerLostError:
-    """Return the error for a strategy that has nothing any more to call anything over, since that happened."""
-    text = (
-        f"this strategy is of no use any more: {report.text}\nThe workers' communicator still waits for that, and "
-        f"another one cannot be made: {type(error).__name__}: {error}"
-    )
-    return _error(layout, report.suspects, text)
 
 
 def _replicas_of(layout: Layout, rank: int) -> Sequence[int]:

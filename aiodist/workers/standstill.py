@@ -15,9 +15,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from aiodist._core.call import OrderCheck
 from aiodist.collective.cycles import stuck, waits_in
 from aiodist.collective.group import SyncGroup
-from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.lane_book import Run
 from aiodist.workers.layout import Layout
 from aiodist.workers.parts import whole_parts
@@ -95,10 +95,6 @@ class Standstills:
         self._layout = layout
         self._order_check = order_check
         self._runs: OrderedDict[Run, _Seen] = OrderedDict()
-
-    def forget(self, run: Run) -> None:
-        """Look no more at a run, which is over."""
-        self._runs.pop(run, None)
 
     def hear(self, rank: int, waits: Waits) -> tuple[set[int], list[tuple[int, TellWaits]]]:
         """Take what a worker tells; return replicas that can never go on, and what to ask of whom."""

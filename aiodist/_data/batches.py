@@ -1,0 +1,114 @@
+"""How a global batch is cut into per-replica ones, how those are grouped to a step, and what can be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiodist._arrays import nests
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import PerReplica, regroup
+
+
+def cut(batch: Any, num_replicas: int) -> Any:
+    """Cut a global batch of m into n consecutive parts of ceil(m/n), the last ones short or empty.
+
+    Args:
+        batch: a nest of arrays (anything with a shape that can be sliced), all of m rows; None stays as it is.
+        num_replicas: n.
+
+    Returns:
+        The nest with a `PerReplica` for every array; with one replica, the batch itself.
+
+    Raises:
+        TypeError: a leaf is no array.
+        ValueError: a leaf has no first axis; their sizes along it differ; there is no array at all.
+    """
+    leaves, structure = nests.flatten_with_none(batch)
+    length = -(-common_size(leaves, structure, "batch") // num_replicas)
+    if num_replicas == 1:
+        return batch
+    return nests.unflatten(structure, (_parts(leaf, length, num_replicas) for leaf in leaves))
+
+
+def _parts(leaf: Any, length: int, count: int) -> PerReplica[Any] | None:
+    if leaf is None:
+        return None
+    return PerReplica([leaf[k * length : (k + 1) * length] for k in range(count)])
+
+
+def group(batches: Sequence[Any], num_replicas: int) -> Any:
+    """Group the batches of one step: the k-th is replica k's; replicas that are left without one get no rows.
+
+    Args:
+        batches: at least one and at most n per-replica batches.
+        num_replicas: n.
+
+    Returns:
+        One nest with per-replica values, as `run` regroups results; replicas without a batch have arrays of no rows,
+        otherwise like replica 0's.
+
+    Raises:
+        TypeError, ValueError: a batch is missing, and replica 0's cannot be cut; see `cut`.
+        ValueError: the structures differ.
+    """
+    missing = num_replicas - len(batches)
+    if missing:
+        batches = [*batches, *[without_rows(batches[0])] * missing]
+    return regroup(batches, "batches", always_wrap=True)
+
+
+def without_rows(batch: Any) -> Any:
+    """Return a batch like this one, of no rows.
+
+    Raises:
+        TypeError, ValueError: it cannot be cut; see `cut`.
+    """
+    leaves, structure = nests.flatten_with_none(batch)
+    common_size(leaves, structure, "batch")
+    return nests.unflatten(structure, (None if leaf is None else leaf[:0] for leaf in leaves))
+
+
+def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) -> int:
+    """Return the size along the first axis that all arrays of a nest have in common.
+
+    Args:
+        leaves: its leaves; None does not count.
+        structure: its structure.
+        root: what the nest is called in an error.
+
+    Raises:
+        TypeError: a leaf is no array.
+        ValueError: a leaf has no first axis; the sizes differ; there is no array at all.
+    """
+
+    def path(index: int) -> str:
+        return nests.leaf_paths(structure, root)[index]
+
+    sizes = {}
+    for index, leaf in enumerate(leaves):
+        if leaf is None:
+            continue
+        shape = getattr(leaf, "shape", None)
+        if not isinstance(shape, tuple) or isinstance(leaf, IndexedSlices):
+            kind = type(leaf)
+            raise TypeError(
+                f"{path(index)} must be an array, whose rows are examples, got an object of type "
+                f"{kind.__module__}.{kind.__qualname__}; a list of numbers becomes one with np.asarray"
+            )
+        if not shape:
+            raise ValueError(
+                f"{path(index)} must have a first axis, along which the examples lie, got a 0-dimensional array; "
+                "is the dataset batched, e.g. with .batch(32)?"
+            )
+        sizes[index] = int(shape[0])
+    if not sizes:
+        raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
+    (first, size), *others = sizes.items()
+    for index, other in others:
+        if other != size:
+            raise ValueError(
+                f"the arrays of {root} must have the same size along their first axis; "
+                f"{path(first)} has {size}, {path(index)} has {other}"
+            )
+    return size

@@ -1,0 +1,203 @@
+"""The stall watch: what is said of a run whose replicas stand still, and the proof that some of them always will.
+
+On an ordinary event loop nobody can know whether what a replica awaits will come. So when none of a run's replicas has
+issued a collective, completed one or ended for a while, and one of them waits in a collective, that is told as a
+warning, once for each time they stand still; an error is what a collective's own timeout is for. Before that, once
+nothing has moved for a second, the tasks are looked at: where it is certain that replicas wait for each other, and
+nothing else can wake them, the run ends with a `DeadlockError`.
+
+One timer an event loop looks after all runs in it, about once a second; a run that begins and ends between two looks
+costs the entry in a dict. On a loop that can prove that nothing will ever run again (it says so by an attribute
+``proves_standstill``) there is no timer, for a pending timer would count as something to come.
+
+A warning that cannot be shown (standard error is closed, a handler raises, a filter makes errors of warnings) must not
+end a correct program: there is no caller to raise anything in.
+
+What was rejected: a timer for each run or collective (a training loop makes thousands of runs a second); a thread that
+looks from outside (it cannot look at tasks while they run); logging (a person who has set up none would see nothing,
+where a warning is shown by default, as asyncio's and trio's own are).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from contextvars import Context
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary, ref
+
+from aiodist._arrays.environment import stall_seconds
+from aiodist._core.errors import StallWarning
+from aiodist._core.ledger import Slot
+from aiodist._runtime.loop import running_on_trio
+
+if TYPE_CHECKING:
+    from aiodist._runtime.scheduler import Run
+
+TASK_NAME: Final = "aiodist stall report"
+"""The name of its task, on trio."""
+
+_LOOKS = 4
+_LONGEST_PAUSE = 0.5
+_PROOF_SECONDS = 1.0
+_MOST_LINES = 20
+_ELSEWHERE = (
+    "all of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
+    "CommunicationOptions ends such a wait by an error that names them, and says where they are"
+)
+After = Callable[[float, Callable[[], None]], object]
+_log = logging.getLogger("aiodist")
+
+
+class _Seen:
+    """How far a run had come when it was looked at last, and since when."""
+
+    def __init__(self) -> None:
+        self.progress: tuple[int, ...] = ()
+        self.since = 0.0
+        self.told = False
+
+
+class StallWatch:
+    """Looks after the runs of one event loop.
+
+    Args:
+        seconds: how long they may stand still.
+        after: calls a function in the event loop, after that many seconds.
+        clock: tells the time, in seconds.
+    """
+
+    def __init__(self, seconds: float, after: After, clock: Callable[[], float]) -> None:
+        self._seconds = seconds
+        self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE)
+        self._after = after
+        self._clock = clock
+        self._runs: dict[Run, _Seen] = {}
+        self._ticks = False
+
+    def add(self, run: Run) -> None:
+        """Look after a run from now on."""
+        self._runs[run] = _Seen()
+        if not self._ticks:
+            self._ticks = True
+            self._after(self._pause, self._tick)
+
+    def remove(self, run: Run) -> None:
+        """Look after a run no more."""
+        self._runs.pop(run, None)
+
+    def _tick(self) -> None:
+        self._ticks = bool(self._runs)
+        for run, seen in list(self._runs.items()):
+            self._look(run, seen)
+        if self._ticks:
+            self._after(self._pause, self._tick)
+
+    def _look(self, run: Run, seen: _Seen) -> None:
+        now, progress = self._clock(), run.progress()
+        if progress != seen.progress:
+            seen.progress, seen.since, seen.told = progress, now, False
+            return
+        still = now - seen.since
+        slot = _waited_for(run) if still >= min(_PROOF_SECONDS, self._seconds) and not seen.told else None
+        if slot is None:
+            return
+        if still >= _PROOF_SECONDS:
+            run.look_for_deadlock()
+        if still >= self._seconds and not run.closed:
+            seen.told = True
+            _warn(run, slot, still)
+
+
+def _waited_for(run: Run) -> Slot | None:
+    """Return the first collective of a run that somebody waits in; None for none, or when threads carry one out."""
+    slots = run.ledger.open_slots()
+    if run.threads.under_way:
+        return None
+    return next((slot for slot in slots if slot.has_waiters()), None)
+
+
+def _warn(run: Run, slot: Slot, seconds: float) -> None:
+    from aiodist._runtime.inspection import look_at_loop  # loaded when there is something to tell
+
+    place = slot.post_of(0).location
+    graph = look_at_loop()
+    lines = graph.lines(replicas_alone=True)
+    more = [f"… and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
+    cycle = graph.cycle_text()
+    text = "\n  ".join(
+        [
+            f"no replica has made progress for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+            *lines[:_MOST_LINES],
+            *more,
+            *([f"in a circle: {cycle}"] if cycle else []),
+            *([_ELSEWHERE] if slot.matched and run.span is not None else []),
+        ]
+    )
+    try:
+        warnings.warn_explicit(text, StallWarning, place.file, place.line)
+    except Exception:  # noqa: BLE001  (see above)
+        with suppress(Exception):
+            _log.error(text)
+
+
+# Event loops.
+
+_watches: WeakKeyDictionary[Any, StallWatch | None] = WeakKeyDictionary()
+
+
+def watch_here() -> StallWatch | None:
+    """Return what looks after runs in the event loop that runs here; None where nothing is to.
+
+    Raises:
+        ValueError: ``AIODIST_STALL_SECONDS`` is no number of seconds.
+    """
+    loop = _loop_here()
+    if loop is None:
+        return None
+    if loop not in _watches:
+        _watches[loop] = _new_watch(loop)
+    return _watches[loop]
+
+
+def _loop_here() -> Any:
+    if running_on_trio():
+        from trio.lowlevel import current_trio_token
+
+        return current_trio_token()
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:  # a loop that aiodist does not know, which is told where replicas are to start
+        return None
+
+
+def _new_watch(loop: Any) -> StallWatch | None:
+    seconds = stall_seconds()
+    if not seconds or getattr(loop, "proves_standstill", False):
+        return None
+    if isinstance(loop, asyncio.AbstractEventLoop):
+        here = ref(loop)
+        return StallWatch(seconds, lambda delay, fn: _after_on_asyncio(here(), delay, fn), time.monotonic)
+    from trio import current_time
+
+    return StallWatch(seconds, _after_on_trio, current_time)
+
+
+def _after_on_asyncio(loop: asyncio.AbstractEventLoop | None, delay: float, fn: Callable[[], None]) -> None:
+    if loop is not None:
+        loop.call_later(delay, fn, context=Context())
+
+
+def _after_on_trio(delay: float, fn: Callable[[], None]) -> None:
+    from trio import sleep
+    from trio.lowlevel import spawn_system_task
+
+    async def wait() -> None:
+        await sleep(delay)
+        fn()
+
+    spawn_system_task(wait, name=TASK_NAME)

@@ -1,0 +1,157 @@
+"""Nests: structures, their leaves' paths, and where two of them differ."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from typing import Any, NamedTuple
+
+import optree
+import pytest
+
+from aiodist._arrays import nests
+
+
+class Pair(NamedTuple):
+    left: int
+    right: int
+
+
+class OtherPair(NamedTuple):
+    left: int
+    right: int
+
+
+class Fields(dict[str, Any]):
+    pass
+
+
+class Ordered(OrderedDict[str, Any]):
+    pass
+
+
+class Grouped(defaultdict[str, Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        1,
+        [1, (2, {"a": 3})],
+        {"b": 1, "a": {"c": [2]}},
+        OrderedDict(z=1, a=2),
+        defaultdict(int, a=1),
+        deque([1, 2], maxlen=3),
+        (),
+        {"x": ()},
+    ],
+)
+def test_unflatten_undoes_flatten(nest: Any) -> None:
+    for flatten in (nests.flatten, nests.flatten_with_none):
+        leaves, structure = flatten(nest)
+        again = nests.unflatten(structure, leaves)
+        assert again == nest
+        assert type(again) is type(nest)
+
+
+def test_none_is_empty_or_a_leaf() -> None:
+    assert nests.flatten({"a": None, "b": 1})[0] == [1]
+    assert nests.flatten_with_none({"a": None, "b": 1})[0] == [None, 1]
+
+
+def test_map_leaves_sees_none() -> None:
+    assert nests.map_leaves(lambda leaf: [leaf], {"a": None, "b": (1,)}) == {"a": [None], "b": ([1],)}
+
+
+def test_paths_are_code() -> None:
+    for grads in ({"w": [1, (2,)], 3: 4}, Fields(a=[1, 2])):
+        leaves, structure = nests.flatten_with_none(grads)
+        paths = nests.leaf_paths(structure, "grads")
+        assert [eval(path, {"grads": grads}) for path in paths] == leaves
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "text"),
+    [
+        ({"w": 1}, {"w": 1, "b": 2}, "value['b'] stands on there only"),
+        ([1, 2], [1], "value[1] stands on here only"),
+        ([1], (1,), "value is [*] on here and (*,) on there"),
+        ({"w": {"x": 1}, "b": 1}, {"w": {"y": 1}, "b": 1}, "value['w']['x'] stands on here only"),
+        ({"w": 1, "b": (1,)}, {"w": 1, "b": 1}, "value['b'] is (*,) on here and * on there"),
+        ({"w": [1, None]}, {"w": [1, 1]}, "value['w'][1] is None on here and * on there"),
+        (Pair(1, 2), OtherPair(1, 2), "value is Pair(left=*, right=*) on here and OtherPair(left=*, right=*) on there"),
+    ],
+)
+def test_difference(a: Any, b: Any, text: str) -> None:
+    assert nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there").startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ({f"layer {i}": [i] * 100 for i in range(1000)}, {f"layer {i}": (i,) * 100 for i in range(1000)}),
+        ({"x" * 10_000: 1}, {"y" * 10_000: 1}),
+        (list(range(10_000)), []),
+    ],
+)
+def test_difference_of_large_nests_is_told_in_few_words(a: Any, b: Any) -> None:
+    assert len(nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there")) < 1000
+
+
+# Subclasses of dict, which nobody has registered.
+
+
+@pytest.mark.parametrize(
+    "nest", [Fields(z=1, a=[2]), Ordered(z=1, a=[2]), Grouped(list, z=1, a=[2]), Fields()], ids=repr
+)
+def test_nest_comes_back_as_what_it_was(nest: Any) -> None:
+    again = nests.map_leaves(lambda leaf: leaf, {"deep": nest})["deep"]
+    assert type(again) is type(nest)
+    assert again == nest
+    assert list(again) == list(nest)
+    assert getattr(again, "default_factory", None) is getattr(nest, "default_factory", None)
+
+
+def test_order_of_keys_does_not_matter_and_type_does() -> None:
+    structures = [
+        nests.flatten_with_none(n)[1] for n in (Fields(a=1, b=2), Fields(b=1, a=2), {"a": 1, "b": 2}, Fields(a=1))
+    ]
+    assert structures[0] == structures[1]
+    assert hash(structures[0]) == hash(structures[1])
+    assert structures[0] not in structures[2:]
+    assert nests.flatten_with_none(Grouped(int))[1] != nests.flatten_with_none(Grouped(list))[1]
+
+
+def test_dict_in_a_collective_is_met_when_it_is_described() -> None:
+    class Fresh(dict[str, Any]):
+        pass
+
+    value = [Fresh(a=1)]
+    assert nests.flatten(value)[0] == value
+    assert nests.register_dicts(value)
+    assert nests.flatten(value)[0] == [1]
+    assert not nests.register_dicts(value)
+
+
+def test_registration_of_the_users_own_holds() -> None:
+    class Known(dict[str, Any]):
+        pass
+
+    def parts(value: Any) -> Any:
+        return [value["a"]], None
+
+    def whole(_: Any, leaves: Any) -> Known:
+        return Known(a=next(iter(leaves)))
+
+    optree.register_pytree_node(Known, parts, whole, namespace="aiodist")
+    assert nests.flatten_with_none(Known(a=1, b=2))[0] == [1]
+
+
+def test_dict_that_is_made_otherwise_says_what_to_do() -> None:
+    class Sized(dict[str, Any]):
+        def __init__(self, *, size: int) -> None:
+            super().__init__(size=size)
+
+    with pytest.raises(TypeError) as caught:
+        nests.map_leaves(lambda leaf: leaf, Sized(size=1))
+    assert "optree.register_pytree_node" in caught.value.__notes__[0]
