@@ -28,7 +28,6 @@ from aiodist.collective.spanned import SpannedGroup
 from aiodist.collective.wording import place
 from aiodist.replica.asked import Asked
 from aiodist.replica.awaiting import InterruptedStep
-from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.home_loop import HomeLoop
@@ -79,7 +78,6 @@ class Team:
     ) -> None:
         self.span = span
         self.digests = Digests(order_check)
-        self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
         self.failed = False
         self._control = control
