@@ -107,8 +107,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             extended = self._extended
             control = self._communicator.control(layout, extended.order_check, hellos)
             options = extended.communication_options
-            alongside = layout.workers > 1 and options.verify == "alongside"
-            span = Span(layout, options.reduction == "ordered", alongside)
+            span = Span(layout, options.reduction == "ordered")
             places = [hello.place for hello in hellos]
             self._joined = Team(self._communicator, control, span, extended.order_check, options, places)
             self._dropped = weakref.finalize(self, control.let_go)
