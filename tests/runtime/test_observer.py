@@ -40,7 +40,9 @@ class Listener(Observer):
         self.heard.append(f"{member.replica_id} resumed #{slot.number}")
 
     def completed(self, slot: Slot) -> None:
-        self.heard.append(f"complete #{slot.number}{'' if slot.error is None else f' with {type(slot.error).__name__}'}")
+        self.heard.append(
+            f"complete #{slot.number}{'' if slot.error is None else f' with {type(slot.error).__name__}'}"
+        )
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:
         self.heard.append(f"report {error.report.reason}")
