@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from aiodist_kernels.cuda.tables import Leaf
+from aiodist_kernels.cuda.forms import Leaf
 
 SHARD_FROM: Final = 1 << 20
 """Bytes of one replica's leaves from which devices share the work: below, a second round of copies costs more."""

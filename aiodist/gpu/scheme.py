@@ -20,11 +20,9 @@ from aiodist.gpu import moves, plan
 from aiodist.gpu.driver import Driver, Memory
 from aiodist.gpu.moves import Move, Rows
 from aiodist.gpu.plan import Copy, Job, Launch, Meet, Together
-from aiodist_kernels.cuda import forms, tables
-from aiodist_kernels.cuda.forms import Form
-from aiodist_kernels.cuda.tables import Leaf
-from aiodist_kernels.recipes import components
-from aiodist_kernels.rules import Rule
+from aiodist_kernels.cuda import forms
+from aiodist_kernels.cuda.forms import Form, Leaf
+from aiodist_kernels.rules import Rule, components
 
 _OFFSET: Final = 56
 """Bits of an offset, and of an address."""
@@ -182,7 +180,7 @@ class _Direct:
     def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:  # noqa: ARG002
         lanes = self._lanes
         addresses = [begins[number] + offset for number, offset in self._places]
-        vectors = lanes // self._form.width if tables.allow_vectors(addresses) else 0
+        vectors = lanes // self._form.width if forms.allow_vectors(addresses) else 0
         launch = self._launchers.get(vectors)
         if launch is None:
             launch = self._launchers[vectors] = self._driver.launcher(self._device, self._form, vectors or lanes)
@@ -198,7 +196,7 @@ class _Tabled:
         shape = len(leaves), 1 + self._count
         self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
         self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
-        self._layout = tables.Layout(form, [leaf.elements * lanes for leaf in leaves], self._count)
+        self._layout = forms.Layout(form, [leaf.elements * lanes for leaf in leaves], self._count)
         self._driver, self._device, self._form = driver, device, form
         self._heads: Memory | None = None
         self._launcher: Callable[..., object] | None = None

@@ -14,7 +14,7 @@ from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.workers.crossing import Plan, Span, reduce_columns
 from aiodist.workers.objects import Broadcast, Gathering
 from aiodist_kernels import Accumulate, ReduceOp, pool
-from aiodist_kernels.layout import empty_like
+from aiodist_kernels.arguments import empty_like
 
 Array = np.ndarray[Any, Any]
 _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}

@@ -16,8 +16,7 @@ import aiodist_kernels as kernels
 from aiodist.workers.communicator import Array
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.pool import results as pool
-from aiodist_kernels.rounding import rounded
-from aiodist_kernels.rules import Finish, Rule
+from aiodist_kernels.rules import Finish, Rule, rounded
 
 Fold = Callable[[ReduceOp, Sequence[Array], Array], object]
 """Reduces parts into an array that is none of them."""

@@ -35,9 +35,9 @@ from aiodist.gpu.moves import Move, whole
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.cuda.folds import reduce_all
+from aiodist_kernels.cuda.kernels import reduce_all
 from aiodist_kernels.cuda.simulated import Memory as Machine
-from aiodist_kernels.quiet import quietly
+from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.rules import rule_for
 from tests.benchmarks import cuda_reductions
 from tests.benchmarks.cuda_cases import KIB, cases

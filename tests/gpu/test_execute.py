@@ -18,7 +18,7 @@ from aiodist.gpu.moves import Move, whole
 from aiodist.gpu.plan import Copy, Job, Launch, Meet, Place, Together
 from aiodist.gpu.scheme import Batch, Scheme, symbol
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.cuda.tables import Leaf
+from aiodist_kernels.cuda.forms import Leaf
 from aiodist_kernels.rules import rule_for
 from tests.gpu.fake_driver import POISON, FakeDriver, placed
 from tests.kernels import arrays

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folds of single numbers: arrays of no dimension, and NumPy's scalars.
+"""Reductions of single numbers: Python's, NumPy's scalars, and arrays of no dimension.
 
-A ufunc takes 0.4 microseconds a call however little it has to do. So from three numbers on they are put into one array,
-which NumPy does at 10 nanoseconds a number where it need not convert them, and folded there by `accumulate`: that is by
-definition the fold from left to right, in each of whose steps the result so far meets the next number. (`reduce`, which
-adds in pairs, is not.) A few are quicker folded by the interpreter, where its floats are the accumulator.
+Python's integers are exact, and its floats are added left to right. The builtin `sum` makes no float: from Python 3.12
+on it compensates rounding, so its bits depend on the interpreter.
+
+A ufunc takes 0.4 microseconds a call however little it has to do. So from three of NumPy's numbers on they are put into
+one array, which takes 10 nanoseconds a number where none need be converted, and folded there by `accumulate`: that is
+by definition the fold from left to right, in each of whose steps the result so far meets the next number. (`reduce`,
+which adds in pairs, is not.) A few are quicker folded by the interpreter, where its floats are the accumulator.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -16,9 +20,121 @@ import numpy as np
 from numpy import array, asarray, fromiter
 
 from aiodist_kernels.arguments import Array
-from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.rounding import rounded
-from aiodist_kernels.rules import FLOAT64, DType, Finish, Rule
+from aiodist_kernels.rules import FLOAT64, DType, Finish, ReduceOp, Rule, rounded
+
+# Python's numbers.
+
+Number = int | float | complex
+
+
+def check_number(op: ReduceOp, kind: type) -> None:
+    """Check that `op` takes Python numbers of type `kind`.
+
+    Raises:
+        TypeError: SUM, MEAN and PRODUCT of bool, MIN and MAX of complex, and everything
+            that is no number.
+    """
+    ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
+    if issubclass(kind, bool):
+        if not ordered:
+            raise TypeError(
+                f"{op.name} of bool: expected a number, got bool; cast first, e.g. int(x), "
+                f"or use MIN (all) or MAX (any)"
+            )
+    elif issubclass(kind, complex):
+        if ordered:
+            raise TypeError(
+                f"{op.name} of complex: expected ordered numbers, got complex ones, which have "
+                f"no order; reduce abs(x), or x.real and x.imag"
+            )
+    elif not issubclass(kind, int | float):
+        raise TypeError(
+            f"{op.name} of {kind.__name__}: expected an int, float, complex or bool, "
+            f"got {kind.__name__}; pass the numbers in it as an array"
+        )
+
+
+def reduce_numbers(op: ReduceOp, numbers: Sequence[Number]) -> Number:
+    """Reduce Python numbers of one type by a left fold in their order.
+
+    Args:
+        op: the reduce op.
+        numbers: at least one number, all of the type of the first (which is not compared here).
+
+    Returns:
+        SUM and PRODUCT: exact for int, rounded at each step for float and complex. MEAN: the sum
+        divided by the count (by component for complex), a float for int. MIN and MAX: the first
+        NaN where there is one; all and any for bool.
+
+    Raises:
+        TypeError: `op` does not take this type of number.
+        ValueError: there are no numbers.
+        OverflowError: the MEAN of ints is beyond the range of float.
+    """
+    if not numbers:
+        raise ValueError("expected at least one number to reduce, got none")
+    kind = type(numbers[0])
+    fold = _FOLDS.get(op)
+    if fold is None or not (kind is float or kind is int):
+        op = ReduceOp(op)
+        check_number(op, kind)
+        fold = _FOLDS[op]
+    result: Number = fold(numbers)
+    return result
+
+
+def _sum(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is int:  # exact, in whatever order
+        return sum(numbers)
+    rest = iter(numbers)
+    total = next(rest)
+    for number in rest:
+        total = total + number
+    return total
+
+
+def _mean(numbers: Sequence[Any]) -> Any:
+    total, count = _sum(numbers), len(numbers)
+    if isinstance(total, complex):
+        return complex(total.real / count, total.imag / count)
+    return total / count
+
+
+def _product(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is int:
+        return math.prod(numbers)
+    rest = iter(numbers)
+    total = next(rest)
+    for number in rest:
+        total = total * number
+    return total
+
+
+def _minimum(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is float and _is_nan(sum(numbers)):
+        return next(filter(_is_nan, numbers), min(numbers))
+    return min(numbers)
+
+
+def _maximum(numbers: Sequence[Any]) -> Any:
+    if type(numbers[0]) is float and _is_nan(sum(numbers)):
+        return next(filter(_is_nan, numbers), max(numbers))
+    return max(numbers)
+
+
+_is_nan = math.isnan
+"""If it says so of a sum, there may be a NaN in it, or two infinities; if not, there is none."""
+
+_FOLDS = {
+    ReduceOp.SUM: _sum,
+    ReduceOp.MEAN: _mean,
+    ReduceOp.MIN: _minimum,
+    ReduceOp.MAX: _maximum,
+    ReduceOp.PRODUCT: _product,
+}
+
+
+# NumPy's numbers.
 
 AS_SCALAR: Final = -1
 AS_ARRAY: Final = (-1, ...)
