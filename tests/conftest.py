@@ -25,7 +25,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def _backends() -> Iterator[Any]:
+@pytest.fixture
+def anyio_backend() -> Any:
+    """Run a test marked `anyio` on asyncio; one marked `every_loop`, too, on each event loop in turn."""
+    return ("asyncio", {})
+
+
+def _loops() -> Iterator[Any]:
     """Yield every event loop that replicas must run on: asyncio, uvloop where it is installed, and trio."""
     yield pytest.param(("asyncio", {}), id="asyncio")
     if importlib.util.find_spec("uvloop"):
@@ -33,14 +39,16 @@ def _backends() -> Iterator[Any]:
     yield pytest.param(("trio", {}), id="trio")
 
 
-@pytest.fixture(params=list(_backends()))
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """Run a test marked `anyio` once on each event loop."""
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests marked `every_loop` on each event loop, or on those that the marker names."""
+    marker = metafunc.definition.get_closest_marker("every_loop")
+    if marker is not None:
+        loops = [loop for loop in _loops() if not marker.args or loop.id in marker.args]
+        metafunc.parametrize("anyio_backend", loops)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that writes the texts under golden/ anew: pytest tests/collective --update-golden."""
+    """Add the option that writes the texts under golden/ anew: pytest tests/runtime --update-golden."""
     parser.addoption("--update-golden", action="store_true", help="write the texts under golden/ anew")
 
 

@@ -67,11 +67,11 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     if in_trouble:
         group, slot = min(in_trouble, key=lambda found: _says_little(found[0], found[1], ended))
         return _Case(snapshot, group, slot, 0.0).report()
-    if snapshot.deadlocked:
-        return _deadlock(snapshot)
     cycle = find_cycle(snapshot)
     if cycle:
         return _cycle(snapshot, cycle)
+    if snapshot.deadlocked:
+        return _deadlock(snapshot)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
     return _Case(snapshot, group, group.open[0] if group.open else _NOTHING, 0.0).report()
 
