@@ -7,7 +7,7 @@ than every other, nobody is to blame, and all are suspects.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -60,10 +60,12 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
         slot = _slot(group, overdue.number)
         if slot is not None:
             return _Case(snapshot, group, slot, overdue.seconds).report()
-    for group in snapshot.groups:
-        slot = _first_in_trouble(snapshot, group)
-        if slot is not None:
-            return _Case(snapshot, group, slot, 0.0).report()
+    in_trouble = [
+        (group, slot) for group in snapshot.groups if (slot := _first_in_trouble(snapshot, group)) is not None
+    ]
+    if in_trouble:
+        group, slot = min(in_trouble, key=lambda each: _says_little(snapshot, *each))
+        return _Case(snapshot, group, slot, 0.0).report()
     if snapshot.deadlocked:
         return _deadlock(snapshot)
     cycle = find_cycle(snapshot)
@@ -110,22 +112,38 @@ def _first_in_trouble(snapshot: Snapshot, group: GroupRecord) -> SlotRecord | No
     for slot in group.open:
         if len(_partitions(snapshot.order_check, group, slot)) > 1:
             return slot
-        if any(_is_gone(member, slot.number, ended) for member in _missing(group, slot)):
-            if slot.number >= 0 or len(group.open) == 1:
-                return slot
+        says_most = slot.number >= 0 or len(group.open) == 1
+        if says_most and any(_is_gone(group, member, slot, ended) for member in _missing(group, slot)):
+            return slot
     join = group.join
-    if join is not None and any(_is_gone(member, join.number, ended) for member in _missing(group, join)):
+    if join is not None and any(_is_gone(group, member, join, ended) for member in _missing(group, join)):
         return join
     return None
+
+
+def _says_little(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord) -> tuple[bool, bool]:
+    """Whether nobody waits in a collective, and whether members are missing that may yet come to it.
+
+    Those may wait in a collective of another group, and it is that one which keeps them.
+    """
+    ended = _ended(snapshot)
+    elsewhere = (member for member in _missing(group, slot) if not _is_gone(group, member, slot, ended))
+    return not slot.waiting, any(True for _ in elsewhere)
 
 
 def _ended(snapshot: Snapshot) -> set[int]:
     return {replica.replica_id for replica in snapshot.replicas if replica.end is not None}
 
 
-def _is_gone(member: MemberRecord, number: int, ended: set[int]) -> bool:
+def _left(group: GroupRecord, member: MemberRecord, slot: SlotRecord) -> bool:
+    """Whether a member was cancelled out of a collective; a join's number was not known when it was."""
+    left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
+    return left_join if slot is group.join else member.abandoned == slot.number and not left_join
+
+
+def _is_gone(group: GroupRecord, member: MemberRecord, slot: SlotRecord, ended: Collection[int]) -> bool:
     """Whether a member that is missing from a collective will never come to it."""
-    return member.replica_id in ended or member.abandoned == number
+    return member.replica_id in ended or _left(group, member, slot)
 
 
 def _takes_part(member: MemberRecord, slot: SlotRecord) -> bool:
@@ -139,8 +157,7 @@ def _missing(group: GroupRecord, slot: SlotRecord) -> list[MemberRecord]:
     return [
         member
         for member in group.members
-        if (member.abandoned == slot.number and not is_join)
-        or (member.replica_id not in there and (is_join or _takes_part(member, slot)))
+        if _left(group, member, slot) or (member.replica_id not in there and (is_join or _takes_part(member, slot)))
     ]
 
 
@@ -153,7 +170,7 @@ class _Posted(NamedTuple):
 
 def _partitions(order_check: OrderCheck, group: GroupRecord, slot: SlotRecord) -> list[_Posted]:
     """Return who has come to a collective, by what their posts mean; the largest partition first."""
-    left = {member.replica_id for member in group.members if member.abandoned == slot.number}
+    left = {member.replica_id for member in group.members if _left(group, member, slot)}
     found: dict[Hashable, tuple[list[int], Post]] = {}
     for post, replicas in slot.posts:
         own = [i for i in replicas if i not in left] if left else replicas
@@ -189,7 +206,7 @@ class _Case:
         suspects = self._suspects(partitions, missing, reason, ended)
         replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
         sides = None if self.snapshot.races else self._sides(partitions, missing, replicas, ended)
-        left = {m.replica_id for m in missing if m.abandoned == self.slot.number}
+        left = {m.replica_id for m in missing if _left(self.group, m, self.slot)}
         facts = {each.replica_id: each for each in self.snapshot.replicas}
         findings = Findings(
             reason=reason,
@@ -236,7 +253,7 @@ class _Case:
             return min((reason for reason in found if reason is not None), key=_REASONS.index)
         if any(member.replica_id in ended and member.sequence <= self.slot.number for member in missing):
             return Reason.EXITED
-        if any(member.abandoned == self.slot.number for member in missing):
+        if any(_left(self.group, member, self.slot) for member in missing):
             return Reason.ABANDONED
         return Reason.TIMEOUT
 
@@ -245,7 +262,7 @@ class _Case:
     ) -> tuple[int, ...]:
         if reason is Reason.TIMEOUT:  # where all are there, it is replica 0's merge function that hangs
             return tuple(member.replica_id for member in missing) or (min(self.group.key[0]),)
-        gone = [m.replica_id for m in missing if _is_gone(m, self.slot.number, ended)]
+        gone = [m.replica_id for m in missing if _is_gone(self.group, m, self.slot, ended)]
         arrived = sorted(i for each in partitions for i in each.replicas)
         if len(partitions) <= 1:
             return tuple(gone if len(gone) <= len(arrived) or not arrived else arrived)
@@ -278,11 +295,11 @@ class _Case:
 
     def _side(self, replicas: Sequence[int], report_of: Mapping[int, ReplicaReport]) -> Side:
         first = replicas[0]
-        posted = []
-        if self.slot.number >= 0:  # the creation of a group stands for itself
+        slots = [self.slot]  # the creation of a group stands for itself
+        if self.slot.number >= 0:
             slots = [slot for slot in self.group.open if slot.number >= self.slot.number][:_MOST_CALLS]
-            found = ((slot.number, slot.post_of(first)) for slot in slots)
-            posted = [(number, post) for number, post in found if post is not None]
+        found = ((slot.number, slot.post_of(first)) for slot in slots)
+        posted = [(number, post) for number, post in found if post is not None]
         return Side(
             tuple(replicas),
             [CallRecord(number, str(post.call), post.location) for number, post in posted],
@@ -290,9 +307,15 @@ class _Case:
             _path(report_of[first]),
         )
 
+    def _is_matched(self, slot: SlotRecord) -> bool:
+        """Whether all have issued an open collective alike, so only its result is not there yet."""
+        partitions = _partitions(self.snapshot.order_check, self.group, slot)
+        return len(partitions) == 1 and not _missing(self.group, slot)
+
     def _past(self) -> Past:
         """Return the calls that all made before, as far as they are kept."""
-        before = [slot for slot in self.group.history if 0 <= slot.number < self.slot.number]
+        matched = (slot for slot in self.group.open if self._is_matched(slot))
+        before = [slot for slot in (*self.group.history, *matched) if 0 <= slot.number < self.slot.number]
         firsts = [slot.posts[0][0] for slot in before]
         keys: dict[int, Hashable] = {}
         for post in firsts:
@@ -380,12 +403,12 @@ def _waits_in(
         return None
     if member.joined and group.join is not None:
         post = group.join.post_of(member.replica_id)
-        return None if post is None else (group.join.number, post)
+        return None if post is None or _left(group, member, group.join) else (group.join.number, post)
     candidates = [slot] if slot is not None and slot is not group.join else []
     candidates += [each for each in group.open if each.number >= 0]
     for each in candidates:
         post = each.post_of(member.replica_id)
-        if post is not None and member.abandoned != each.number:
+        if post is not None and not _left(group, member, each):
             return each.number, post
     return None
 
@@ -479,9 +502,7 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, GroupRecord, SlotRecor
         number = None if slot is group.join else slot.number
         steps.append(Step(i, str(post.call), number, render.group_label(group), post.location))
     suspects = tuple(sorted(waits_in))
-    return CollectiveReport(
-        Reason.CYCLE, cycle[0][2].number, tuple(replicas), suspects, render.cycle_text(steps)
-    )
+    return CollectiveReport(Reason.CYCLE, cycle[0][2].number, tuple(replicas), suspects, render.cycle_text(steps))
 
 
 def _waiting_elsewhere(snapshot: Snapshot, replica_id: int) -> tuple[GroupRecord, SlotRecord | None]:

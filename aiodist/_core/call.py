@@ -217,7 +217,7 @@ class Post(NamedTuple):
         return self.path[0].location
 
 
-def compare(a: Call, b: Call) -> Reason | None:  # noqa: PLR0911  (one return a field)
+def compare(a: Call, b: Call) -> Reason | None:  # noqa: C901, PLR0911  (one return a field)
     """Return the first thing in which two calls differ, call sites left out; None where they are the same."""
     if a is b or a == b:
         return None
@@ -237,13 +237,21 @@ def compare(a: Call, b: Call) -> Reason | None:  # noqa: PLR0911  (one return a 
         return Reason.STRUCTURE
     if a.shapes != b.shapes:
         return Reason.SHAPE
-    if a.dtypes != b.dtypes:
+    if _dtypes(a) != _dtypes(b):
         return Reason.DTYPE
     return Reason.DEVICE
 
 
 def _ranks(call: Call) -> list[int]:
     return [len(shape) for shape in call.shapes or ()]
+
+
+_DTYPES_OF_NUMBERS = {"int": "int64", "float": "float64", "complex": "complex128"}
+
+
+def _dtypes(call: Call) -> list[str]:
+    """Return the dtypes, Python's numbers counted as what NumPy makes of them."""
+    return [_DTYPES_OF_NUMBERS.get(dtype, dtype) for dtype in call.dtypes]
 
 
 def difference(order_check: OrderCheck, a: Post, b: Post) -> Reason | None:

@@ -542,7 +542,7 @@ class Ledger:
         self._groups: WeakSet[Group] | None = None
         self._held: set[Group] = set()
         everyone = tuple(range(total)) if total is not None else tuple(replicas)
-        self.root = Group(self, (everyone, None, 0), self.replicas, None)
+        self.root = Group(self, (everyone, None, -1), self.replicas, None)
 
     def next_serial(self) -> int:
         """Return the number of the next group that is made."""

@@ -18,7 +18,10 @@ from aiodist._core.call import Call, Function, OrderCheck, Place, Post
 from aiodist._core.report import Location, ReplicaState
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
-"""What a group is known by in every process: its members, its name, how many with these were made before it."""
+"""What a group is known by in every process: its members, its name, how many with these were made before it.
+
+The number of the run's own group is -1.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +191,9 @@ def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
     return tuple(
         SlotRecord(
             number,
-            tuple(sorted(((post, tuple(sorted(ids))) for post, ids in found[number].items()), key=lambda each: each[1])),
+            tuple(
+                sorted(((post, tuple(sorted(ids))) for post, ids in found[number].items()), key=lambda each: each[1])
+            ),
             tuple(sorted(waiting[number])),
         )
         for number in sorted(found)

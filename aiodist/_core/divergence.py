@@ -1,0 +1,293 @@
+"""How replicas diverged: their calls laid beside each other, one of the majority and one of the odd ones.
+
+Up to the collective in trouble all made the same calls, so only what each made from there on can differ. Mostly that
+is the one call that each waits in; where calls overlap, it is more, and then the calls themselves show what was
+skipped, added or swapped. Failing that, the common calls before often repeat (a training loop): what followed the
+last time says which of the two sides left the pattern. Failing that, too, the program's source may show that one call
+stands in a branch on the way to the other. What is found in the last two ways is told as found, not as certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from aiodist._core import source
+from aiodist._core.report import CallRecord, Divergence, DivergenceKind, Location
+from aiodist._core.text import count, ids_briefly, place
+
+_MOST_LINES = 8
+_MOST_BREAKS = 4
+_OR_ELSE = ", or makes the two in another order"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two sides that are compared.
+
+    Attributes:
+        replicas: who stands on it, ascending.
+        calls: what the first of them made from the collective in trouble on; empty when it has ended.
+        keys: the calls as values that are equal where the calls mean the same.
+        path: the places from its function down to its call, or to where it returned.
+    """
+
+    replicas: tuple[int, ...]
+    calls: Sequence[CallRecord]
+    keys: Sequence[Hashable]
+    path: tuple[Location, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The calls that all made before, as far as they are kept.
+
+    Attributes:
+        calls, keys: as in `Side`; newest last.
+        whole: no older ones were dropped.
+    """
+
+    calls: Sequence[CallRecord]
+    keys: Sequence[Hashable]
+    whole: bool
+
+
+def diverged(past: Past, usual: Side, odd: Side) -> Divergence | None:
+    """Return how the odd side diverged from the usual one; None where nothing tells."""
+    if not odd.calls or not usual.calls:
+        return _left_loop(past, usual, odd)
+    return (
+        _by_calls(usual, odd) or _left_loop(past, usual, odd) or _by_rounds(past, usual, odd) or _by_source(usual, odd)
+    )
+
+
+# By the calls themselves.
+
+
+def _by_calls(usual: Side, odd: Side) -> Divergence | None:
+    if usual.keys[:2] == odd.keys[1::-1] and len(usual.keys) > 1:
+        return _swapped(usual, odd, list(usual.calls[:2]), certain=True)
+    if odd.keys[0] in usual.keys:
+        skipped = usual.calls[: usual.keys.index(odd.keys[0])]
+        may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
+        return _skipped(usual, odd, skipped, certain=not may_follow, or_else=_OR_ELSE if may_follow else "")
+    if usual.keys[0] in odd.keys:
+        added = odd.calls[: odd.keys.index(usual.keys[0])]
+        return _added(usual, odd, added)
+    return None
+
+
+def _swapped(usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool) -> Divergence:
+    first, second = (f"{call.call} at {place(call.location)}" for call in calls)
+    who = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]])
+    text = f"{_upper(who)} make the same two calls in opposite order: {first} and {second}."
+    return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
+
+
+def _skipped(
+    usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool, how: str = "", or_else: str = ""
+) -> Divergence:
+    first, last = calls[0].sequence_number, calls[-1].sequence_number
+    others = ids_briefly(usual.replicas)
+    kind, where = calls[0].call.partition("(")[0], place(calls[0].location)
+    if len(calls) == 1:
+        what = f"skipped {kind} at {where}, which {others} made as #{first}"
+    else:
+        what = f"skipped {len(calls)} calls, from {kind} at {where} on, which {others} made as #{first} to #{last}"
+    are = "is" if len(odd.replicas) == 1 else "are"
+    it = "it" if len(odd.replicas) == 1 else "they"
+    who = ids_briefly(odd.replicas)
+    text = f"{_upper(how + who)} {what}; {it} {are} at their #{last + 1}{or_else}."
+    return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
+
+
+def _added(usual: Side, odd: Side, calls: Sequence[CallRecord]) -> Divergence:
+    made = ", ".join(f"{call.call} at {place(call.location)}" for call in calls[:3]) + ("…" if len(calls) > 3 else "")
+    text = (
+        f"{_upper(ids_briefly(odd.replicas))} made {count(len(calls), 'call')} more than "
+        f"{ids_briefly(usual.replicas)}: {made}."
+    )
+    return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, tuple(calls), True, text)
+
+
+# By a loop that one side has left.
+
+
+def _left_loop(past: Past, usual: Side, odd: Side) -> Divergence | None:
+    for inside, left in ((usual, odd), (odd, usual)):
+        found = _loop(inside, left)
+        if found is not None and inside.keys and inside.keys[0] in past.keys:
+            return _uneven(past, inside, left, found)
+    return None
+
+
+def _loop(inside: Side, left: Side) -> Location | None:
+    """Return the loop that one side is in, at the place where they diverged, and the other has left."""
+    apart = _first_apart(inside, left)
+    if apart is None:
+        return None
+    here, there = apart
+    line = source.loop_left(here.file, here.line, there.line)
+    return None if line is None else here._replace(line=line)
+
+
+def _uneven(past: Past, inside: Side, left: Side, loop: Location) -> Divergence:
+    made = sum(key == inside.keys[0] for key in past.keys)
+    call = inside.calls[0]
+    if past.whole:
+        text = (
+            f"{_upper(ids_briefly(inside.replicas))} made {made + 1}, {ids_briefly(left.replicas)} made "
+            f"{count(made, 'call')} at {place(call.location)}; after {count(made, 'common round')} "
+        )
+    else:
+        text = f"After more than {made} common calls at {place(call.location)} "
+    text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_breaks(loop)}."
+    return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
+
+
+def _breaks(loop: Location) -> str:
+    """Say where a loop has `break` statements, and on what condition: the usual way out of one too early."""
+    lines = source.breaks(loop.file, loop.line)
+    if not lines:
+        return ""
+    if len(lines) > 1:
+        return f", which has breaks at {', '.join(place(loop._replace(line=line)) for line in lines[:_MOST_BREAKS])}"
+    line = source.condition_of(loop.file, lines[0])
+    if line is None or line <= loop.line:
+        return f", which has a break at {place(loop._replace(line=lines[0]))}"
+    condition = loop._replace(line=line)
+    return f", which has a break under `{source.line_at(condition)}` at {place(condition)}"
+
+
+# By the rounds before.
+
+
+def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
+    expected = _expected(past)
+    if not expected or usual.keys[0] == odd.keys[0]:
+        return None
+    if past.keys[expected[0]] == odd.keys[0]:  # it is the many that left the pattern
+        usual, odd = odd, usual
+    elif past.keys[expected[0]] != usual.keys[0]:
+        return None
+    ahead = next((j for j, index in enumerate(expected) if past.keys[index] == odd.keys[0]), None)
+    if ahead:
+        number = usual.calls[0].sequence_number
+        calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
+        or_else = _OR_ELSE if ahead == 1 else ""
+        return _skipped(usual, odd, calls, certain=False, how="going by the rounds before, ", or_else=or_else)
+    call, next_call = odd.calls[0], usual.calls[0]
+    if call.location == next_call.location:  # one call, of which something differs, and that is told
+        return None
+    text = (
+        f"{_upper(ids_briefly(odd.replicas))} made a call that the rounds before do not have: {call.call} at "
+        f"{place(call.location)}; {ids_briefly(usual.replicas)} went on as before, with "
+        f"{next_call.call.partition('(')[0]} at {place(next_call.location)}."
+    )
+    return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, (call,), False, text)
+
+
+def _expected(past: Past) -> list[int]:
+    """Return where in the past the calls stand that come next, if it repeats, one round of them.
+
+    The longest run of calls that ends now and has occurred before is looked for; what followed it then comes next.
+    """
+    codes: dict[Hashable, int] = {}
+    keys = [codes.setdefault(key, len(codes)) for key in past.keys]
+    size, longest, period = len(keys), 0, 0
+    for end in range(size - 1, 0, -1):
+        length = 0
+        while length < end and keys[end - 1 - length] == keys[size - 1 - length]:
+            length += 1
+        if length > longest:
+            longest, period = length, size - end
+    return list(range(size - period, size))
+
+
+# By the source.
+
+
+def _by_source(usual: Side, odd: Side) -> Divergence | None:
+    apart = _first_apart(odd, usual)
+    if apart is None:
+        return None
+    here, there = apart
+    at_call = (here, there) == (odd.calls[0].location, usual.calls[0].location)
+    if at_call and source.is_optional(here.file, here.line, there.line):
+        text = (
+            f"{_upper(ids_briefly(odd.replicas))} made 1 call more: {odd.calls[0].call} at {place(here)}, "
+            f"in a branch on the way to {place(there)}."
+        )
+        return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, (odd.calls[0],), False, text)
+    if at_call and source.is_optional(here.file, there.line, here.line):
+        call = usual.calls[0]
+        text = (
+            f"{_upper(ids_briefly(odd.replicas))} skipped {call.call.partition('(')[0]} at {place(there)}, which "
+            f"{ids_briefly(usual.replicas)} made as #{call.sequence_number}."
+        )
+        return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, (call,), False, text)
+    line = branch_line(usual, odd)
+    if line is None:
+        return None
+    return Divergence(DivergenceKind.OTHER_BRANCH, odd.replicas, usual.replicas, (), False, line)
+
+
+def branch_line(usual: Side, odd: Side) -> str | None:
+    """Say at which line two sides took different ways, and where each went from there."""
+    apart = _first_apart(odd, usual)
+    if apart is None:
+        return None
+    here, there = apart
+    line = source.branch_between(here.file, here.line, there.line)
+    if line is None or line in (here.line, there.line):  # one of them ended at the branch itself
+        return None
+    common = here._replace(line=line)
+    code = source.line_at(common)
+    first, second = sorted([(odd, here), (usual, there)], key=lambda side: side[0] is not odd)
+    if len(odd.replicas) == len(usual.replicas):
+        first, second = sorted([first, second], key=lambda side: side[0].replicas)
+    return (
+        f"Last common line {place(common)}, `{code}`; then {_goes(first[0], first[1])}, "
+        f"{ids_briefly(second[0].replicas)} to {place(second[1])}."
+    )
+
+
+def _goes(side: Side, location: Location) -> str:
+    return f"{ids_briefly(side.replicas)} {'goes' if len(side.replicas) == 1 else 'go'} to {place(location)}"
+
+
+def _first_apart(a: Side, b: Side) -> tuple[Location, Location] | None:
+    """Return the first places at which two ways down to a call differ, if they stand in one function."""
+    for here, there in zip(a.path, b.path, strict=False):
+        if here != there:
+            same = here.file == there.file and here.function == there.function
+            return (here, there) if same else None
+    return None
+
+
+# The calls beside each other.
+
+
+def diff(usual: Side, odd: Side) -> list[str]:
+    """Return the calls of both sides as a diff, where either has made more than the one it waits in."""
+    if max(len(usual.calls), len(odd.calls)) < 2 or not odd.calls or not usual.calls:
+        return []
+    lines = [
+        f"From #{usual.calls[0].sequence_number} on, - {ids_briefly(usual.replicas)}, + {ids_briefly(odd.replicas)}:"
+    ]
+    for tag, a, b, c, d in SequenceMatcher(a=usual.keys, b=odd.keys, autojunk=False).get_opcodes():
+        if tag == "equal":
+            lines += _folded("  ", usual.calls[a:b])
+        else:
+            lines += [*_folded("- ", usual.calls[a:b]), *_folded("+ ", odd.calls[c:d])]
+    return lines[: _MOST_LINES + 1]
+
+
+def _folded(mark: str, calls: Sequence[CallRecord]) -> list[str]:
+    lines = [f"  {mark}#{call.sequence_number} {call.call}   {place(call.location)}" for call in calls[:3]]
+    return [*lines, f"  {mark}… {count(len(calls) - 3, 'more call')}"] if len(calls) > 3 else lines
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,566 @@
+"""Rendering: what an analysis has found as a person reads it. The verdict, who asked for what, what differs, hints.
+
+Every line says something that was found, or is left out. Up to eight replicas have a line each; more are told together
+where they do the same, so that the text on thousands fits a screen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from aiodist._core import source
+from aiodist._core.call import LEAF, Call, Function, compare, leaf_text
+from aiodist._core.divergence import branch_line, diff
+from aiodist._core.findings import Findings, Step
+from aiodist._core.report import CallRecord, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.snapshot import GroupRecord
+from aiodist._core.text import count, ids, ids_briefly, place, shown, shown_file
+
+_MOST_PARTITIONS = 12
+_MOST_PATHS = 4
+_MOST_PLACES = 4
+_MOST_STEPS = 6
+_LINE_EACH = 8
+_LONGEST_PART = 80
+
+
+def text(findings: Findings) -> str:
+    """Return the whole text."""
+    lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
+    lines += [*findings.time_limits, *_circle(findings), *_last_agreement(findings)]
+    lines += [*_divergence(findings), *hints(findings)]
+    return "\n".join(lines)
+
+
+def group_label(group: GroupRecord) -> str | None:
+    """Return what reports call a group; None for the run's own group, of which they need not speak."""
+    members, name, number = group.key
+    if number < 0:
+        return None
+    if name is not None:
+        return f"group {name!r} of {ids(members)}"
+    being_made = any(slot.number < 0 for slot in group.open)  # its members may not agree on the place
+    made_at = None if being_made or group.made_at is None else f" made at {place(group.made_at.location)}"
+    return f"the group of {ids(members)}{made_at or ''}"
+
+
+def cycle_text(steps: Sequence[Step]) -> str:
+    """Return the text on replicas of which each waits, in a collective of another group, for the next one."""
+    following = [step.replica_id for step in (*steps[1:], steps[0])]
+    lines = [f"{_step(step)} for replica {other}" for step, other in zip(steps, following, strict=True)]
+    if len(lines) > _MOST_STEPS:
+        lines = [*lines[: _MOST_STEPS - 1], f"… and {len(lines) - _MOST_STEPS} more", lines[-1]]
+    return "\n".join(
+        [
+            f"{ids(step.replica_id for step in steps)} wait for each other, each in another group's collective",
+            *(f"  {line}," for line in lines[:-1]),
+            f"  {lines[-1]}",
+            "Issue the collectives of groups in the same order on every replica, or let a task of its own issue each",
+            "group's.",
+        ]
+    )
+
+
+def _step(step: Step) -> str:
+    number = "" if step.number is None else f"#{step.number} "
+    where = f"{number}of {step.group if step.group is not None else 'the run'}"
+    return f"replica {step.replica_id} waits in {step.call} {where} ({place(step.location)})"
+
+
+# The headline.
+
+
+def _headline(findings: Findings) -> str:
+    number = _collective(findings)
+    if findings.reason is Reason.EXITED:
+        gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
+        return f"{_ids(gone)} ended without {number}, which {_others(findings, gone)}"
+    if findings.reason is Reason.ABANDONED:
+        return _abandoned(findings, number)
+    if findings.reason is Reason.TIMEOUT:
+        if not findings.timeout_seconds:
+            return f"{number} cannot be completed: {_what_is_late(findings)}"
+        return f"{number} timed out after {findings.timeout_seconds:.3g} s: {_what_is_late(findings)}"
+    return f"replicas disagree at {number}"
+
+
+def _abandoned(findings: Findings, number: str) -> str:
+    if findings.refusals:
+        raised = next(iter(findings.refusals.values()))
+        return f"{_ids(findings.refusals)} did not come to {number}, for the call raised there: {raised}"
+    was = "was" if len(findings.abandoned) == 1 else "were"
+    return f"{_ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
+
+
+def _collective(findings: Findings) -> str:
+    if findings.sequence_number < 0:
+        return f"the creation of {findings.group}"
+    number = f"collective #{findings.sequence_number}"
+    if findings.joining:
+        number = f"the join ({number})"
+    return f"{number} of {findings.group}" if findings.group is not None else number
+
+
+def _left_before(findings: Findings, replica: ReplicaReport) -> bool:
+    if findings.sequence_number < 0:
+        return replica.state.ended and replica.call is None
+    return replica.state.ended and _calls_made(replica) <= findings.sequence_number
+
+
+def _calls_made(replica: ReplicaReport) -> int:
+    return replica.history[-1].sequence_number + 1 if replica.history else 0
+
+
+def _others(findings: Findings, gone: Sequence[int]) -> str:
+    waiting = [r.replica_id for r in findings.replicas if r.state is ReplicaState.WAITING]
+    if waiting and findings.sequence_number >= 0:
+        return f"{_wait(waiting)} in"
+    called = "made" if findings.sequence_number < 0 else "called"
+    return f"{_ids({r.replica_id for r in findings.replicas} - set(gone))} {called}"
+
+
+def _what_is_late(findings: Findings) -> str:
+    arrived = {replica_id for members, _ in findings.partitions for replica_id in members}
+    missing = {r.replica_id for r in findings.replicas} - arrived
+    if not missing:
+        return (
+            "its merge function has not returned"
+            if _merges(findings)
+            else "all have arrived, and their values have not"
+        )
+    return f"{_ids(missing)} {'has' if len(missing) == 1 else 'have'} not arrived, {_wait(arrived)} in it"
+
+
+def _merges(findings: Findings) -> bool:
+    return bool(findings.partitions) and findings.partitions[0][1].call.kind == "merge_call"
+
+
+def _wait(replicas: Collection[int]) -> str:
+    if not replicas:
+        return "nobody waits"
+    return f"{_ids(replicas)} wait{'s' if len(replicas) == 1 else ''}"
+
+
+def _ids(replicas: Collection[int]) -> str:
+    return ids_briefly(replicas, most_runs=12)
+
+
+# Who asked for what, and where: the lines that begin with a replica, and the source lines below them.
+
+
+def _who(findings: Findings) -> list[str]:
+    return [*_rows(findings), *_source_lines(findings), *_waits(findings)]
+
+
+def _rows(findings: Findings) -> list[str]:
+    marked = findings.marked
+    if len(findings.replicas) > _LINE_EACH:
+        return _rows_of_many(findings)
+    return _columns(
+        [(r.replica_id in marked, f"replica {r.replica_id}", r.device, *_doing(findings, r)) for r in findings.replicas]
+    )
+
+
+def _rows_of_many(findings: Findings) -> list[str]:
+    """Return a line for all replicas that do the same."""
+    marked = findings.marked
+    alike: dict[tuple[bool, str, str], list[int]] = {}
+    for replica in findings.replicas:
+        key = (replica.replica_id in marked, *_doing(findings, replica))
+        alike.setdefault(key, []).append(replica.replica_id)
+    ordered = sorted(alike.items(), key=lambda each: (-len(each[1]), each[1][0]))
+    rows = [
+        (mark, ids_briefly(members), count(len(members), "replica"), what, where)
+        for (mark, what, where), members in ordered[:_MOST_PARTITIONS]
+    ]
+    rest = sum(len(members) for _, members in ordered[_MOST_PARTITIONS:])
+    more = [f"  … and {count(rest, 'replica')} in {len(ordered) - _MOST_PARTITIONS} more ways"] if rest else []
+    return _columns(rows) + more
+
+
+def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
+    """Return what a replica does, and where."""
+    if replica.call is not None and replica.location is not None:
+        return replica.call, shown(replica.location)
+    made = f"after {count(_calls_made(replica), 'collective')}"
+    if replica.state is ReplicaState.EXITED:
+        value = "" if replica.returned in (None, "None") else f"{replica.returned} "
+        return f"returned {value}{made}", shown(replica.ended_at) if replica.ended_at is not None else ""
+    if replica.state.ended:
+        return f"{replica.state} {made}", ""
+    what = "cancelled out of it, goes on" if replica.replica_id in findings.abandoned else "elsewhere"
+    if replica.replica_id in findings.refusals:
+        what = "raised for its arguments, goes on"
+    return f"{what}, {made}", f"now at {shown(replica.stack[-1])}" if replica.stack else ""
+
+
+def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
+    widths = [max(map(len, cells)) for cells in zip(*(row[1:4] for row in rows), strict=True)]
+    return [
+        f"{'>' if mark else ' '} {who:<{widths[0]}}  {device:<{widths[1]}}  {what:<{widths[2]}}   {where}".rstrip()
+        for mark, who, device, what, where in rows
+    ]
+
+
+def _source_lines(findings: Findings) -> list[str]:
+    """Return the source line of each place that was named, the odd ones marked; the first few places."""
+    marked = findings.marked
+    places: dict[Location, bool] = {}
+    for replica in sorted(findings.replicas, key=lambda replica: replica.replica_id in marked):
+        at = replica.location or replica.ended_at or (replica.stack[-1] if replica.stack else None)
+        if at is not None and len(places) < _MOST_PLACES:
+            places.setdefault(at, replica.replica_id in marked)
+    lines = [(mark, place(at), source.line_at(at)) for at, mark in places.items()]
+    width = max((len(where) for _, where, line in lines if line), default=0)
+    return [f"{'>' if mark else ' '}   {where:<{width}}  {line}" for mark, where, line in lines if line]
+
+
+def _waits(findings: Findings) -> list[str]:
+    """Return what replicas wait for that are elsewhere, those that wait for the same together."""
+    alike: dict[str, list[int]] = {}
+    for replica in findings.replicas:
+        if replica.waits_for is not None:
+            alike.setdefault(replica.waits_for, []).append(replica.replica_id)
+    lines = []
+    for what, members in list(alike.items())[:_MOST_PLACES]:
+        clause = what.replace("waits", "wait", 1) if len(members) > 1 and what.startswith("waits") else what
+        lines.append(f"R{ids_briefly(members)[1:]} {clause}.")
+    return lines
+
+
+# What differs inside the calls: of all that they ask for the first field that is not the same, and nothing else.
+
+
+def _what_differs(findings: Findings) -> list[str]:
+    if len(findings.partitions) < 2:
+        return []
+    if findings.reason in (Reason.AXIS, Reason.SOURCE):
+        return _values_differ(findings)
+    if findings.reason is Reason.CALL_SITE:
+        return _sites_differ(findings)
+    tell = _BETWEEN_TWO.get(findings.reason)
+    if tell is None:
+        return []
+    (members, post), *odd = findings.partitions
+    others, other = next((m, p) for m, p in odd if compare(p.call, post.call) is findings.reason)
+    return tell(findings.reason, post.call, ids_briefly(members), other.call, ids_briefly(others))
+
+
+def _values_differ(findings: Findings) -> list[str]:
+    """Tell axes and sources by replica."""
+    values = [
+        f"{_value(findings.reason, post.call)} on {ids_briefly(members)}"
+        for members, post in findings.partitions[:_MOST_PATHS]
+    ]
+    more = ", …" if len(findings.partitions) > _MOST_PATHS else ""
+    return [f"The {findings.reason} differs: {', '.join(values)}{more}."]
+
+
+def _value(reason: Reason, call: Call) -> object:
+    """Return the source, or the axis: of a single leaf its own, else a tuple with one for each leaf."""
+    if reason is Reason.SOURCE:
+        return call.source
+    return call.axis[0] if call.axis is not None and call.structure is None else call.axis
+
+
+def _sites_differ(findings: Findings) -> list[str]:
+    """Tell calls apart that stand on one line, by their columns or by their callers."""
+    for depth, sites in enumerate(zip(*(post.path for _, post in findings.partitions), strict=False)):
+        if len({site[:3] for site in sites}) == 1:
+            continue
+        if len({site[:2] for site in sites}) == 1 and all(site.column is not None for site in sites):
+            where = [f"column {(site.column or 0) + 1}" for site in sites]
+            what = "Their callers stand on one line" if depth else "They are different calls on one line"
+            return [f"{what}: {_on_each(findings, where)}."]
+        return [f"Their callers differ: {_on_each(findings, [place(s.location) for s in sites])}."] if depth else []
+    return []
+
+
+def _on_each(findings: Findings, what: Sequence[str]) -> str:
+    """Say what holds for the replicas of each partition."""
+    told = [f"{each} on {ids_briefly(members)}" for (members, _), each in zip(findings.partitions, what, strict=True)]
+    return ", ".join(told[:_MOST_PARTITIONS])
+
+
+def _functions_differ(_: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
+    what = "merge functions" if a.kind == "merge_call" else "functions"
+    return [f"The {what} differ: {_function(a.function)} on {on_a}, {_function(b.function)} on {on_b}."]
+
+
+def _function(function: Function | None) -> str:
+    if function is None:
+        return "none"
+    return f"{function.name} at {shown_file(function.file)}:{function.line}" if function.file else function.name
+
+
+def _structures_differ(_: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
+    if a.arguments is not None and b.arguments is not None:
+        return _arguments_differ(a, on_a, b, on_b)
+    if a.structure is None or b.structure is None:
+        single, nest = (on_a, on_b) if a.structure is None else (on_b, on_a)
+        return [f"The structures differ: a single value on {single}, a nest on {nest}."]
+    alone = [(path, on_a) for path in a.paths if path not in b.paths]
+    alone += [(path, on_b) for path in b.paths if path not in a.paths]
+    told = [f"value{path} stands on {replicas} only" for path, replicas in alone[:_MOST_PATHS]]
+    more = f", and {len(alone) - _MOST_PATHS} more" if len(alone) > _MOST_PATHS else ""
+    return [f"The structures differ: {', '.join(told) or _skeletons_differ(a, on_a, b, on_b)}{more}."]
+
+
+def _arguments_differ(a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
+    (number, names), (other_number, other_names) = a.arguments or (0, ()), b.arguments or (0, ())
+    if number != other_number:
+        return [f"The arguments differ: {number} against {other_number} positional arguments, {on_a} against {on_b}."]
+    alone = sorted(set(names) ^ set(other_names))
+    if alone:
+        return [f"The arguments differ: {', '.join(alone)} stands on one side only."]
+    return [f"The arguments differ: {_skeletons_differ(a, on_a, b, on_b)}."]
+
+
+_TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^]\[(){},'"]+|.""", re.DOTALL)
+
+
+def _skeletons_differ(a: Call, on_a: str, b: Call, on_b: str) -> str:
+    """Say in which part two nests differ, as text with a ``*`` for every leaf."""
+    here, there = _TOKEN.findall(a.structure or ""), _TOKEN.findall(b.structure or "")
+    shorter = min(len(here), len(there))
+    first = next((i for i in range(shorter) if here[i] != there[i]), shorter)
+    last = next((i for i in range(shorter - first) if here[-1 - i] != there[-1 - i]), shorter - first)
+    while True:  # until the parts are whole items, with all their brackets
+        parts = [tokens[first : len(tokens) - last] for tokens in (here, there)]
+        if first and (here[first - 1] not in _BEFORE_AN_ITEM or any(_unopened(part) for part in parts)):
+            first -= 1
+        elif last and any(_unopened(part[::-1], ")]}", "([{") for part in parts):
+            last -= 1
+        else:
+            return f"{_brief(parts[0])} on {on_a}, {_brief(parts[1])} on {on_b}"
+
+
+_BEFORE_AN_ITEM = ("(", "[", "{", ",")
+
+
+def _unopened(tokens: Iterable[str], opening: str = "([{", closing: str = ")]}") -> bool:
+    """Whether a bracket is closed in some text that is not opened there."""
+    depth = 0
+    for token in tokens:
+        depth += (token in opening) - (token in closing)
+        if depth < 0:
+            return True
+    return False
+
+
+def _brief(tokens: Iterable[str]) -> str:
+    part = "".join(tokens).replace(LEAF, "*").strip() or "nothing"
+    return part if len(part) <= _LONGEST_PART else f"{part[: _LONGEST_PART - 2]} …"
+
+
+_LEAF_FIELDS = {Reason.SHAPE: 0, Reason.DTYPE: 1, Reason.DEVICE: 2}
+
+
+def _leaf_differs(reason: Reason, a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
+    if a.structure is None:
+        return []
+    field = _LEAF_FIELDS[reason]
+    for path, mine, theirs in zip(a.paths, a.leaves, b.leaves, strict=True):
+        if mine[field] != theirs[field]:
+            what = "array type" if reason is Reason.DEVICE else reason
+            return [f"The {what} differs at value{path}: {leaf_text(*mine)} on {on_a}, {leaf_text(*theirs)} on {on_b}."]
+    return []
+
+
+_BETWEEN_TWO: dict[Reason, Callable[[Reason, Call, str, Call, str], list[str]]] = {
+    Reason.STRUCTURE: _structures_differ,
+    Reason.MERGE_FN: _functions_differ,
+    Reason.SHAPE: _leaf_differs,
+    Reason.DTYPE: _leaf_differs,
+    Reason.DEVICE: _leaf_differs,
+}
+
+
+# What came before, and how they diverged.
+
+
+def _circle(findings: Findings) -> list[str]:
+    return [f"{findings.circle}."] if findings.circle and findings.reason is Reason.TIMEOUT else []
+
+
+def _last_agreement(findings: Findings) -> list[str]:
+    last = next((r for r in reversed(_common_history(findings)) if r.sequence_number < findings.sequence_number), None)
+    if last is None:
+        whole = "run" if findings.group is None else "group"
+        return [f"This is the first collective of the {whole}."] if findings.sequence_number == 0 else []
+    return [f"All replicas agreed up to #{last.sequence_number}: {last.call} at {place(last.location)}."]
+
+
+def _common_history(findings: Findings) -> tuple[CallRecord, ...]:
+    return min((replica.history for replica in findings.replicas), key=len, default=())
+
+
+def _divergence(findings: Findings) -> list[str]:
+    if findings.sides is None:
+        return []
+    divergence = findings.divergence
+    lines = [*diff(*findings.sides)] + ([divergence.text] if divergence is not None else [])
+    if divergence is None or divergence.kind not in (DivergenceKind.LEFT_LOOP, DivergenceKind.OTHER_BRANCH):
+        branch = branch_line(*findings.sides)
+        lines += [branch] if branch is not None else []
+    return lines
+
+
+# Hints: what usually causes a disagreement, and what to do about it. Only what fits what was found.
+
+
+def hints(findings: Findings) -> list[str]:
+    """Return the last lines of a text: what to do."""
+    if findings.races and findings.sides is None and len(findings.partitions) > 1:
+        return [*findings.races[:2], *_RACE]
+    found = _of_its_own(findings) or _by_divergence(findings)
+    if found:
+        return found
+    advice = _BY_REASON.get(findings.reason, [])
+    return advice(findings) if callable(advice) else advice
+
+
+def _of_its_own(findings: Findings) -> list[str]:
+    """Return what is to be said of joins and of the creation of groups alone."""
+    if findings.joining and findings.reason is Reason.EXITED:
+        return ["Where one replica joins, all must: await ctx.join() behind the loop, on every way out of it."]
+    if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
+        return ["Every member must make the group at the same place; where the places are to meet, give it a name."]
+    return []
+
+
+def _by_divergence(findings: Findings) -> list[str]:
+    kind = findings.divergence.kind if findings.divergence is not None else None
+    if kind is DivergenceKind.LEFT_LOOP:
+        return _UNEVEN
+    if kind is DivergenceKind.SWAPPED:
+        return _SWAPPED
+    one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
+    if one_more_or_less and _on_one_line(findings):
+        return _ITEMS
+    if kind is not None and findings.reason in _BRANCHED:
+        return _CONDITION
+    return [*_CONDITION, *_NAME] if one_more_or_less else []
+
+
+_BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
+_JOIN = "One that has run out of data can stand by instead: await ctx.join()."
+_UNEVEN = [
+    "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
+    "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
+    _JOIN,
+]
+_RACE = [
+    "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of",
+    "its own: ctx.new_group(range(ctx.num_replicas_in_sync)).",
+]
+_SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
+_ITEMS = [
+    "It is one line, in a loop over what differs by replica: give the loop the same items in the same order on every",
+    "replica, with zeros where one has no value, or reduce one dict.",
+]
+_CONDITION = [
+    "A condition on a replica's own data is the usual cause: reduce the condition first, e.g.",
+    "  stop = await ctx.all_reduce(ReduceOp.MAX, stop)",
+]
+_NAME = ["If the places are meant to meet, give both calls the same name=."]
+
+
+def _on_one_line(findings: Findings) -> bool:
+    return len({replica.location for replica in findings.replicas if replica.location is not None}) == 1
+
+
+def _abandoned_hint(findings: Findings) -> list[str]:
+    if findings.refusals:
+        return ["An error in the arguments is raised there alone; what all workers do together waits for every one."]
+    return [
+        "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",
+        "whole run, or set CommunicationOptions(timeout_seconds=...).",
+    ]
+
+
+def _reduce_op_hint(findings: Findings) -> list[str]:
+    which = " It is the same line everywhere, so the op is a variable: print it." if _on_one_line(findings) else ""
+    return [f"The reduce op must be the same on every replica.{which}"]
+
+
+def _axis_hint(findings: Findings) -> list[str]:
+    return [f"The axis must be the same value everywhere.{_was_it_the_id(findings)}"]
+
+
+def _source_hint(findings: Findings) -> list[str]:
+    return [
+        f"The source must be the same value everywhere, the id of the one that has the value.{_was_it_the_id(findings)}"
+    ]
+
+
+def _was_it_the_id(findings: Findings) -> str:
+    passed = all(
+        len(members) == 1 and _value(findings.reason, post.call) == members[0] for members, post in findings.partitions
+    )
+    return " The replica's id was passed." if passed else " Was the replica's id passed?"
+
+
+def _merge_fn_hint(findings: Findings) -> list[str]:
+    if _merges(findings):
+        return ["The merge function must be the same on every replica; it runs once. Pass what differs as an argument."]
+    return ["The function must be the same on every worker. Pass what differs as an argument."]
+
+
+def _structure_hint(findings: Findings) -> list[str]:
+    if findings.partitions[0][1].call.shapes is None:
+        return ["Every replica must pass the merge function arguments of the same structure."]
+    return ["Where a replica has no value, reduce zeros instead, or leave the leaf out everywhere."]
+
+
+def _shape_hint(findings: Findings) -> list[str]:
+    (_, usual), (_, odd), *_ = findings.partitions
+    pairs = zip(usual.call.shapes or (), odd.call.shapes or (), strict=False)
+    only_axis_0 = all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs if a != b)
+    batch = " Was it a last, smaller batch? Drop it, or pad it." if only_axis_0 else ""
+    return [f"Nothing is broadcast across replicas.{batch}"]
+
+
+def _dtype_hint(findings: Findings) -> list[str]:
+    among = any("float64" in post.call.dtypes for _, post in findings.partitions)
+    numpy = " NumPy makes float64 by default." if among else ""
+    return [f"Values are never cast across replicas.{numpy}"]
+
+
+def _timeout_hint(findings: Findings) -> list[str]:
+    if all(replica.call is not None for replica in findings.replicas):
+        runs = "The merge function runs in a task of its own: look at what it awaits."
+        return [runs] if _merges(findings) else []
+    waits = " ".join(replica.waits_for or "" for replica in findings.replicas)
+    if "Lock" in waits or "Semaphore" in waits:
+        return ["A lock that is held across a collective keeps the others from coming to it: release it before."]
+    return ["The places where the missing replicas are now are in report.replicas[i].stack."]
+
+
+_BY_REASON: dict[Reason, list[str] | Callable[[Findings], list[str]]] = {
+    Reason.KIND: [
+        "Every replica must issue the same collectives in the same order. Does one of these calls stand under a",
+        "condition that depends on the replica?",
+    ],
+    Reason.NAME: ["The names differ: calls that are meant to be one collective have the same name."],
+    Reason.REDUCE_OP: _reduce_op_hint,
+    Reason.AXIS: _axis_hint,
+    Reason.SOURCE: _source_hint,
+    Reason.MERGE_FN: _merge_fn_hint,
+    Reason.STRUCTURE: _structure_hint,
+    Reason.SHAPE: _shape_hint,
+    Reason.DTYPE: _dtype_hint,
+    Reason.DEVICE: ["Every replica must pass the same type of array or number."],
+    Reason.CALL_SITE: [
+        "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or iterate",
+        "over sorted keys. If the places are meant to meet, give both calls the same name=.",
+    ],
+    Reason.EXITED: [
+        "Every replica must make as many collectives as the others: decide together when to stop, e.g.",
+        "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
+        _JOIN,
+    ],
+    Reason.ABANDONED: _abandoned_hint,
+    Reason.TIMEOUT: _timeout_hint,
+}
