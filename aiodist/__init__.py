@@ -2,6 +2,33 @@
 
 import typing
 
+from aiodist._arrays.devices import set_logical_devices
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
+from aiodist._core.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    DeadlockError,
+    DeviceNotFoundError,
+    IncompleteCollectiveError,
+    ReplicaContextError,
+    StallWarning,
+    WorkerLostError,
+)
+from aiodist._core.report import (
+    CallRecord,
+    Camp,
+    CollectiveReport,
+    Divergence,
+    Location,
+    Parting,
+    Reason,
+    ReplicaReport,
+    ReplicaState,
+)
+from aiodist._version import __version__ as __version__
 from aiodist.collective.recorder import RecordedCall, Recorder, RunRecord
 from aiodist.data.contexts import InputContext, ValueContext
 from aiodist.data.dataset import NumpyDataset
@@ -28,33 +55,6 @@ from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist.tools.tracing.trace import trace
-from aiodist.vocabulary.devices import set_logical_devices
-from aiodist.vocabulary.errors import (
-    CollectiveError,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    DeadlockError,
-    DeviceNotFoundError,
-    IncompleteCollectiveError,
-    ReplicaContextError,
-    StallWarning,
-    WorkerLostError,
-)
-from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.reports import (
-    CallRecord,
-    Camp,
-    CollectiveReport,
-    Divergence,
-    Location,
-    Parting,
-    Reason,
-    ReplicaReport,
-    ReplicaState,
-)
-from aiodist.vocabulary.values import DistributedValues, Mirrored, PerReplica
-from aiodist.vocabulary.version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:

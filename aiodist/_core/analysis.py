@@ -205,9 +205,11 @@ class _Case:
         reason = self._reason(partitions, missing, ended)
         suspects = self._suspects(partitions, missing, reason, ended)
         replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
-        sides = None if self.snapshot.races else self._sides(partitions, missing, replicas, ended)
-        left = {m.replica_id for m in missing if _left(self.group, m, self.slot)}
         facts = {each.replica_id: each for each in self.snapshot.replicas}
+        races = _races([replicas[self._index(posted.replicas[0])] for posted in partitions[:2]], facts)
+        # of racing tasks, which may call on, nobody can say what they left out
+        sides = None if races else self._sides(partitions, missing, replicas, ended)
+        left = {m.replica_id for m in missing if _left(self.group, m, self.slot)}
         findings = Findings(
             reason=reason,
             sequence_number=self.slot.number,
@@ -222,7 +224,7 @@ class _Case:
             divergence=diverged(self._past(), *sides) if sides is not None else None,
             time_limits=_time_limits([facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS]),
             circle=self.snapshot.circle,
-            races=self.snapshot.races,
+            races=races,
             timeout_seconds=self.seconds,
         )
         blamed = len(suspects) < len(replicas)
@@ -245,6 +247,9 @@ class _Case:
             divergence=findings.divergence,
             advice=tuple(render.hints(findings)),
         )
+
+    def _index(self, replica_id: int) -> int:
+        return next(index for index, member in enumerate(self.group.members) if member.replica_id == replica_id)
 
     def _reason(self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], ended: set[int]) -> Reason:
         if len(partitions) > 1:
@@ -338,6 +343,18 @@ def _path(replica: ReplicaReport) -> tuple[Location, ...]:
     here = replica.stack[-1] if replica.stack else None
     at_call = here is not None and here == location._replace(function=here.function)
     return (*replica.stack[:-1], location) if at_call else (location,)
+
+
+def _races(firsts: Sequence[ReplicaReport], facts: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
+    """Say in which child tasks the replicas that part are at their calls; nothing unless both are in one."""
+    found = []
+    for replica in firsts:
+        call, here = replica.location, replica.stack[-1] if replica.stack else None
+        if call is None or here is None or (here.file, here.line) == (call.file, call.line):
+            return ()
+        calls = facts[replica.replica_id].child_calls
+        found += [text for at, text in calls if (at.file, at.line) == (call.file, call.line)][:1]
+    return tuple(found) if len(found) == len(firsts) == 2 else ()
 
 
 def _time_limits(replicas: Iterable[ReplicaFacts]) -> tuple[str, ...]:

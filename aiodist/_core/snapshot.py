@@ -38,6 +38,7 @@ class ReplicaFacts:
         ended_at: where its function returned; None where that is not known.
         cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
         refusal: what the call raised that it was not cancelled out of, but refused for its arguments; else empty.
+        child_calls: where its child tasks are suspended, each with a sentence that says so.
     """
 
     replica_id: int
@@ -49,6 +50,7 @@ class ReplicaFacts:
     ended_at: Location | None = None
     cancelled_in: tuple[tuple[str, int], ...] = ()
     refusal: str = ""
+    child_calls: tuple[tuple[Location, str], ...] = ()
 
 
 class MemberRecord(NamedTuple):
@@ -117,7 +119,6 @@ class Snapshot:
         blocked: the ids of those of which every task waits in open collectives, and nothing else can run.
         deadlocked: the ids of those that wait for each other for ever, as the runtime has proved.
         circle: a sentence about tasks that wait for each other; empty where there are none.
-        races: sentences about replicas that issue collectives in several tasks at once.
     """
 
     order_check: OrderCheck
@@ -126,7 +127,6 @@ class Snapshot:
     blocked: tuple[int, ...] = ()
     deadlocked: tuple[int, ...] = ()
     circle: str = ""
-    races: tuple[str, ...] = ()
 
 
 # Merging the snapshots of several processes.
@@ -152,7 +152,6 @@ def merge(parts: Iterable[Snapshot]) -> Snapshot:
         tuple(sorted({replica_id for part in several for replica_id in part.blocked})),
         tuple(sorted({replica_id for part in several for replica_id in part.deadlocked})),
         next((part.circle for part in several if part.circle), ""),
-        tuple(race for part in several for race in part.races),
     )
 
 
@@ -283,7 +282,6 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
         "blocked": _to_ranges(snapshot.blocked),
         "deadlocked": _to_ranges(snapshot.deadlocked),
         "circle": snapshot.circle,
-        "races": list(snapshot.races),
     }
 
 
@@ -329,7 +327,6 @@ def _from_json(data: Mapping[str, Any]) -> Snapshot:
         _from_ranges(data["blocked"]),
         _from_ranges(data["deadlocked"]),
         data["circle"],
-        tuple(data["races"]),
     )
 
 
@@ -361,6 +358,7 @@ def _replica_from_json(row: Mapping[str, Any]) -> ReplicaFacts:
             "stack": tuple(Location(*at) for at in row["stack"]),
             "ended_at": None if row["ended_at"] is None else Location(*row["ended_at"]),
             "cancelled_in": tuple((str(file), int(line)) for file, line in row["cancelled_in"]),
+            "child_calls": tuple((Location(*at), str(text)) for at, text in row["child_calls"]),
         }
     )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import Location
 from aiodist.checking.check import Checked
 from aiodist.checking.ledger import Site
 from aiodist.checking.words import failure_text, replay_command
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import Location
 
 
 def as_json(checked: Checked) -> dict[str, Any]:

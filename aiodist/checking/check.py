@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from aiodist._core.errors import CollectiveError
 from aiodist.checking.explore import Exploration, explore, replay
 from aiodist.checking.ledger import Ledger
 from aiodist.checking.runs import NewLoop, function_program
@@ -17,7 +18,6 @@ from aiodist.checking.schedule import Schedule
 from aiodist.checking.target import Source, Target, TargetError, TargetExitError
 from aiodist.collective.observer import observing
 from aiodist.strategy.mirrored import MirroredStrategy
-from aiodist.vocabulary.errors import CollectiveError
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000

@@ -7,15 +7,15 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._runtime.waits import Awaited
+from aiodist.checking.threads import busy_threads
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.joining import number_of_join
 from aiodist.collective.verdict import snapshot
 from aiodist.collective.wording import ids, shown
 from aiodist.replica.waits import WaitGraph, look_at_loop
-from aiodist.vocabulary.reports import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
-from aiodist.vocabulary.threads import busy_threads
-from aiodist.vocabulary.waits import Awaited
 
 if TYPE_CHECKING:
     from aiodist.checking.loop import ControlledLoop

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist._core.report import Location
 from aiodist.checking.listener import Listener
 from aiodist.checking.loop import ControlledLoop
 from aiodist.checking.target import TargetError
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.signature import KIND, Signature, leaf_fields
-from aiodist.vocabulary.reports import Location
 
 if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.rendezvous import Rendezvous
-    from aiodist.vocabulary.errors import CollectiveError
 
 
 @dataclass(slots=True, eq=False)

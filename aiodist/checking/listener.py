@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.member import Member
     from aiodist.collective.rendezvous import Rendezvous
-    from aiodist.vocabulary.errors import CollectiveError
 
 
 class Listener:

@@ -34,11 +34,11 @@ from contextvars import Context
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from aiodist._core.errors import CollectiveError
 from aiodist.checking.course import Course
 from aiodist.checking.outside import let_threads_finish
 from aiodist.checking.schedule import ASIDE
 from aiodist.checking.selector import ControlledSelector
-from aiodist.vocabulary.errors import CollectiveError
 
 _TURNS_AT_ONCE = 64
 _RESOLUTION = time.get_clock_info("monotonic").resolution

@@ -2,7 +2,7 @@
 
 A loop has nothing to run and no timer. It will stay so unless a file descriptor becomes ready, a signal handler of the
 program's is called, or another thread calls in. File descriptors and signal handlers the loop knows. Of threads, only
-those count that can act (`vocabulary.threads`).
+those count that can act (`threads`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any
 from weakref import WeakSet
 
-from aiodist.vocabulary.threads import busy_threads
+from aiodist.checking.threads import busy_threads
 
 _PATIENCE = 0.25
 _GLANCE = 0.0002

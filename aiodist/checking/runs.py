@@ -15,11 +15,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiodist._core.errors import CollectiveError
 from aiodist.checking.course import Course, OnPoint
 from aiodist.checking.loop import ControlledLoop
 from aiodist.checking.schedule import Order, Schedule
 from aiodist.checking.standstill import Standstill
-from aiodist.vocabulary.errors import CollectiveError
 
 NewLoop: TypeAlias = Callable[[], ControlledLoop]
 Program: TypeAlias = Callable[[NewLoop], Any]

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import Any, Protocol
 
 from aiodist.checking.outside import alarm_handler, alarm_is_set
-from aiodist.vocabulary.threads import busy_threads
+from aiodist.checking.threads import busy_threads
 
 Events = list[tuple[selectors.SelectorKey, int]]
 

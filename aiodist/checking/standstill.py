@@ -12,9 +12,9 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from aiodist._core.errors import CollectiveTimeoutError, DeadlockError
 from aiodist.checking.deadlock import report_on
 from aiodist.checking.tasks import member_of
-from aiodist.vocabulary.errors import CollectiveTimeoutError, DeadlockError
 
 if TYPE_CHECKING:
     from aiodist.checking.loop import ControlledLoop

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from aiodist._core.report import CallRecord, Parting, Reason, ReplicaReport, ReplicaState
 from aiodist.collective import hints
 from aiodist.collective.findings import Findings, calls_made
 from aiodist.collective.parting import branch_line, diff
@@ -11,7 +12,6 @@ from aiodist.collective.signature import KIND
 from aiodist.collective.what_differs import what_differs
 from aiodist.collective.who import who
 from aiodist.collective.wording import ids_briefly, shown_file
-from aiodist.vocabulary.reports import CallRecord, Parting, Reason, ReplicaReport, ReplicaState
 
 
 def write(findings: Findings) -> str:

@@ -11,15 +11,16 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark, LeafType
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.slices import IndexedSlices
 from aiodist.collective.out_buffers import OutBuffers, are_entangled
 from aiodist.collective.packs import packs
 from aiodist.collective.reduction import reduce_arrays, reduce_leaf
-from aiodist.collective.signature import OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature
+from aiodist.collective.signature import OP, STRUCTURE, TYPES, Signature
 from aiodist.collective.warming import ask_for
 from aiodist.collective.work import Call, Work, worker_count
-from aiodist.vocabulary.foreign_arrays import ForeignType
-from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import Accumulate, ReduceOp, policy
 
 Array = np.ndarray[Any, Any]
@@ -204,7 +205,7 @@ def _only(results: list[Any]) -> Any:
 
 def _is_array(leaf_type: LeafMark) -> bool:
     """Whether a leaf takes part as a NumPy array, be it over another framework's memory."""
-    return leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, ForeignType)
+    return leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, HostType)
 
 
 def _nbytes(leaf: Any) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from types import CodeType
 from typing import TYPE_CHECKING, Protocol
 
+from aiodist._core.errors import CollectiveError
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.vocabulary.errors import CollectiveError
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

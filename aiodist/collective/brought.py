@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective.signature import Signature
-from aiodist.vocabulary.options import CommunicationOptions
 
 
 class Brought(NamedTuple):

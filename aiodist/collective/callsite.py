@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import CodeType, FrameType
 from typing import NamedTuple, TypeAlias
 
-from aiodist.vocabulary.reports import Location
+from aiodist._core.report import Location
 
 Path: TypeAlias = tuple[tuple[CodeType, int, str], ...]
 """A chain of calls, innermost first: code, offset, and the file, for code objects of two files can be equal."""

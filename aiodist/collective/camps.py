@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aiodist._core.report import Location, ReplicaReport
 from aiodist.collective.historian import by_id, record_of
 from aiodist.collective.member import JOIN, Member
 from aiodist.collective.parting import Past, Side
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.sameness import Call, fingerprint
-from aiodist.vocabulary.reports import Location, ReplicaReport
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

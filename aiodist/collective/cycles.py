@@ -23,14 +23,14 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiodist._core.errors import CollectiveMismatchError
+from aiodist._core.report import CollectiveReport, Reason
 from aiodist.collective import historian
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.joining import number_of_join
 from aiodist.collective.member import JOIN
 from aiodist.collective.wording import ids, place
-from aiodist.vocabulary.errors import CollectiveMismatchError, DeadlockError
-from aiodist.vocabulary.reports import CollectiveReport, Reason
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
@@ -212,16 +212,6 @@ def error_of(root: SyncGroup, waits: Waits, certain: set[int]) -> CollectiveMism
     )
     suspects = tuple(sorted(on_it))
     return CollectiveMismatchError(CollectiveReport(Reason.CYCLE, number, replicas, suspects, _text(cycle)))
-
-
-def deadlock(root: SyncGroup, text: str) -> DeadlockError:
-    """Return the error for replicas of a run that wait for ever, for a reason that is no group's."""
-    waits = {
-        m.replica_id: root.open[n] for n in sorted(root.open, reverse=True) for m in root.members if m.arrived_at(n)
-    }
-    reports = tuple(historian.report_on(root, member, waits.get(member.replica_id)) for member in root.members)
-    number = min(number_of_join(root), *(meeting.number for meeting in waits.values()))
-    return DeadlockError(CollectiveReport(Reason.DEADLOCK, number, reports, tuple(sorted(waits)), text))
 
 
 def _seen(

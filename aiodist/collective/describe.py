@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark, LeafType
+from aiodist._core.report import Reason
 from aiodist.collective import signature as sig
 from aiodist.collective.signature import Signature
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.foreign_arrays import ForeignType
-from aiodist.vocabulary.reports import Reason
 
 _MAX_NEST = 100
 
@@ -35,22 +36,22 @@ class _Text:
         return self.text
 
 
-def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: sig.LeafMark) -> str:
+def leaf_text(shape: tuple[int | None, ...], dtype: Any, leaf_type: LeafMark) -> str:
     """Return a leaf as ``float32[3]``; a Python number as ``float``; a NumPy scalar as ``np.float32``.
 
     Rows of a whole of that shape are ``IndexedSlices(float32[1000, 16])``, a PyTorch tensor is ``torch.float32[3]``.
     """
-    if leaf_type == sig.LeafType.PYTHON_NUMBER:
+    if leaf_type == LeafType.PYTHON_NUMBER:
         return str(dtype.__name__)
     name = dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(dtype)
-    if leaf_type == sig.LeafType.NUMPY_SCALAR:
+    if leaf_type == LeafType.NUMPY_SCALAR:
         return f"np.{name}"
     array = f"{name}[{', '.join('*' if size is None else str(size) for size in shape)}]"
     if isinstance(leaf_type, DeviceType):
         return f"{leaf_type.name}.{array} on a GPU"
-    if isinstance(leaf_type, ForeignType):
+    if isinstance(leaf_type, HostType):
         return f"{leaf_type.name}.{array}"
-    return f"IndexedSlices({array})" if leaf_type == sig.LeafType.INDEXED_SLICES else array
+    return f"IndexedSlices({array})" if leaf_type == LeafType.INDEXED_SLICES else array
 
 
 def call_text(signature: Signature) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from aiodist._arrays.device import DeviceType, DType, Spec
 from aiodist.gpu.moves import View, whole
 from aiodist.gpu.plan import Place
 from aiodist.gpu.scheme import Scheme
-from aiodist.vocabulary.device_arrays import DeviceType, DType, Spec
 
 
 class Known(NamedTuple):

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
+from aiodist._core.report import Reason
 from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
@@ -31,15 +33,12 @@ from aiodist.gpu.moves import Move
 from aiodist.gpu.pinned import array_of
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType, Spec
-from aiodist.vocabulary.reports import Reason
 from aiodist.workers.crossing import Partial, Span
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import Rule, part_of, rule_for
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
-    from aiodist.collective.portion import Portion
     from aiodist.collective.rendezvous import Rendezvous
 
 
@@ -191,13 +190,12 @@ class Ferry:
     """The way of one meeting's values down to the host, and of its results up again.
 
     Args:
-        meeting: with device arrays among the values of the local replicas, which all have arrived or joined; or some of
-            its leaves.
+        meeting: with device arrays among the values of the local replicas, which all have arrived or joined.
         group: the local replicas.
         span: the workers.
     """
 
-    def __init__(self, meeting: Rendezvous | Portion, group: SyncGroup, span: Span) -> None:
+    def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
         self._meeting = meeting
         self._span = span
         there = [member for member in group.members if member.position not in (meeting.absent or ())]

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from aiodist._arrays.device import DeviceType
 from aiodist.collective import exchange
 from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Known
@@ -19,7 +20,6 @@ from aiodist.collective.handing_out import each
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import DETAIL, OP
 from aiodist.gpu.moves import Move, View
-from aiodist.vocabulary.device_arrays import DeviceType
 
 
 class _Exchange(DeviceWork):

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from aiodist._arrays.device import DeviceArray, DeviceType
+from aiodist._arrays.frameworks import device_type_of
+from aiodist._arrays.host import class_name
 from aiodist.collective.device_course import Known
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.gpu.plan import Place
 from aiodist.gpu.scheme import symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceBuffer, DeviceType
-from aiodist.vocabulary.device_frameworks import type_of
 from aiodist_kernels import ReduceOp, result_dtype
 
 Span: TypeAlias = tuple[int, int, int]
@@ -44,7 +45,7 @@ class Outs:
     ) -> None:
         self._brought = {position: brought[position].leaves for position in positions if position in brought}
         self._numbers: dict[tuple[int, int], int] = {}
-        self.buffers: list[DeviceBuffer] = []
+        self.buffers: list[DeviceArray] = []
         for position, leaves in self._brought.items():
             for place in places:
                 self._numbers[position, place] = len(self.buffers)
@@ -80,9 +81,9 @@ class Outs:
         return {(buffer.ordinal, buffer.stream) for buffer in self.buffers}
 
 
-def span(array: DeviceArray | DeviceBuffer, place: int) -> Span:
+def span(array: DeviceArray, place: int) -> Span:
     """Return the memory of an array."""
-    if isinstance(array, DeviceArray) or array.strides is None or not all(array.shape):
+    if array.strides is None or not all(array.shape):
         return array.address, array.address + array.nbytes, place
     last = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True))
     return array.address, array.address + last + array.dtype.itemsize, place
@@ -113,17 +114,15 @@ def are_entangled(inputs: Iterable[Span], outs: Iterable[Span], *, in_place: boo
     return False
 
 
-def checked(out: Any, value: DeviceArray, mark: DeviceType, op: ReduceOp) -> DeviceBuffer:
+def checked(out: Any, value: DeviceArray, mark: DeviceType, op: ReduceOp) -> DeviceArray:
     """Return a buffer for a leaf's result.
 
     Raises:
         TypeError: it is no array of the leaf's framework on a GPU, cannot be written into, or has another dtype.
         ValueError: it has another shape than the result, or is on another GPU than the leaf.
     """
-    if type_of(out) is not mark:
-        kind = type(out)
-        got = f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
-        raise TypeError(f"out must hold {mark.name} arrays on GPUs, where the value has them, got a {got}")
+    if device_type_of(out) is not mark:
+        raise TypeError(f"out must hold {mark.name} arrays on GPUs, where the value has them, got a {class_name(out)}")
     buffer, expected = mark.buffer(out), result_dtype(op, value.dtype)
     if buffer.dtype != expected:
         raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
@@ -140,7 +139,7 @@ def check_overlap(leaves: Sequence[Any], buffers: Sequence[Any]) -> None:
     Raises:
         ValueError: a buffer on a GPU overlaps another one, or a leaf, and is not that leaf's own memory.
     """
-    there = [place for place, buffer in enumerate(buffers) if isinstance(buffer, DeviceBuffer) and buffer.nbytes]
+    there = [place for place, buffer in enumerate(buffers) if isinstance(buffer, DeviceArray) and buffer.nbytes]
     inputs = [span(leaves[place], place) for place in there]
     if are_entangled(inputs, [span(buffers[place], place) for place in there], in_place=True):
         raise ValueError(

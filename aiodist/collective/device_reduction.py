@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 import aiodist_kernels as kernels
+from aiodist._arrays.device import DeviceType, DType
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
 from aiodist.collective.handing_out import each
 from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import OP
 from aiodist.gpu.plan import Job
-from aiodist.vocabulary.device_arrays import DeviceType, DType
 from aiodist_kernels.rules import rule_for
 
 _rule_for = cache(rule_for)

@@ -17,19 +17,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiodist._arrays.device import DeviceArray, DeviceType, DType
+from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from aiodist._arrays.leaves import LeafMark
 from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Course, Known, Make, alike
 from aiodist.collective.device_out import Outs
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES, LeafMark
+from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES
 from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move
 from aiodist.gpu.plan import HOST, Job, Place
 from aiodist.gpu.scheme import Batch, number_of, symbol
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, DType
-from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = "tuple[Any, ...]"
@@ -128,9 +129,9 @@ class DeviceWork:
         """Return further arrays, which have numbers behind those that the replicas brought: in the host's memory."""
         return []
 
-    def reduce(self, rule: Rule, job: Job, replicas: int | None = None) -> None:
-        """Add a reduction; a mean divides by ``replicas``. Those of one rule that lie alike are made together."""
-        alike = rule, replicas, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
+    def reduce(self, rule: Rule, job: Job) -> None:
+        """Add a reduction. Those of one rule that lie alike are made together."""
+        alike = rule, tuple([p.device for p in job.inputs]), tuple([p.device for p in job.outputs])
         self._jobs.setdefault(alike, []).append(job)
 
     def move(self, moves: Sequence[Move]) -> None:
@@ -173,7 +174,7 @@ class DeviceWork:
             mark = self.marks[place]
             assert isinstance(mark, DeviceType)
             self.plan(place, mark, arrays)
-        batches = [Batch(rule, jobs, replicas) for (rule, replicas, *_), jobs in self._jobs.items()]
+        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
         with process.enqueuing:
             scheme = self._executor.scheme(batches, [*self._moves, *self._last], self._first + len(self._makes))
         return Course(alike(self._makes), len(self._makes), self._results, scheme)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from aiodist._arrays.nests import Structure
+from aiodist._core.report import Location
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.work import Work
-from aiodist.vocabulary.nests import Structure
-from aiodist.vocabulary.reports import Location
 
 if TYPE_CHECKING:
+    from aiodist._runtime.waits import Look
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.member import Member
-    from aiodist.vocabulary.waits import Look
 
 
 class Engine(Protocol):

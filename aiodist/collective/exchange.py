@@ -11,19 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from aiodist._arrays.leaves import LeafType
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective import reduction
 from aiodist.collective.all_reduce import Reduction
-from aiodist.collective.signature import (
-    DETAIL,
-    KIND,
-    OP,
-    STRUCTURE,
-    LeafType,
-    Signature,
-    leaf_fields,
-)
+from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, Signature, leaf_fields
 from aiodist.collective.work import Work
-from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import policy, pool
 from aiodist_kernels.layout import empty_like
 

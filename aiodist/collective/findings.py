@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from aiodist._core.report import Divergence, Reason, ReplicaReport
+from aiodist._runtime.waits import Look
 from aiodist.collective.parting import Side
 from aiodist.collective.signature import Signature
-from aiodist.vocabulary.reports import Divergence, Reason, ReplicaReport
-from aiodist.vocabulary.waits import Look
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import ReplicaState
 from aiodist.collective import joining, judging, sameness
 from aiodist.collective.branches import Branches
 from aiodist.collective.engine import Engine
@@ -39,9 +42,6 @@ from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, STRUCTURE, Signature
 from aiodist.collective.work import Work
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import ReplicaState
 
 HISTORY = 256
 _NEVER = 1 << 62

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from aiodist.collective.signature import KIND, STRUCTURE, TYPES, LeafMark, Signature
-from aiodist.vocabulary.foreign_arrays import ForeignType
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark
+from aiodist.collective.signature import KIND, STRUCTURE, TYPES, Signature
 
 
 def hand_out(signature: Signature, result: Any, takers: Sequence[int]) -> dict[int, Any]:
@@ -31,4 +32,4 @@ def hand_out(signature: Signature, result: Any, takers: Sequence[int]) -> dict[i
 
 def each(mark: LeafMark, leaf: Any, count: int) -> list[Any]:
     """Return a leaf of a shared result for so many replicas."""
-    return mark.give_each(leaf, count) if isinstance(mark, ForeignType) else [leaf] * count
+    return mark.give_each(leaf, count) if isinstance(mark, HostType) else [leaf] * count

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from aiodist._core.report import Parting, Reason
 from aiodist.collective import signature as sig
 from aiodist.collective.findings import Findings
 from aiodist.collective.signature import Signature
-from aiodist.vocabulary.reports import Parting, Reason
 
 _BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
 

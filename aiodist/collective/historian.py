@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import CodeType
 from typing import TYPE_CHECKING
 
+from aiodist._core.report import CallRecord, Location, ReplicaReport, ReplicaState
+from aiodist._runtime.waits import Look
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.joining import number_of_join
@@ -16,8 +18,6 @@ from aiodist.collective.sameness import Call
 from aiodist.collective.signature import Signature
 from aiodist.collective.source import time_limit_around
 from aiodist.collective.wording import shown_file
-from aiodist.vocabulary.reports import CallRecord, Location, ReplicaReport, ReplicaState
-from aiodist.vocabulary.waits import Look
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

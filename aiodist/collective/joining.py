@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.report import Reason
 from aiodist.collective.kinds import Kind
 from aiodist.collective.member import JOIN, Member
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.reports import Reason
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

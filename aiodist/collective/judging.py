@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiodist.vocabulary.errors import CollectiveError
+from aiodist._core.errors import CollectiveError
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.report import Reason
 from aiodist.collective import exchange, reduction
 from aiodist.collective.all_reduce import all_reduce
 from aiodist.collective.signature import KIND, Signature
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.reports import Reason
 from aiodist.workers import crossing
 from aiodist.workers.crossing import Crossing
 

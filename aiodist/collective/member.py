@@ -8,7 +8,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakSet
 
-from aiodist.vocabulary.reports import Location, ReplicaState
+from aiodist._core.report import Location, ReplicaState
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

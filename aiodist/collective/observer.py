@@ -17,10 +17,10 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.member import Member
     from aiodist.collective.rendezvous import Rendezvous
-    from aiodist.vocabulary.errors import CollectiveError
 
 
 class Observer(Protocol):

@@ -13,9 +13,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
+from aiodist._core.report import CallRecord, Divergence, Location, Parting
 from aiodist.collective import source
 from aiodist.collective.wording import count, ids_briefly, place
-from aiodist.vocabulary.reports import CallRecord, Divergence, Location, Parting
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aiodist._core.report import Reason
 from aiodist.collective.signature import DETAIL, KIND, Signature
 from aiodist.collective.wording import ids
-from aiodist.vocabulary.reports import Reason
 
 
 def check_present(signature: Signature, absent: Sequence[int]) -> None:

@@ -15,9 +15,9 @@ from aiodist.collective.describe import call_text
 from aiodist.collective.wording import count, ids_briefly, shown
 
 if TYPE_CHECKING:
+    from aiodist._core.report import Location
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.sameness import Call
-    from aiodist.vocabulary.reports import Location
 
 KEPT = 256
 _SHOWN = 10

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist.collective import sparse
-from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, LeafMark, LeafType, Signature, leaf_fields
+from aiodist.collective.signature import DTYPES, OP, STRUCTURE, TYPES, Signature, leaf_fields
 from aiodist.collective.warming import ask_for
-from aiodist.vocabulary.foreign_arrays import ForeignType
 from aiodist_kernels import Accumulate, ReduceOp
 
 
@@ -68,7 +69,7 @@ def reduce_leaf(
         accumulate: as in `aiodist_kernels.reduce`.
         among: the leaf is one of a nest.
     """
-    if leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, ForeignType):
+    if leaf_type is LeafType.NUMPY_ARRAY or isinstance(leaf_type, HostType):
         first = leaves[0]
         ask_for(op, first.dtype, len(leaves), first.nbytes, accumulate)
         return reduce_arrays(op, leaves, accumulate, among)

@@ -8,25 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist._arrays import nests
+from aiodist._arrays.leaves import has_device_arrays, has_foreign
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.report import Reason
 from aiodist.collective.all_reduce import all_reduce_into
 from aiodist.collective.brought import Brought
 from aiodist.collective.handing_out import hand_out
 from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.presence import check_present
 from aiodist.collective.reduction import in_native_order
-from aiodist.collective.signature import (
-    KIND,
-    SHAPES,
-    STRUCTURE,
-    TYPES,
-    Signature,
-    has_device_arrays,
-    has_foreign,
-)
+from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature
 from aiodist.collective.work import Work
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.reports import Reason
 
 if TYPE_CHECKING:
     from aiodist.collective.member import Member

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from types import CodeType
 
+from aiodist._arrays.options import OrderCheck
+from aiodist._core.report import Reason
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.signature import NAME, PATH, Signature, first_difference, meaning
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.vocabulary.reports import Reason
 
 Call = tuple[Signature, CodeType, int]
 """What is asked, the caller's code, and the offset of the call in it."""

@@ -8,17 +8,12 @@ is meaning compared, field by field (a big-endian float32 is a float32). For a s
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from aiodist.vocabulary import device_frameworks, foreign_arrays, nests
-from aiodist.vocabulary.arraylike import ArrayLike
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.foreign_arrays import ForeignType
-from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.vocabulary.reports import Reason
+from aiodist._arrays.leaves import LeafMark
+from aiodist._core.report import Reason
 
 Signature: TypeAlias = tuple[Any, ...]
 
@@ -32,80 +27,6 @@ SHAPES: Final = 5
 DTYPES: Final = 6
 TYPES: Final = 7
 PATH: Final = 8
-
-
-class LeafType:
-    """What a leaf is, beside its shape and dtype. A NumPy array, the commonest, is marked by None.
-
-    Another framework's array is marked by its `ForeignType`, or its `DeviceType` where it lies on a GPU.
-    """
-
-    NUMPY_ARRAY: Final = None
-    NUMPY_SCALAR: Final = "NumPy scalar"
-    PYTHON_NUMBER: Final = "Python number"
-    INDEXED_SLICES: Final = "IndexedSlices"
-
-
-_NUMBERS = (int, float, complex, bool)
-
-
-LeafMark: TypeAlias = str | ForeignType | DeviceType | None
-Leaf: TypeAlias = tuple[tuple[Any, ...], Any, LeafMark, Any]
-
-
-def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
-    """Return a leaf's shape, dtype (for a Python number its type), mark, and what of it takes part in a collective.
-
-    The shape has None for a size that is not known; the mark is what `LeafType` says; what takes part is the leaf, the
-    array that it reads as, or a NumPy array over its memory, or what `DeviceArray` tells of it.
-
-    Raises:
-        ImportError: it is a foreign array of bfloat16, and ml_dtypes is not installed.
-        TypeError: it is no array, NumPy scalar, Python number or IndexedSlices.
-    """
-    kind: Any = type(leaf)
-    if kind is np.ndarray or kind is np.memmap:
-        return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
-    likely = device_frameworks.likely_type_of(kind)
-    if likely is not None and likely.is_on_gpu(leaf):  # asked first, as it is what device arrays are known by
-        found = likely.view(leaf)
-        return found.shape, found.dtype, likely, found
-    if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is not immutable, as scalars are
-        return (), leaf.dtype, LeafType.NUMPY_SCALAR, leaf
-    if kind in _NUMBERS:
-        return (), kind, LeafType.PYTHON_NUMBER, leaf
-    if kind is IndexedSlices:
-        return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES, leaf
-    if isinstance(leaf, ArrayLike):
-        return describe_leaf(leaf.read_value())
-    on_device = device_frameworks.type_of(leaf)
-    if on_device is not None:
-        found = on_device.view(leaf)
-        return found.shape, found.dtype, on_device, found
-    foreign = foreign_arrays.type_of(leaf)
-    if foreign is None:
-        raise TypeError(_unsupported(leaf))
-    array = foreign.view(leaf)
-    return array.shape, array.dtype, foreign, array
-
-
-def _unsupported(leaf: Any) -> str:
-    kind = type(leaf)
-    if isinstance(leaf, np.ndarray):
-        return (
-            f"expected a plain NumPy array, got the subclass {kind.__module__}.{kind.__qualname__}, whose extra "
-            "meaning a collective would lose; pass np.asarray(value)"
-        )
-    register = f"; define it with @optree.dataclasses.dataclass(namespace={nests.NAMESPACE!r})"
-    return (
-        "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "
-        f"{kind.__module__}.{kind.__qualname__}: {_short(leaf)}{register if is_dataclass(leaf) else ''}"
-    )
-
-
-def _short(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def first_difference(a: Signature, b: Signature) -> Reason | None:  # noqa: PLR0911  (one return a field)
@@ -156,13 +77,3 @@ def leaf_fields(signature: Signature) -> list[tuple[tuple[int, ...], Any, LeafMa
         return [(signature[SHAPES], signature[DTYPES], signature[TYPES])]
     types = signature[TYPES] or (None,) * len(signature[SHAPES])
     return list(zip(signature[SHAPES], signature[DTYPES], types, strict=True))
-
-
-def has_foreign(types: Any) -> bool:
-    """Return whether there are another framework's arrays among leaf types, as a signature has them."""
-    return any(isinstance(mark, ForeignType) for mark in (types if isinstance(types, tuple) else (types,)))
-
-
-def has_device_arrays(types: Any) -> bool:
-    """Return whether there are arrays on GPUs among leaf types, as a signature has them."""
-    return any(isinstance(mark, DeviceType) for mark in (types if isinstance(types, tuple) else (types,)))

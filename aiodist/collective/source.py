@@ -11,7 +11,7 @@ import linecache
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from aiodist.vocabulary.reports import Location
+from aiodist._core.report import Location
 
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)

@@ -11,14 +11,14 @@ from functools import partial
 from time import perf_counter
 from typing import Any, Final
 
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import ReplicaState
 from aiodist.collective.bridge import Bridge, RunBridge
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import STRUCTURE
 from aiodist.collective.subgroup import SubGroup
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import ReplicaState
 
 LONGEST_WITHOUT_A_TURN: Final = 500e-6
 """Seconds for which a replica that is alone on its worker may go from meeting to meeting, before others have a turn."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist._arrays.slices import IndexedSlices
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import Finish, rule_for
 

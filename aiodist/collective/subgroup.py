@@ -27,6 +27,7 @@ from types import CodeType
 from typing import Any
 from weakref import WeakSet
 
+from aiodist._core.report import Location
 from aiodist.collective.branches import Branches
 from aiodist.collective.callsite import location
 from aiodist.collective.group import SyncGroup
@@ -35,7 +36,6 @@ from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.wording import ids, shown_file
-from aiodist.vocabulary.reports import Location
 
 Key = tuple[tuple[int, ...], str | None]
 _serials = count(1)

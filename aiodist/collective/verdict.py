@@ -10,6 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from aiodist._core import report
+from aiodist._core.errors import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    IncompleteCollectiveError,
+)
+from aiodist._core.report import CollectiveReport, Reason, ReplicaReport
 from aiodist.collective import account, hints
 from aiodist.collective.callsite import location, place
 from aiodist.collective.camps import Camp, camps_of, past_of, sides_of
@@ -21,14 +29,6 @@ from aiodist.collective.member import JOIN, Member
 from aiodist.collective.parting import parting
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.sameness import difference
-from aiodist.vocabulary import reports
-from aiodist.vocabulary.errors import (
-    CollectiveError,
-    CollectiveMismatchError,
-    CollectiveTimeoutError,
-    IncompleteCollectiveError,
-)
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup
@@ -84,7 +84,7 @@ def _report(findings: Findings, camps: Sequence[Camp]) -> CollectiveReport:
         text=account.write(findings),
         group=findings.group,
         camps=tuple(
-            reports.Camp(tuple(camp.members), call_text(camp.call[0]), location(*camp.call[1:])) for camp in camps
+            report.Camp(tuple(camp.members), call_text(camp.call[0]), location(*camp.call[1:])) for camp in camps
         ),
         divergence=findings.divergence,
         advice=tuple(hints.hints(findings)),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import CodeType
 
+from aiodist._arrays import nests
+from aiodist._core.report import Reason
 from aiodist.collective import signature as sig
 from aiodist.collective.describe import FunctionKey, leaf_text
 from aiodist.collective.findings import Findings
 from aiodist.collective.signature import Signature
 from aiodist.collective.wording import ids_briefly, shown_file
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.reports import Reason
 
 _MOST_CAMPS = 12
 _MOST_PATHS = 4

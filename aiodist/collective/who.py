@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aiodist._core.report import Location, ReplicaReport, ReplicaState
 from aiodist.collective import source
 from aiodist.collective.findings import Findings, calls_made
 from aiodist.collective.wording import count, ids_briefly, place, shown
-from aiodist.vocabulary.reports import Location, ReplicaReport, ReplicaState
 
 _LINE_EACH = 8
 _MOST_CAMPS = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from aiodist.vocabulary.reports import Location
+from aiodist._core.report import Location
 
 _MOST_RUNS = 4
 

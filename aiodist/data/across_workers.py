@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist._arrays.values import regroup, select_replica
+from aiodist._core.report import Reason
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.data.contexts import InputContext, ValueContext
@@ -15,8 +17,6 @@ from aiodist.data.cutting import cut, group, without_rows
 from aiodist.data.distributed import DistributedDataset
 from aiodist.data.methods import DataMethods, called, check_options
 from aiodist.strategy.scope import require_cross_replica
-from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import regroup, select_replica
 from aiodist.workers.crossing import Crossing, Plan, Span, reduce_columns
 from aiodist.workers.objects import Gathering
 from aiodist_kernels import Accumulate, ReduceOp

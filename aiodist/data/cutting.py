@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.vocabulary.values import PerReplica, regroup
+from aiodist._arrays import nests
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import PerReplica, regroup
 
 
 def cut(batch: Any, num_replicas: int) -> Any:

@@ -9,10 +9,10 @@ from typing import Any, Self
 import numpy as np
 from anyio.lowlevel import checkpoint
 
+from aiodist._arrays import nests
 from aiodist.data.cutting import common_size
 from aiodist.data.prefetch import Prefetched
 from aiodist.data.stages import Batch, Repeat, Shuffle, Stage, index_runs
-from aiodist.vocabulary import nests
 
 
 class NumpyDataset:
@@ -34,7 +34,7 @@ class NumpyDataset:
     """
 
     def __init__(self, arrays: Any) -> None:
-        nests.meet_dicts(arrays)
+        nests.register_dicts(arrays)
         self._leaves, self._structure = nests.flatten(arrays)
         self._size = common_size(self._leaves, self._structure, "numpy_input")
         for leaf, path in zip(self._leaves, nests.leaf_paths(self._structure, "numpy_input"), strict=True):

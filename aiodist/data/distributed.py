@@ -7,9 +7,9 @@ from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
 
+from aiodist._core.errors import ReplicaContextError
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import current
-from aiodist.vocabulary.errors import ReplicaContextError
 
 _END: Final = object()
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays.values import regroup
 from aiodist.data.contexts import InputContext, ValueContext
 from aiodist.data.cutting import cut, group
 from aiodist.data.dataset import NumpyDataset
 from aiodist.data.distributed import DistributedDataset
 from aiodist.strategy.scope import require_cross_replica
-from aiodist.vocabulary.values import regroup
 
 
 class DataMethods:

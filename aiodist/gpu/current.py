@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from aiodist._arrays import gpus
 from aiodist.gpu import process
-from aiodist.vocabulary import gpus
 
 T = TypeVar("T")
 

@@ -47,13 +47,10 @@ class Batch:
     Attributes:
         rule: the rule.
         jobs: the leaves.
-        replicas: by how many a mean divides, where each leaf is one buffer that stands for them all; None: by the
-            number of buffers.
     """
 
     rule: Rule
     jobs: Sequence[Job]
-    replicas: int | None = None
 
 
 Call: TypeAlias = Callable[[], object]
@@ -151,7 +148,7 @@ class Scheme:
         self.kernels[launch.device, form] = None
         lanes = components(rule.dtype)
         if form.tabled:
-            return _Tabled(self._driver, launch.device, form, launch.leaves, lanes, batch.replicas)
+            return _Tabled(self._driver, launch.device, form, launch.leaves, lanes)
         leaf = launch.leaves[0]
         return _Direct(self._driver, launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
 
@@ -195,18 +192,9 @@ class _Direct:
 class _Tabled:
     """A launch with tables in the device's memory."""
 
-    def __init__(
-        self,
-        driver: Driver,
-        device: int,
-        form: Form,
-        leaves: Sequence[Leaf],
-        lanes: int,
-        replicas: int | None = None,
-    ) -> None:
+    def __init__(self, driver: Driver, device: int, form: Form, leaves: Sequence[Leaf], lanes: int) -> None:
         places = [_split(address) for leaf in leaves for address in (leaf.out, *leaf.buffers)]
         self._count = len(leaves[0].buffers)
-        self._counts = forms.counts(form, self._count, replicas)
         shape = len(leaves), 1 + self._count
         self._numbers = np.array([number for number, _ in places], np.intp).reshape(shape)
         self._offsets = np.array([offset for _, offset in places], np.int64).reshape(shape)
@@ -222,7 +210,7 @@ class _Tabled:
             self._launcher = driver.launcher(self._device, self._form, chunks * forms.THREADS)
         rows = driver.upload(self._device, self._layout.rows(numbers[self._numbers] + self._offsets))
         keeps += [self._heads, rows]
-        return partial(self._launcher, self._heads.address, rows.address, chunks, *self._counts)
+        return partial(self._launcher, self._heads.address, rows.address, chunks, self._count)
 
 
 class _Copy:

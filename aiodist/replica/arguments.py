@@ -10,26 +10,13 @@ import anyio.to_thread
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, has_device_arrays
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import (
-    DETAIL,
-    OP,
-    SHAPES,
-    STRUCTURE,
-    TYPES,
-    Leaf,
-    LeafMark,
-    LeafType,
-    Signature,
-    describe_leaf,
-    has_device_arrays,
-    leaf_fields,
-)
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.device_frameworks import likely_type_of, views_on_gpu
-from aiodist.vocabulary.options import CommunicationOptions
+from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, TYPES, Signature, leaf_fields
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
@@ -110,67 +97,6 @@ def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, 
     return args, kwargs
 
 
-def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
-    """Return structure, shapes, dtypes, leaf types and leaves of a value, as `signature` lays them out.
-
-    The leaves are what takes part in the collective: of foreign arrays NumPy arrays over their memory.
-
-    Raises:
-        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
-        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
-    """
-    ndarray = np.ndarray
-    if type(value) is dict:
-        for leaf in value.values():
-            if type(leaf) is not ndarray:
-                break
-        else:  # a flat dict of arrays, the commonest nest
-            leaves, structure = nests.flatten_flat_dict(value)
-            return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
-    elif isinstance(value, (np.ndarray, np.generic, int, float, complex)):
-        return None, *describe_leaf(value)
-    elif (mark := likely_type_of(type(value))) is not None and mark.is_on_gpu(value):
-        array = mark.view(value)
-        return None, array.shape, array.dtype, mark, array
-    try:
-        return _describe_nest(value)
-    except TypeError:
-        if not nests.meet_dicts(value):  # which is asked here, so that nests of other kinds do not pay for it
-            raise
-    return _describe_nest(value)
-
-
-def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
-    leaves, structure = nests.flatten(value)
-    if len(leaves) == 1 and leaves[0] is value:
-        return None, *describe_leaf(value)
-    if not leaves:
-        return structure, (), (), None, leaves
-    on_gpus = views_on_gpu(leaves)
-    if on_gpus is not None:  # nests of hundreds of tensors are common
-        mark, arrays = on_gpus
-        return (
-            structure,
-            tuple([a.shape for a in arrays]),
-            tuple([a.dtype for a in arrays]),
-            (mark,) * len(leaves),
-            arrays,
-        )
-    shapes, dtypes, types, taking_part = zip(*_described(structure, leaves), strict=True)
-    return structure, shapes, dtypes, types if any(types) else None, list(taking_part)
-
-
-def _described(structure: nests.Structure, leaves: Sequence[Any]) -> list[Leaf]:
-    found = []
-    for index, leaf in enumerate(leaves):
-        try:
-            found.append(describe_leaf(leaf))
-        except TypeError as error:
-            path = nests.leaf_paths(structure, "value")[index]
-            raise TypeError(f"{path}: {error}") from None
-    return found
-
-
 def with_axes(signature: Signature, axis: Any, *, ragged: bool = False) -> Signature:
     """Return a signature with the axis of each leaf, counted from the front, as its detail.
 
@@ -224,7 +150,7 @@ def out_buffers(out: Any, signature: Signature, leaves: Any) -> OutBuffers | Non
     if out is None:
         return None
     brought, structure = _flat(out)
-    if structure != signature[STRUCTURE] and nests.meet_dicts(out):
+    if structure != signature[STRUCTURE] and nests.register_dicts(out):
         brought, structure = _flat(out)
     if structure != signature[STRUCTURE]:
         raise ValueError(f"out must be a nest like the value, {_text(signature[STRUCTURE])}, got {_text(structure)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiodist.vocabulary.reports import ReplicaState
+from aiodist._core.report import ReplicaState
 from aiodist.workers.state import WorkerState, absent
 from aiodist.workers.tribunal import LaneKey
 

@@ -46,7 +46,6 @@ from aiodist_kernels import Accumulate
 if TYPE_CHECKING:
     from aiodist.collective.spanned import SpannedGroup, SpannedPart
     from aiodist.replica.team import Team
-    from aiodist.workers.nccl_plane import Use
 
 _ENGINE_GRACE_SECONDS = 2.0
 _OF_THIS_WORKER = (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)
@@ -66,7 +65,6 @@ class Carrier:
         group, span: those.
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
-        use: the run's use of NCCL; None where it has none.
         hands: worker threads.
         patience: for how long to ask at once whether they have, in seconds.
     """
@@ -85,7 +83,6 @@ class Carrier:
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
-        self.use: Use | None = None
         self.patience = LONGEST_TURN_SECONDS if span.alongside else _AT_ONCE_SECONDS
 
     def _make_bells(self) -> None:
@@ -267,7 +264,7 @@ class Carrier:
                 meeting.put_in_native_order()
             course = self._courses.of(meeting)
             if course.ferried or meeting.absent is not None:
-                cargo = Cargo(meeting, self.group, self.span, self.use)
+                cargo = Cargo(meeting, self.group, self.span)
                 plan = yield from cargo.landed(meeting.options.accumulate, hands)
             else:
                 plan = course.recipe(meeting.values)
@@ -299,9 +296,6 @@ class Carrier:
             lane.in_exchange = False
             result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
         if cargo is not None and not course.merges:
-            lane.in_exchange = True
-            yield from cargo.fly(hands)
-            lane.in_exchange = False
             result = yield from cargo.launch(result, hands)
         if not meeting.complete:
             self._hand_over(meeting, course, cargo, result)
@@ -321,7 +315,6 @@ class Carrier:
     def _carry_out_otherwise(self, cargo: Cargo, agreed: Agreed) -> Steps[Any]:
         """Make a result without replicas that have joined, here or elsewhere, or with the accumulator of worker 0."""
         if agreed.notice >= Notice.ABSENT:
-            cargo.stay()
             return (yield from carry_out_without(self, cargo))
         other: Accumulate = "native" if cargo.accumulate == "float64" else "float64"
         agreed = agreed._replace(plan=(yield from cargo.landed(other, self.hands)))

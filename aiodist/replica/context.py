@@ -11,6 +11,9 @@ from weakref import WeakSet
 
 import numpy as np
 
+from aiodist._arrays import nests
+from aiodist._arrays.leaves import describe
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective import joining, kinds
 from aiodist.collective.callsite import call_path
 from aiodist.collective.out_buffers import OutBuffers
@@ -22,8 +25,6 @@ from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.identity import Identity
 from aiodist.replica.merge import MergeCall, function_key
 from aiodist.replica.worker import check_plain
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
@@ -307,7 +308,7 @@ class ReplicaContext(Identity):
     ) -> tuple[Signature, Any]:
         """Return the signature of a call and the leaves of its value (the leaf itself, where it is one)."""
         name = arguments.checked_name(name)
-        structure, shapes, dtypes, types, leaves = arguments.describe(value)
+        structure, shapes, dtypes, types, leaves = describe(value)
         return (kind, op, detail, name, structure, shapes, dtypes, types, self._path(frame, name)), leaves
 
     def _path(self, frame: FrameType, name: str | None) -> Any:

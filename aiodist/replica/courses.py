@@ -5,8 +5,9 @@ from __future__ import annotations
 from types import CodeType
 from typing import Final, NamedTuple
 
+from aiodist._arrays.leaves import has_device_arrays
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import KIND, TYPES, Signature, has_device_arrays
+from aiodist.collective.signature import KIND, TYPES, Signature
 from aiodist.workers.calls import Digests
 from aiodist.workers.crossing import Span
 from aiodist.workers.recipes import Recipe, Straight, recipe_of

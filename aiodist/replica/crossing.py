@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from anyio import CancelScope
 from anyio.abc import TaskGroup
 
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import ReplicaState
 from aiodist.collective.branches import Branches
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
@@ -24,8 +26,6 @@ from aiodist.replica.breaking import Breaking
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.part_crossing import PartCrossing, part_of
 from aiodist.replica.under_way import When
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import ReplicaState
 from aiodist.workers.calls import digest
 from aiodist.workers.lane import Disagreement, Lane
 from aiodist.workers.lane_book import GroupKey
@@ -174,8 +174,6 @@ class Crossing(Breaking):
         self._verdict = self._first_verdict = verdict
         if not self.clean:
             self.lane.freeze()
-            if self.use is not None:
-                self.use.hurry()
             self._break_off()
         self._end(verdict.error())
         self._leave_lane()
@@ -341,8 +339,6 @@ class Crossing(Breaking):
             finally:
                 self._end_by_loss()
                 self._leave_lane()
-                if self.use is not None:
-                    self.use.release()
                 self._stopped.set()
                 self.hands.close()
                 self._bell.close()

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from anyio import CancelScope, sleep_until
 from anyio.abc import TaskGroup
 
+from aiodist._core.errors import ReplicaContextError
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.work import Work
 from aiodist.replica.certainty import contexts_of, only_wait, trio_tasks
@@ -36,7 +37,6 @@ from aiodist.replica.handle import (
     watched,
 )
 from aiodist.replica.reducers import Done, Reducers
-from aiodist.vocabulary.errors import ReplicaContextError
 
 with suppress(
     ImportError
@@ -44,10 +44,10 @@ with suppress(
     importlib.import_module("anyio._backends._asyncio")
 
 if TYPE_CHECKING:
+    from aiodist._core.report import Location
+    from aiodist._runtime.waits import Look
     from aiodist.collective.group import SyncGroup
     from aiodist.replica.races import RaceWatch
-    from aiodist.vocabulary.reports import Location
-    from aiodist.vocabulary.waits import Look
 
 Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 Merge: TypeAlias = "Callable[[SyncGroup, Rendezvous], Coroutine[Any, Any, None]]"
@@ -280,7 +280,7 @@ class SoloEngine:
 
     def look(self, replicas: Collection[int], calls: Mapping[int, Location]) -> Look:  # noqa: ARG002  (the protocol's)
         """See nothing: a replica that is alone waits for no other."""
-        from aiodist.vocabulary.waits import Look
+        from aiodist._runtime.waits import Look
 
         return Look()
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
+from aiodist._arrays.nests import Structure
+from aiodist._core.errors import CollectiveError
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.replica.chain import Chain
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.nests import Structure
 
 if TYPE_CHECKING:
     from aiodist.collective.member import Member

@@ -32,11 +32,6 @@ class HomeLoop:
         """Whether this is the loop's thread."""
         return get_ident() == self.thread
 
-    @property
-    def has_calls(self) -> bool:
-        """Whether there are calls that it has not come to."""
-        return bool(self._calls)
-
     def move_in(self) -> bool:
         """Let the loop that runs here be the one; return whether it was another."""
         loop, call_soon = current_loop()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from aiodist._core.report import Location
+from aiodist._runtime.waits import Awaited, Look
 from aiodist.replica.suspension import task_text
 from aiodist.replica.wait_words import where
 from aiodist.replica.waiter import Waiter, owner_replica
 from aiodist.replica.waits import WaitGraph, tasks_here
-from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.waits import Awaited, Look
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

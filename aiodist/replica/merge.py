@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import get_cancelled_exc_class
 
+from aiodist._arrays.values import regroup, select_replica
+from aiodist._core.errors import ReplicaContextError
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import FunctionKey, call_text
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.wording import shown
 from aiodist.replica.current import CrossReplica, current
-from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.values import regroup, select_replica
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from aiodist._core.errors import CollectiveError
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.member import JOIN, Member
 from aiodist.collective.wording import ids, shown_file
-from aiodist.vocabulary.errors import CollectiveError
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

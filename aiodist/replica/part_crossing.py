@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from anyio import CancelScope
 
+from aiodist._core.errors import CollectiveError
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import SpannedPart
 from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.carrying import Carrier
-from aiodist.vocabulary.errors import CollectiveError
 from aiodist.workers.calls import digest
 from aiodist.workers.lane_book import Grant, GroupKey
 from aiodist.workers.layout import Layout

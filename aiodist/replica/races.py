@@ -28,10 +28,10 @@ from aiodist.replica.suspension import task_text
 if TYPE_CHECKING:
     from types import CodeType
 
+    from aiodist._core.report import Location
     from aiodist.collective.member import Member
     from aiodist.collective.rendezvous import Rendezvous
     from aiodist.collective.signature import Signature
-    from aiodist.vocabulary.reports import Location
 
     Call = tuple[Signature, CodeType, int]
 

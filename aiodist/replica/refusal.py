@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
+from aiodist._core.errors import ReplicaContextError
 from aiodist.replica.current import CrossReplica, current
-from aiodist.vocabulary.errors import ReplicaContextError
 
 if TYPE_CHECKING:
     from aiodist.replica.context import ReplicaContext

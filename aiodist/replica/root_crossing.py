@@ -25,15 +25,13 @@ from aiodist.workers.transfers import Steps
 from aiodist.workers.tribunal import LaneKey, Verdict
 
 if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
+    from aiodist._core.report import CollectiveReport
     from aiodist.replica.team import Team
-    from aiodist.vocabulary.errors import CollectiveError
-    from aiodist.vocabulary.reports import CollectiveReport
     from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.communicator import Duplication
 
 _MOST_RUNS: Final = 63
-_NCCL: Final = 1 << 0
-"""Among free lanes: NCCL is free. Lane 0 is for what is called outside of replicas, and never free."""
 
 
 class RunOpening:
@@ -46,7 +44,6 @@ class RunOpening:
 
     Attributes:
         crossing: the run's crossing, once it is open.
-        refusal: why it is not opened, where it is not.
         decided: it is, or it is not.
     """
 
@@ -57,17 +54,16 @@ class RunOpening:
         self.key = key
         self.decided = False
         self.crossing: Crossing | None = None
-        self.refusal = f"a strategy on several workers has at most {_MOST_RUNS} runs at a time"
 
     @property
     def run(self) -> Crossing:
         """The run's crossing.
 
         Raises:
-            RuntimeError: the workers have no lane free for it, or cannot use NCCL, which is demanded.
+            RuntimeError: the workers have no lane free for it.
         """
         if self.crossing is None:
-            raise RuntimeError(self.refusal)
+            raise RuntimeError(f"a strategy on several workers has at most {_MOST_RUNS} runs at a time")
         return self.crossing
 
     def opened(self, lane: Lane) -> Crossing:
@@ -171,30 +167,19 @@ class RootCrossing(Crossing):
         Raises:
             InterruptedStep: one of them cannot.
         """
-        plane = self._team.plane
-        use = None if plane is None else plane.hold()
-        linked, lane = False, None
-        try:
-            common = yield from self._carry(meeting, self._team.free_lanes | (0 if use is None else _NCCL))
-            lanes = common & ~_NCCL
+        lanes = yield from self._carry(meeting, self._team.free_lanes)
+        lane = None
+        if lanes:
             self.lane.in_exchange = True
-            if lanes:
-                lane = yield from self._lane_of((lanes & -lanes).bit_length() - 1)
-                linked = plane is not None and bool(common & _NCCL) and (yield from plane.meet(self.lane.communicator))
+            lane = yield from self._lane_of((lanes & -lanes).bit_length() - 1)
             self.lane.in_exchange = False
-        finally:
-            if use is not None and not linked:
-                use.release()
         if self.is_broken:  # another worker could not open it, which was heard when all was ready here
             raise InterruptedStep
         opening.decided = True
-        if plane is not None and plane.refusal:
-            opening.refusal = plane.refusal
-        elif lane is not None:
+        if lane is not None:
             self._team._lanes[lane.index] = lane
             self._team._in_use.add(lane.index)
             crossing = opening.opened(lane)
-            crossing.use = use if linked else None
             if self._verdict is not None and not self._verdict.heard_all:
                 crossing.ask(None)
         return 0

@@ -21,6 +21,8 @@ from typing import Any
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import ReplicaState
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.judging import judge
 from aiodist.collective.member import Ending, Member
@@ -33,8 +35,6 @@ from aiodist.replica.outcome import error_of, note_of_failure, origin_of
 from aiodist.replica.stacks import await_chain
 from aiodist.replica.stall import StallWatch, watch_here
 from aiodist.replica.worker import DeviceWorker
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import ReplicaState
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
-from aiodist.vocabulary.reports import Location
+from aiodist._core.report import Location
 
 _PLUMBING = (
     *("aiodist.collective", "aiodist.replica", "aiodist.strategy", "aiodist.checking", "aiodist.testing"),

@@ -25,10 +25,10 @@ from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
+from aiodist._arrays.environment import stall_seconds
+from aiodist._core.errors import StallWarning
 from aiodist.collective.callsite import location
 from aiodist.replica.engine import running_on_trio
-from aiodist.vocabulary.environment import stall_seconds
-from aiodist.vocabulary.errors import StallWarning
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

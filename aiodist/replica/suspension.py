@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from aiodist._core.report import Location
+from aiodist._runtime.waits import Awaited
 from aiodist.collective.describe import call_text
 from aiodist.collective.member import JOIN, Member
 from aiodist.collective.wording import place
 from aiodist.replica.handle import CollectiveHandle
 from aiodist.replica.stacks import Link, await_chain, frames_of, is_plumbing, links
-from aiodist.vocabulary.reports import Location
-from aiodist.vocabulary.waits import Awaited
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,17 +7,25 @@ the other. A run takes a lane that all workers have free, or a new one.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from anyio import move_on_after
 
+from aiodist._arrays.environment import stall_seconds
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._core.errors import CollectiveError, ReplicaContextError
+from aiodist.collective.callsite import location
+from aiodist.collective.describe import call_text
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
+from aiodist.collective.wording import place
 from aiodist.replica.asked import Asked
 from aiodist.replica.awaiting import InterruptedStep, outlast
 from aiodist.replica.courses import Courses
@@ -29,12 +37,11 @@ from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
 from aiodist.replica.turns import Turn, Turns
-from aiodist.vocabulary.errors import CollectiveError, ReplicaContextError
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
 from aiodist.workers.calls import Digests
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Span
 from aiodist.workers.ending import GAVE_UP
+from aiodist.workers.joining import made_differently, warn
 from aiodist.workers.lane import Lane
 from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
@@ -43,9 +50,7 @@ from aiodist.workers.state import WorkerState
 from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
 
 if TYPE_CHECKING:
-    from aiodist.replica.standing import Standing
     from aiodist.workers.breakdown import Breakdown
-    from aiodist.workers.nccl_plane import DataPlane
 
 
 class Team:
@@ -57,11 +62,10 @@ class Team:
         span: the layout.
         order_check: what call sites are compared by.
         options: of which the timeout holds outside of replicas, too.
-        plane: NCCL; None where the workers do not use it.
+        places: where each worker has made the strategy.
 
     Attributes:
         lost: what to raise, once a worker is lost.
-        standing: what those need to know who make further strategies.
         asked_of_runs: what others ask of runs that have no crossing here.
         recovery: the lanes that were left in the midst of something.
     """
@@ -73,10 +77,9 @@ class Team:
         span: Span,
         order_check: OrderCheck,
         options: CommunicationOptions,
-        plane: DataPlane | None = None,
+        places: Sequence[str] = (),
     ) -> None:
         self.span = span
-        self.plane = plane
         self.digests = Digests(order_check)
         self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
@@ -93,7 +96,9 @@ class Team:
         self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
         self._turns = Turns(self._end_of_trouble, self._abandon_before)
         self._home = HomeLoop()
-        self.standing: Standing | None = None
+        self._places = places
+        self._waits_in: object = None  # the operation outside of replicas, and since when
+        self._since = 0.0
         self.group_lanes = GroupLanes(communicator, control)
         control.listen(self)
 
@@ -142,6 +147,24 @@ class Team:
         crossing = self._crossings.get(key)
         return None if crossing is None or crossing.told else crossing.state(note=note)
 
+    def warn_in_time(self) -> None:
+        """Warn, in the event loop, of an operation outside of replicas that has waited for long."""
+        root, seconds = self._root, stall_seconds()
+        meeting = None if root is None or root._step is None else root._step.meeting
+        now, waits_in = time.monotonic(), None if root is None or meeting is None else (root.key, meeting.number)
+        if waits_in != self._waits_in:
+            self._waits_in, self._since = waits_in, now
+        if meeting is None or not seconds or now - self._since < seconds:
+            return
+        waited, self._since = now - self._since, math.inf
+        rank, where = self.span.layout.rank, location(meeting.code, meeting.offset)
+        warn(
+            f"worker {rank} has waited {waited:.3g} s in {call_text(meeting.signature)} at {place(where)}, of the "
+            f"strategy that it made at {self._places[rank]} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)"
+            f"\n{made_differently(self._places)}".rstrip(),
+            where,
+        )
+
     def ask(self, key: LaneKey, trouble: int | None) -> None:
         """Report it, in the event loop."""
         if self._root is None and key == (0, self._incidents) and self.lost is None:
@@ -166,8 +189,6 @@ class Team:
 
     def _lose(self) -> None:
         assert self.lost is not None
-        if self.plane is not None:
-            self.plane.abort()
         for crossing in [*self._crossings.values(), *self.recovery.crossings]:
             crossing.lose(self.lost)
         self._turns.go_on()
@@ -263,7 +284,7 @@ class Team:
 
     @property
     def free_lanes(self) -> int:
-        """The lanes that this worker has free, a bit each; lane 0's stands for NCCL."""
+        """The lanes that this worker has free, a bit each."""
         return ALL_FREE & ~sum(1 << index for index in self._in_use)
 
     def close_run(self, crossing: Crossing) -> None:
@@ -277,8 +298,6 @@ class Team:
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
-        if self.plane is not None:
-            self.plane.abort()
         self._control.close()
 
     # Lane 0.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aiodist._runtime.waits import Awaited
 from aiodist.collective.wording import ids_briefly, place
 from aiodist.replica.suspension import Suspension
 from aiodist.replica.waiter import Waiter
-from aiodist.vocabulary.waits import Awaited
 
 
 def verb(suspension: Suspension) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from aiodist._runtime.waits import Awaited, Wait
 from aiodist.replica.wait_words import all_together, conjugated, relation, together, verb, where
 from aiodist.replica.waiter import (
     Waiter,
@@ -31,7 +32,6 @@ from aiodist.replica.waiter import (
     waits_for_a_run,
     wrapped,
 )
-from aiodist.vocabulary.waits import Awaited, Wait
 
 if TYPE_CHECKING:
     pass

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
+from aiodist._arrays.values import DistributedValues, Mirrored
 from aiodist.collective import sparse
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.reduction import in_native_order, reduce_leaf
-from aiodist.collective.signature import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
 from aiodist.strategy.variable import as_distributed
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.foreign_arrays import ForeignType
-from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import rule_for
 
@@ -85,13 +85,13 @@ def check_same(what: str, column: Sequence[Any], replicas: Sequence[int]) -> Non
 def _text(found: Any) -> str:
     if isinstance(found, DeviceType):
         return f"{found.name} array on a GPU"
-    if isinstance(found, ForeignType):
+    if isinstance(found, HostType):
         return f"{found.name} array"
     return "NumPy array" if found is LeafType.NUMPY_ARRAY else str(found)
 
 
 def _given(leaf_type: LeafMark, result: Any) -> Any:
-    return leaf_type.give(result) if isinstance(leaf_type, ForeignType) else result
+    return leaf_type.give(result) if isinstance(leaf_type, HostType) else result
 
 
 def components(op: ReduceOp, leaf: Any, replicas: Sequence[int]) -> Sequence[Any]:

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.leaves import LeafMark, LeafType
+from aiodist._arrays.values import DistributedValues, Mirrored
+from aiodist._core.report import Reason
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
 from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import LeafMark, LeafType, Signature
+from aiodist.collective.signature import Signature
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns
 from aiodist.workers.objects import Gathering
 from aiodist_kernels import Accumulate, ReduceOp

@@ -11,6 +11,10 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays.host import Array
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import DistributedValues, Mirrored
+from aiodist._core.report import Reason
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.collective.work import Work
@@ -20,10 +24,6 @@ from aiodist.strategy.aggregation import aggregate, parts, plan_aggregate, updat
 from aiodist.strategy.changing import Change, settle
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
-from aiodist.vocabulary.arraylike import Array
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist.workers.crossing import Plan, Span
 from aiodist_kernels import Accumulate, policy
 

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import DistributedValues, regroup, select_replica
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist.collective.recorder import Recorder
@@ -26,8 +28,6 @@ from aiodist.strategy.through_host import ThroughHost
 from aiodist.strategy.v1 import V1Strategy
 from aiodist.strategy.variable import as_distributed
 from aiodist.strategy.warmup import compile_kernels
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.values import DistributedValues, regroup, select_replica
 
 
 class Strategy(DataMethods, V1Strategy):

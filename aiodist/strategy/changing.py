@@ -12,11 +12,11 @@ from functools import partial
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays.host import Array
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective.all_reduce import Reduction
 from aiodist.collective.work import Call, Work
 from aiodist.strategy.aggregation import aggregate, updated
-from aiodist.vocabulary.arraylike import Array
-from aiodist.vocabulary.options import CommunicationOptions
 
 if TYPE_CHECKING:
     from aiodist.strategy.variable import Variable

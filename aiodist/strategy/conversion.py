@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist.vocabulary.foreign_arrays import type_of
+from aiodist._arrays.host import host_type_of
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.arguments import check_unmasked
 
@@ -52,7 +52,7 @@ def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: st
 
 def _as_array(value: Any, dtype: np.dtype[Any] | None = None) -> Array:
     check_unmasked(value, "for a variable")
-    foreign = type_of(value)
+    foreign = host_type_of(value)
     return np.asarray(value if foreign is None else foreign.view(value), dtype)
 
 

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from aiodist._arrays.options import OrderCheck
 from aiodist.collective.callsite import location, same_place
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
-from aiodist.vocabulary.options import OrderCheck
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

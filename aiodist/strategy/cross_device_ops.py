@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiodist.vocabulary.devices import canonical
-from aiodist.vocabulary.options import CommunicationOptions
+from aiodist._arrays.devices import canonical
+from aiodist._arrays.options import CommunicationOptions
 
 
 class CrossDeviceOps:
@@ -63,7 +63,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 
 class NcclAllReduce(CrossDeviceOps):
-    """Reduce with NCCL where the devices are GPUs and it is there; elsewhere as if nothing had been said.
+    """A hint by its TensorFlow name; nothing is reduced with NCCL.
 
     Args:
         num_packs: how many packs small values are put into, 0 or more; never changes a result.

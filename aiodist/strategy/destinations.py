@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from aiodist._arrays import nests
+from aiodist._arrays.devices import resolve
+from aiodist._arrays.frameworks import device_type_of as on_gpu
+from aiodist._arrays.host import host_type_of
+from aiodist._arrays.values import DistributedValues, Mirrored
 from aiodist.strategy.variable import Variable
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.device_frameworks import type_of as on_gpu
-from aiodist.vocabulary.devices import resolve
-from aiodist.vocabulary.foreign_arrays import type_of
-from aiodist.vocabulary.values import DistributedValues, Mirrored
 
 
 def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or type_of(value) is not None or on_gpu(value) is not None
+    return isinstance(value, np.ndarray) or host_type_of(value) is not None or on_gpu(value) is not None
 
 
 def placed(value: Any, devices: Sequence[str]) -> Any:
@@ -65,7 +65,7 @@ def placed(value: Any, devices: Sequence[str]) -> Any:
 
 
 def _each(leaf: Any, count: int) -> list[Any]:
-    foreign = type_of(leaf)
+    foreign = host_type_of(leaf)
     if foreign is None:
         return [leaf] * count
     return [leaf, *foreign.give_each(foreign.view(leaf).copy(order="K"), count - 1)]

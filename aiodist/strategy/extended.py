@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from anyio.lowlevel import checkpoint
 
+from aiodist._arrays import nests
+from aiodist._arrays.devices import resolve
+from aiodist._arrays.host import host_type_of
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import DistributedValues, regroup
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import ALL_REDUCE, BROADCAST
 from aiodist.collective.packs import packs
@@ -23,12 +29,6 @@ from aiodist.strategy.on_devices import OnDevices, to_copy, to_reduce
 from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.update import Update, VariableComponent, update_of
 from aiodist.strategy.variable import Variable
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.devices import resolve
-from aiodist.vocabulary.foreign_arrays import type_of
-from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.values import DistributedValues, regroup
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.arguments import check_unmasked
 
@@ -310,7 +310,7 @@ def _copy(leaf: Any) -> Any:
     if isinstance(leaf, Variable):
         leaf = leaf.read_value()
     check_unmasked(leaf, "to be copied")
-    foreign = type_of(leaf)
+    foreign = host_type_of(leaf)
     if foreign is not None:
         return foreign.give(foreign.view(leaf).copy(order="K"))
     return frozen_copy(leaf) if isinstance(leaf, np.ndarray) else leaf

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiodist._core.errors import ReplicaContextError
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import CrossReplica, current
 from aiodist.strategy.base import Strategy, default_strategy
-from aiodist.vocabulary.errors import ReplicaContextError
 
 
 def get_strategy() -> Strategy:

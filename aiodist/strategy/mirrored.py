@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cross_device_ops import CrossDeviceOps
 from aiodist.strategy.extended import StrategyExtended
-from aiodist.vocabulary.options import CommunicationOptions
 
 
 class MirroredStrategy(Strategy):

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import create_task_group, get_cancelled_exc_class
 
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.report import Reason
 from aiodist.collective.callsite import call_path
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
 from aiodist.data.across_workers import WorkersDataMethods
-from aiodist.replica import arguments, standing
+from aiodist.replica import arguments
 from aiodist.replica.merge import function_key
 from aiodist.replica.refusal import NO_RUN, group_here
 from aiodist.replica.team import Team
@@ -29,24 +32,16 @@ from aiodist.strategy.extended import StrategyExtended, pairs_of
 from aiodist.strategy.on_devices import gpus_by_leaf
 from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.through_host import ThroughHost
-from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import Reason
 from aiodist.workers.communicator import Communicator, Intracomm, SharingCommunicator
 from aiodist.workers.crossing import Plan, Span
 from aiodist.workers.engines import communicator_of
-from aiodist.workers.joining import Hello, Joining
-from aiodist.workers.makings import place_of_making
+from aiodist.workers.joining import Hello, Joining, place_of_making
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
     from aiodist.strategy.update import Update
-    from aiodist.workers.layout import Layout
-    from aiodist.workers.makings import Makings
-    from aiodist.workers.nccl_choice import Offer
-    from aiodist.workers.nccl_plane import DataPlane
 
 
 class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
@@ -71,7 +66,6 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     Raises:
         DeviceNotFoundError: a device does not exist on this machine.
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
-        RuntimeError: ``communication_options`` demand NCCL, and a worker cannot use it.
         TypeError: an argument of the wrong type.
         ValueError: a device is misspelled or given twice; an unknown ``order_check``; a communicator that this process
             is not in.
@@ -88,8 +82,7 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
         self._communicator = communicator_of(communicator)
-        offer = _offer(self._communicator, extended.devices[0], extended.communication_options)
-        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), offer, place_of_making())
+        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), place_of_making())
         self._joining = Joining(self._communicator, hello)
         self._joined: Team | None = None
         self._cluster: ClusterSettings | None = None
@@ -110,22 +103,11 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
             hellos, layout = self._joining.hellos, self._joining.layout
             extended = self._extended
             control = self._communicator.control(layout, extended.order_check, hellos)
-            try:
-                plane = _plane(self._joining.offers, layout)
-            except BaseException:
-                control.close()
-                raise
             options = extended.communication_options
             alongside = layout.workers > 1 and options.verify == "alongside"
             span = Span(layout, options.reduction == "ordered", alongside)
-            self._joined = Team(self._communicator, control, span, extended.order_check, options, plane)
-            standing.note(self._joined)
-            makings: Makings | None = getattr(control, "makings", None)
-            if makings is not None:
-                self._joined.standing = standing.Standing(self._joined, control, makings, [h.place for h in hellos])
-                makings.add(weakref.ref(self._joined.standing))
-            if plane is not None:
-                weakref.finalize(self, plane.abort)
+            places = [hello.place for hello in hellos]
+            self._joined = Team(self._communicator, control, span, extended.order_check, options, places)
             self._dropped = weakref.finalize(self, control.let_go)
             self._dropped.atexit = False  # the control plane sees to that
         return self._joined
@@ -316,9 +298,8 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     def close(self) -> None:
         """Leave the other workers, as the end of the process does; wait for none of them.
 
-        What others still ask of this one then fails, and so does what is asked here. What the engine has made for the
-        strategy is given back when all workers have left it and make another one. A strategy of several processes that
-        is dropped without this leaves them when it is collected, with a `ResourceWarning`.
+        What others still ask of this one then fails, and so does what is asked here. A strategy of several processes
+        that is dropped without this leaves them when it is collected, with a `ResourceWarning`.
         """
         if self._joined is not None:
             self._dropped.detach()
@@ -356,23 +337,6 @@ class MultiWorkerExtended(StrategyExtended):
         return await sharing.update_together(self._strategy, make, variable, caller())
 
 
-def _offer(communicator: Communicator, device: str, options: CommunicationOptions) -> Offer | None:
-    """Return what this worker has of NCCL; None where it does not look."""
-    if communicator.size == 1 or not (device.startswith("GPU:") or options.implementation == "nccl"):
-        return None
-    from aiodist.workers.nccl_choice import offer
-
-    return offer(device, options)
-
-
-def _plane(offers: Sequence[Offer | None] | None, layout: Layout) -> DataPlane | None:
-    if offers is None:
-        return None
-    from aiodist.workers.nccl_plane import plane_for
-
-    return plane_for(offers, layout)
-
-
 def _in_group_of_this_worker() -> bool:
     """Whether this is the merge function of a group that has no members elsewhere."""
     group = group_here()
@@ -391,6 +355,6 @@ def caller() -> FrameType:
 
 
 _OWN = ("aiodist.strategy", "aiodist.replica", "aiodist.data")
-RUN = Kind(standing.OPENING, Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
+RUN = Kind("strategy.run", Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

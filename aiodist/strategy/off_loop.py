@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import anyio.to_thread
 from anyio.lowlevel import checkpoint
 
+from aiodist._arrays import nests
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._arrays.values import DistributedValues
 from aiodist.strategy.variable import as_distributed
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.indexed_slices import IndexedSlices
-from aiodist.vocabulary.values import DistributedValues
 from aiodist_kernels import policy
 
 T = TypeVar("T")

@@ -14,18 +14,18 @@ import numpy as np
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
+from aiodist._arrays import gpus, nests
+from aiodist._arrays.device import DeviceArray, DeviceType
+from aiodist._arrays.frameworks import device_type_of
+from aiodist._arrays.leaves import describe_leaf
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import DistributedValues, Mirrored
 from aiodist.collective.brought import Brought
 from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
-from aiodist.collective.signature import describe_leaf
 from aiodist.collective.work import Work
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
-from aiodist.vocabulary import gpus, nests
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType
-from aiodist.vocabulary.device_frameworks import type_of
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.values import DistributedValues, Mirrored
 from aiodist_kernels import Accumulate, ReduceOp, result_dtype
 
 _LOOKS = 3
@@ -135,7 +135,7 @@ def is_on_gpus(leaf: Any) -> bool:
     """Return whether a leaf, or the first of its components, is on a GPU."""
     leaf = as_distributed(leaf)
     first = leaf.values[0] if isinstance(leaf, DistributedValues) else leaf
-    return type(first) is not np.ndarray and type_of(first) is not None
+    return type(first) is not np.ndarray and device_type_of(first) is not None
 
 
 def ordinals_of(names: Sequence[str]) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from aiodist._core.errors import ReplicaContextError
 from aiodist.replica.context import ReplicaContext
 from aiodist.replica.current import CrossReplica, current
-from aiodist.vocabulary.errors import ReplicaContextError
 
 if TYPE_CHECKING:
     from aiodist.strategy.base import Strategy

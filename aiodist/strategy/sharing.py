@@ -12,15 +12,15 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from aiodist._arrays.host import Array
+from aiodist._arrays.values import PerReplica
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.report import Reason
 from aiodist.collective.callsite import call_path
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.strategy.aggregation import plan_equal, update_differs
-from aiodist.vocabulary.arraylike import Array
-from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.reports import Reason
-from aiodist.vocabulary.values import PerReplica
 from aiodist.workers.crossing import Plan, Span, frozen
 from aiodist.workers.objects import Broadcast
 from aiodist_kernels import Accumulate

@@ -15,16 +15,17 @@ import numpy as np
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceArray, DeviceType
+from aiodist._arrays.leaves import LeafMark
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import DistributedValues, Mirrored
 from aiodist.collective.brought import Brought
 from aiodist.collective.kinds import BROADCAST
-from aiodist.collective.signature import LeafMark, Signature
+from aiodist.collective.signature import Signature
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import described, is_on_gpus, result_of
 from aiodist.strategy.variable import as_distributed
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.values import DistributedValues, Mirrored
 
 if TYPE_CHECKING:
     from aiodist.collective.device_work import DeviceWork

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiodist._arrays.host import Array, ArrayLike
+from aiodist._arrays.values import select_replica
 from aiodist.strategy.aggregation import equal, update_differs, updated
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable import Variable
-from aiodist.vocabulary.arraylike import Array, ArrayLike
-from aiodist.vocabulary.values import select_replica
 
 
 class VariableComponent(ArrayLike):

@@ -10,10 +10,10 @@ from copy import deepcopy
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays import nests
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.replica.arguments import checked_name
 from aiodist.strategy.cluster import ClusterSettings
-from aiodist.vocabulary import nests
-from aiodist.vocabulary.options import CommunicationOptions
 
 if TYPE_CHECKING:
     from aiodist.strategy.extended import StrategyExtended

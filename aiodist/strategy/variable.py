@@ -15,6 +15,9 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
+from aiodist._arrays.host import Array, ArrayLike
+from aiodist._arrays.values import Mirrored, PerReplica
+from aiodist._core.errors import ReplicaContextError
 from aiodist.collective.kinds import Kind
 from aiodist.replica import arguments, refusal
 from aiodist.replica.context import ReplicaContext
@@ -24,9 +27,6 @@ from aiodist.strategy import assigning, sharing
 from aiodist.strategy.conversion import frozen_copy, initial_array
 from aiodist.strategy.creation import Creations, Site, Spec, creations_of
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
-from aiodist.vocabulary.arraylike import Array, ArrayLike
-from aiodist.vocabulary.errors import ReplicaContextError
-from aiodist.vocabulary.values import Mirrored, PerReplica
 
 
 class Variable(ArrayLike):

@@ -11,8 +11,8 @@ from typing import Any
 import anyio.to_thread
 import numpy as np
 
-from aiodist.collective.signature import describe_leaf
-from aiodist.vocabulary import gpus, nests
+from aiodist._arrays import gpus, nests
+from aiodist._arrays.leaves import describe_leaf
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, warm
 from aiodist_kernels.rules import rule_for
 
@@ -28,7 +28,7 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
         TypeError: a leaf has no dtype, or one that cannot be summed.
     """
     for value in values:
-        nests.meet_dicts(value)
+        nests.register_dicts(value)
     dtypes = {_dtype(leaf) for value in values for leaf in nests.flatten(value)[0]} if values else _COMMON
     specs = [KernelSpec(op, dtype, len(devices), accumulate) for dtype in _ordered(dtypes) for op in _OPS]
     ordinals = sorted({gpus.logical.ordinal(device) for device in devices if device.startswith("GPU:")})

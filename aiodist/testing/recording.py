@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from aiodist._core.report import CallRecord
 from aiodist.checking.listener import Listener
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.observer import observing
 from aiodist.collective.wording import count, shown
-from aiodist.vocabulary.reports import CallRecord
 
 if TYPE_CHECKING:
     from aiodist.collective.group import SyncGroup

@@ -21,14 +21,6 @@ def _whole(text: str, least: int) -> int:
     return int(text)
 
 
-def positives(text: str) -> tuple[int, ...]:
-    """Read different whole numbers from 1 on, separated by commas."""
-    numbers = tuple(positive(part.strip()) for part in text.split(","))
-    if len(set(numbers)) < len(numbers):
-        raise ArgumentTypeError(f"expected different numbers, got {text!r}")
-    return numbers
-
-
 def names(text: str) -> tuple[str, ...]:
     """Read names, separated by commas."""
     found = tuple(part.strip() for part in text.split(","))

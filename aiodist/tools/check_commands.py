@@ -145,8 +145,8 @@ class _Progress:
 
 
 def _print(checked: Checked) -> None:
+    from aiodist._demos.terminal import open_console
     from aiodist.checking import words
-    from aiodist.demos.console import open_console
 
     console = open_console()
     console.soft_wrap = True

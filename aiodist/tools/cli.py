@@ -11,16 +11,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import aiodist
-from aiodist.demos.endings import InterruptedRun, MissingExtraError
-from aiodist.demos.interruption import INTERRUPTIONS
+from aiodist._arrays.environment import fix_hashes
+from aiodist._demos.interruption import INTERRUPTIONS, InterruptedRun
 from aiodist.tools.check_commands import add_check
 from aiodist.tools.demo_commands import add_demo
-from aiodist.tools.doctor.command import add_doctor
+from aiodist.tools.doctor import add_doctor
 from aiodist.tools.exits import Exit
 from aiodist.tools.launch import add_run
 from aiodist.tools.trace_commands import add_trace
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary.environment import fix_hashes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Namespace) -> int:
     try:
         return int(arguments.command(arguments))
-    except (UsageError, MissingExtraError) as error:
+    except UsageError as error:
         return _end(f"aiodist: error: {error}", Exit.USAGE)
     except InterruptedRun as interruption:
         return _end_interrupted(str(interruption))

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import aiodist
-from aiodist.tools.argument_types import devices, natural, positive, positives
+from aiodist._arrays import environment
+from aiodist.tools.argument_types import devices, natural, positive
 from aiodist.tools.exits import Exit
 from aiodist.tools.launch import Engine, launch
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary import environment
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -23,7 +23,6 @@ def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     demo = commands.add_parser("demo", help="training runs and an error report, to see the library at work")
     demos = demo.add_subparsers(title="demos", metavar="DEMO", required=True)
     _add_text(demos)
-    _add_digits(demos)
     _add_mismatch(demos)
 
 
@@ -43,22 +42,18 @@ def _add_text(demos: _SubParsersAction[ArgumentParser]) -> None:
         choices=[engine.value for engine in Engine],
         help="what connects the processes (default: mpi; gloo needs PyTorch and no MPI)",
     )
-    _add_common(text, steps=1300)
+    text.add_argument("--steps", type=positive, metavar="N", default=1300, help="how many steps (default: %(default)s)")
+    text.add_argument(
+        "--seed",
+        type=natural,
+        metavar="N",
+        default=0,
+        help="the same seed gives the same weights (default: %(default)s)",
+    )
+    text.add_argument(
+        "--devices", type=devices, metavar="NAME,NAME,...", help="one for each replica (default: CPU:0,CPU:1,...)"
+    )
     text.set_defaults(command=_run_text, patient=True)
-
-
-def _add_digits(demos: _SubParsersAction[ArgumentParser]) -> None:
-    digits = demos.add_parser(
-        "digits",
-        help="read digits; the same loss curve on 1, 2, 4 and 8 replicas",
-        description="Train a classifier of scikit-learn's digits on several numbers of replicas with the same global "
-        "batches, and compare the loss curves. Exit code 1 if curves or weights differ. Needs the extra `examples`.",
-    )
-    digits.add_argument(
-        "--replicas", type=positives, metavar="N,N,...", default=(1, 2, 4, 8), help="how many (default: 1,2,4,8)"
-    )
-    _add_common(digits, steps=400)
-    digits.set_defaults(command=_run_digits, patient=True)
 
 
 def _add_mismatch(demos: _SubParsersAction[ArgumentParser]) -> None:
@@ -70,24 +65,8 @@ def _add_mismatch(demos: _SubParsersAction[ArgumentParser]) -> None:
     mismatch.set_defaults(command=_run_mismatch, patient=True)
 
 
-def _add_common(parser: ArgumentParser, *, steps: int) -> None:
-    parser.add_argument(
-        "--steps", type=positive, metavar="N", default=steps, help="how many steps (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=natural,
-        metavar="N",
-        default=0,
-        help="the same seed gives the same weights (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--devices", type=devices, metavar="NAME,NAME,...", help="one for each replica (default: CPU:0,CPU:1,...)"
-    )
-
-
 def _run_text(arguments: Namespace) -> int:
-    from aiodist.demos.text import run_text
+    from aiodist._demos.text import run_text
 
     names = arguments.devices
     replicas = arguments.replicas or (len(names) if names else 4)
@@ -123,19 +102,8 @@ def _strategy_on_workers(names: Sequence[str], workers: int) -> aiodist.MultiWor
     return aiodist.MultiWorkerMirroredStrategy(communicator, names[begin:end])
 
 
-def _run_digits(arguments: Namespace) -> Exit:
-    from aiodist.demos.digits import run_digits
-
-    most = max(arguments.replicas)
-    names = arguments.devices or cpus(most)
-    if len(names) < most:
-        raise UsageError(f"--replicas up to {most} with {len(names)} --devices: name one device for each replica")
-    strategies = [strategy_on(names[:replicas]) for replicas in arguments.replicas]
-    return _exit(run_digits(strategies, steps=arguments.steps, seed=arguments.seed))
-
-
 def _run_mismatch(_: Namespace) -> Exit:
-    from aiodist.demos.mismatch import run_mismatch
+    from aiodist._demos.mismatch import run_mismatch
 
     return _exit(run_mismatch())
 

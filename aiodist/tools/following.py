@@ -24,7 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
-from aiodist.demos.interruption import INTERRUPTIONS
+from aiodist._demos.interruption import INTERRUPTIONS
 from aiodist.tools import leftovers, worker_agent
 from aiodist.tools.switchboard import Switchboard
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from aiodist._arrays import environment
 from aiodist.tools import starter
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary import environment
 from aiodist.workers.addresses import own_numbers
 from aiodist.workers.gloo import INSTALL
 

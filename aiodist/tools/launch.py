@@ -22,6 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aiodist._arrays import environment
 from aiodist.tools import gloo_launcher, worker_agent
 from aiodist.tools.argument_types import names, positive
 from aiodist.tools.following import follow
@@ -29,7 +30,6 @@ from aiodist.tools.leftovers import folder_of_notes
 from aiodist.tools.mpi_launcher import find_launcher, flags, flavour_of
 from aiodist.tools.switchboard import Switchboard
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary import environment
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction

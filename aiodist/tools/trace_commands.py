@@ -47,7 +47,7 @@ def _read(arguments: Namespace) -> TraceFile:
 
 
 def _show(arguments: Namespace) -> Exit:
-    from aiodist.demos.console import open_console
+    from aiodist._demos.terminal import open_console
     from aiodist.tools.tracing.show import as_json, show
 
     trace = _read(arguments)

@@ -91,7 +91,7 @@ def _note(notes: Path, name: str, text: str) -> bool:
 
 def _is_first() -> bool:
     """Return whether this is the first worker, by the variables of whatever has started it."""
-    found = spec_from_file_location("environment", Path(__file__).parents[1] / "vocabulary" / "environment.py")
+    found = spec_from_file_location("environment", Path(__file__).parents[1] / "_arrays" / "environment.py")
     assert found is not None
     assert found.loader is not None
     module = module_from_spec(found)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from aiodist.vocabulary.environment import control_address
+from aiodist._arrays.environment import control_address
 
 TOKEN_BYTES: Final = 16
 _OTHER_FILES: Final = 256

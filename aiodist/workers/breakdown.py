@@ -20,6 +20,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from aiodist._core.errors import IncompleteCollectiveError
+from aiodist._core.report import CollectiveReport, Reason, ReplicaState
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
 from aiodist.collective.group import SyncGroup
@@ -27,8 +29,6 @@ from aiodist.collective.historian import replica_reports
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.wording import ids, place
-from aiodist.vocabulary.errors import IncompleteCollectiveError
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaState
 from aiodist.workers.calls import WireCall, from_wire, to_wire
 from aiodist.workers.parts import WholePart, trouble_in
 from aiodist.workers.state import Failure, WorkerState

@@ -17,16 +17,16 @@ import sys
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
+from aiodist._arrays import frameworks
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.host import HostType
+from aiodist._arrays.options import OrderCheck
+from aiodist._core.report import Reason
 from aiodist.collective import kinds, sameness
 from aiodist.collective.callsite import Place, location, place
 from aiodist.collective.describe import FunctionKey
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import DETAIL, KIND, PATH, TYPES, Signature
-from aiodist.vocabulary import device_frameworks
-from aiodist.vocabulary.device_arrays import DeviceType
-from aiodist.vocabulary.foreign_arrays import HostType
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.vocabulary.reports import Reason
 
 Call: TypeAlias = tuple[Signature, CodeType, int]
 
@@ -142,7 +142,7 @@ def _mark(mark: Any) -> Any:
 
 @functools.cache
 def _gpu_framework(name: str) -> DeviceType:
-    return next(kind for kind in device_frameworks.TYPES.values() if kind.name == name)
+    return next(kind for kind in frameworks.TYPES.values() if kind.name == name)
 
 
 @functools.cache

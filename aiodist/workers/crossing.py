@@ -15,18 +15,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays.leaves import LeafMark, LeafType
+from aiodist._arrays.slices import IndexedSlices
 from aiodist.collective import sparse
-from aiodist.collective.signature import (
-    DETAIL,
-    OP,
-    SHAPES,
-    STRUCTURE,
-    LeafMark,
-    LeafType,
-    Signature,
-    leaf_fields,
-)
-from aiodist.vocabulary.indexed_slices import IndexedSlices
+from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, Signature, leaf_fields
 from aiodist.workers import segments
 from aiodist.workers.arrays import (
     ArrayGathering,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection
 from typing import Final
 
-from aiodist.vocabulary.errors import IncompleteCollectiveError, WorkerLostError
+from aiodist._core.errors import IncompleteCollectiveError, WorkerLostError
 from aiodist.workers.meeting import Stage, tell
 
 ENDED: Final = "has ended"

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from aiodist.vocabulary import environment
+from aiodist._arrays import environment
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.local import LocalCommunicator
 from aiodist.workers.meeting import told_to_the_launcher

@@ -19,9 +19,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from aiodist.workers.ending import last_error
-from aiodist.workers.holdings import in_the_air
 from aiodist.workers.meeting import Stage, another_has_failed, has_a_launcher, tell
-from aiodist.workers.separate import unfinished
+from aiodist.workers.separate import in_the_air, unfinished
 
 _LANDING_SECONDS: Final = 1.0
 _DOUBTFUL_SECONDS: Final = 8.0

@@ -12,8 +12,8 @@ gloo's threads carry operations on by themselves. They could call back when one 
 incomplete for ever, and one that ends while the interpreter does would call what is no more: the process then crashes.
 So it is asked after naps.
 
-A group's threads wait for workers that may never come, and its end would wait for them in turn. So a group is ended
-where nothing is in the air in it, of no worker's (`holdings`); else the end of the process closes its connections.
+A group's threads wait for workers that may never come, and its end would wait for them in turn. So a group is never
+ended: the end of the process closes its connections.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ import numpy as np
 
 from aiodist.workers.addresses import own_numbers
 from aiodist.workers.communicator import Array, Request, parts_of
-from aiodist.workers.holdings import Holdings, in_the_air
-from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
-from aiodist.workers.separate import SeparateProcess
+from aiodist.workers.joining import FIRST_MEETING_SECONDS, wait
+from aiodist.workers.separate import SeparateProcess, in_the_air
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "the gloo engine needs PyTorch: pip install 'aiodist[torch]'"
@@ -70,7 +69,6 @@ class GlooRequest:
 
     Args:
         works: as gloo returns them.
-        of: where they have been begun.
         buffers: those.
         finish: called once, when all are complete.
     """
@@ -80,12 +78,10 @@ class GlooRequest:
     def __init__(
         self,
         works: Sequence[Any],
-        of: GlooCommunicator,
         *buffers: object,
         finish: Callable[[], object] | None = None,
     ) -> None:
         self._works = list(works)
-        self._of = of
         self._buffers = buffers
         self._finish = finish
         self._done = False
@@ -104,7 +100,6 @@ class GlooRequest:
             self._works[-1].wait()  # which raises what went wrong
             self._works.pop()
         self._done = True
-        self._of.done += 1
         if self._finish is not None:
             self._finish()
         return True
@@ -141,21 +136,19 @@ class _Meeting:
         options._timeout = timedelta(seconds=FIRST_MEETING_SECONDS)
         group = gloo(found.PrefixStore(f"aiodist/{name}", self.open()), self.rank, self.size, options)
         group._set_default_timeout(_NEVER)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # so that nothing but `give_back` ends it
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))  # so that nothing ends it
         return GlooCommunicator(self, name, group)
 
     def make_strategys(self) -> GlooCommunicator:
         """Make the communicator of the next strategy; one that the others did not make in time is gone on with."""
         made = _unmet.pop() if _unmet else GlooDuplication(self, str(next(_strategies)))
         try:
-            makings.wait(made, self.rank, self.size)
+            wait(made, self.rank, self.size)
         except BaseException:
             if not made.failed:
                 _unmet.append(made)
             raise
-        found = made.result()
-        found.makings = makings
-        return found
+        return made.result()
 
 
 class GlooDuplication:
@@ -164,19 +157,16 @@ class GlooDuplication:
     Args:
         meeting: of its workers.
         name: its own, the same on all of them.
-        holdings: of its strategy; None: a new one.
     """
 
-    def __init__(self, meeting: _Meeting, name: str, holdings: Holdings | None = None) -> None:
+    def __init__(self, meeting: _Meeting, name: str) -> None:
         self._made: GlooCommunicator | None = None
         self._error: Exception | None = None
-        threading.Thread(target=self._make, args=(meeting, name, holdings), name="aiodist gloo", daemon=True).start()
+        threading.Thread(target=self._make, args=(meeting, name), name="aiodist gloo", daemon=True).start()
 
-    def _make(self, meeting: _Meeting, name: str, holdings: Holdings | None) -> None:
+    def _make(self, meeting: _Meeting, name: str) -> None:
         try:
-            made = meeting.make(name)
-            made._belong_to(holdings, name)
-            self._made = made
+            self._made = meeting.make(name)
         except Exception as error:  # noqa: BLE001  (it is for who waits)
             self._error = error
 
@@ -218,7 +208,6 @@ class GlooCommunicator(SeparateProcess):
     segment_depth = _THREADS
 
     def __init__(self, meeting: _Meeting, name: str, group: Any) -> None:
-        super().__init__()
         self._found = load_gloo()
         self._meeting = meeting
         self._handle = group
@@ -272,18 +261,17 @@ class GlooCommunicator(SeparateProcess):
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
         """Reduce buffers over the workers; gloo does it in place."""
-        self.begun += 1
         if send is not receive:
             receive[...] = send
         signed = _AS_SIGNED.get(receive.dtype)
         if signed is None:
-            return GlooRequest([self._allreduce(op, receive)], self, receive)
+            return GlooRequest([self._allreduce(op, receive)], receive)
         if op in (ReduceOp.SUM, ReduceOp.PRODUCT):  # the same bits
-            return GlooRequest([self._allreduce(op, receive.view(signed))], self, receive)
+            return GlooRequest([self._allreduce(op, receive.view(signed))], receive)
         half = receive.dtype.type(1) << receive.dtype.type(8 * receive.itemsize - 1)
         np.bitwise_xor(receive, half, out=receive)  # keeps the order: 0 becomes the least signed number
         work = self._allreduce(op, receive.view(signed))
-        return GlooRequest([work], self, receive, finish=lambda: np.bitwise_xor(receive, half, out=receive))
+        return GlooRequest([work], receive, finish=lambda: np.bitwise_xor(receive, half, out=receive))
 
     def _allreduce(self, op: ReduceOp, buffer: Array) -> Any:
         options = self._found.AllreduceOptions()
@@ -292,8 +280,7 @@ class GlooCommunicator(SeparateProcess):
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
-        self.begun += 1
-        return GlooRequest([self._handle._allgather_base(_tensor(receive), _tensor(send))], self, send, receive)
+        return GlooRequest([self._handle._allgather_base(_tensor(receive), _tensor(send))], send, receive)
 
     def iallgatherv(
         self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
@@ -303,14 +290,12 @@ class GlooCommunicator(SeparateProcess):
             return self.iallgather(send, receive)
         parts = parts_of(receive, counts, places)
         parts[self.rank][...] = send
-        self.begun += 1
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
-        return GlooRequest(works, self, receive)
+        return GlooRequest(works, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite a buffer with that of one worker."""
-        self.begun += 1
-        return GlooRequest([self._broadcast(buffer, root)], self, buffer)
+        return GlooRequest([self._broadcast(buffer, root)], buffer)
 
     def _broadcast(self, buffer: Array, root: int) -> Any:
         options = self._found.BroadcastOptions()
@@ -332,7 +317,6 @@ class GlooCommunicator(SeparateProcess):
             send = np.concatenate(parts_of(send, send_counts, send_places))
         room = receive if receive_places is None else np.empty(sum(receive_counts), np.uint8)
         counts = list(receive_counts), list(send_counts)
-        self.begun += 1
         work = self._handle.alltoall_base(_tensor(room), _tensor(send), *counts)
 
         def put() -> None:
@@ -341,23 +325,17 @@ class GlooCommunicator(SeparateProcess):
             ):
                 part[...] = came
 
-        return GlooRequest([work], self, send, room, finish=None if room is receive else put)
+        return GlooRequest([work], send, room, finish=None if room is receive else put)
 
     def idup(self) -> GlooDuplication:
         """Make another communicator of the same workers."""
         self._children += 1
-        return GlooDuplication(self._meeting, f"{self.name}.{self._children}", self.holdings)
+        return GlooDuplication(self._meeting, f"{self.name}.{self._children}")
 
     def isplit(self, workers: Sequence[int], number: int) -> GlooDuplication:
         """Make a communicator of some of the workers."""
         meeting = replace(self._meeting, rank=list(workers).index(self.rank), size=len(workers))
-        return GlooDuplication(meeting, f"{self.name}/{number} of {list(workers)}", self.holdings)
-
-    def give_back(self) -> None:
-        """End the group, its threads and its connections, which takes some 10 ms in which nobody need wait."""
-        groups, self._kept = [self._kept], None
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(groups[0]))
-        threading.Thread(target=groups.clear, name="aiodist gloo").start()
+        return GlooDuplication(meeting, f"{self.name}/{number} of {list(workers)}")
 
 
 def _tensor(buffer: Array) -> Any:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
+from aiodist._core.errors import WorkerLostError
+from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.collective.wording import ids
-from aiodist.vocabulary.errors import WorkerLostError
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.workers.layout import Layout
 
 

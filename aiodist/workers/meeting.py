@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Final
 
-from aiodist.vocabulary import environment
+from aiodist._arrays import environment
 
 _AGENT_SECONDS: Final = 2.0
 

@@ -17,14 +17,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist.vocabulary import environment
+from aiodist._arrays import environment
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.finalising import finalise
-from aiodist.workers.holdings import in_the_air
+from aiodist.workers.joining import FIRST_MEETING_SECONDS, wait
 from aiodist.workers.local import LocalCommunicator
 from aiodist.workers.making import Maker, Making
-from aiodist.workers.makings import FIRST_MEETING_SECONDS, makings
-from aiodist.workers.separate import SeparateProcess
+from aiodist.workers.separate import SeparateProcess, in_the_air
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
@@ -94,23 +93,20 @@ class MpiRequest:
 
     Args:
         request: MPI's own.
-        of: where it has been begun.
         buffers: those.
     """
 
-    __slots__ = ("_buffers", "_done", "_of", "_request")
+    __slots__ = ("_buffers", "_done", "_request")
 
-    def __init__(self, request: Any, of: MpiCommunicator, *buffers: object) -> None:
+    def __init__(self, request: Any, *buffers: object) -> None:
         self._request = request
-        self._of = of
         self._buffers = buffers
         self._done = False
 
     def test(self) -> bool:
         """Return whether it is complete."""
-        if not self._done and self._request.Test():
-            self._done = True
-            self._of.done += 1
+        if not self._done:
+            self._done = bool(self._request.Test())
         return self._done
 
     def __del__(self) -> None:
@@ -122,16 +118,15 @@ class MpiRequest:
 class MpiDuplication(MpiRequest):
     """A communicator of MPI's in the making."""
 
-    __slots__ = ("_made", "_name")
+    __slots__ = ("_made",)
 
-    def __init__(self, made: Any, request: Any, of: MpiCommunicator) -> None:
-        super().__init__(request, of)
+    def __init__(self, made: Any, request: Any) -> None:
+        super().__init__(request)
         self._made = made
-        self._name = f"{of.name}.{of.begun}"
 
     def result(self) -> MpiCommunicator:
         """Return it."""
-        return MpiCommunicator(self._made, self._of, self._name)
+        return MpiCommunicator(self._made)
 
 
 _unmet: Final[list[MpiDuplication]] = []
@@ -143,14 +138,11 @@ class MpiCommunicator(SeparateProcess):
 
     Args:
         communicator: one of mpi4py's.
-        of: what it was made of; None where it is the program's own, and stays that.
-        name: as `SeparateProcess` has it.
     """
 
     engine = "mpi"
 
-    def __init__(self, communicator: Any, of: MpiCommunicator | None = None, name: str = "") -> None:
-        super().__init__()
+    def __init__(self, communicator: Any) -> None:
         self._mpi = load_mpi()
         self._handle = communicator
         self._byte = self._mpi.BYTE
@@ -164,10 +156,7 @@ class MpiCommunicator(SeparateProcess):
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.segment_depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
-        self._splits = self._split = 0  # how many have been begun here, and made
         self._maker = Maker()
-        if of is not None:
-            self._belong_to(of.holdings, name)
 
     @classmethod
     def of_world(cls, expected: int) -> MpiCommunicator:
@@ -190,14 +179,12 @@ class MpiCommunicator(SeparateProcess):
             )
         made = _unmet.pop() if _unmet else cls(world).idup()
         try:
-            makings.wait(made, world.Get_rank(), expected)
+            wait(made, world.Get_rank(), expected)
         except BaseException:
             _unmet.append(made)
             in_the_air.append(made)
             raise
-        found = made.result()
-        found.makings = makings
-        return found
+        return made.result()
 
     @classmethod
     def of_program(cls, given: Any) -> MpiCommunicator | LocalCommunicator:
@@ -240,15 +227,12 @@ class MpiCommunicator(SeparateProcess):
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
         """Reduce buffers over the workers."""
         source = self._in_place if send is receive else send
-        self.begun += 1
-        self.moved = hash((self.moved, 1, send.nbytes))
-        return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), self, send, receive)
+        return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), send, receive)
 
     def iallgather(self, send: Array, receive: Array) -> Request:
         """Put buffers together by rank."""
         byte = self._byte
-        self.begun += 1
-        return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), self, send, receive)
+        return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), send, receive)
 
     def iallgatherv(
         self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
@@ -256,15 +240,11 @@ class MpiCommunicator(SeparateProcess):
         """Put buffers of several sizes together by rank."""
         byte = self._byte
         target = [receive, list(counts), _displacements(counts, places), byte]
-        self.begun += 1
-        self.moved = hash((self.moved, 2, sum(counts)))
-        return MpiRequest(self._handle.Iallgatherv([send, byte], target), self, send, receive)
+        return MpiRequest(self._handle.Iallgatherv([send, byte], target), send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite a buffer with that of one worker."""
-        self.begun += 1
-        self.moved = hash((self.moved, 3, root, buffer.nbytes))
-        return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), self, buffer)
+        return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), buffer)
 
     def ialltoallv(
         self,
@@ -279,15 +259,12 @@ class MpiCommunicator(SeparateProcess):
         byte = self._byte
         source = [send, list(send_counts), _displacements(send_counts, send_places), byte]
         target = [receive, list(receive_counts), _displacements(receive_counts, receive_places), byte]
-        self.begun += 1
-        self.moved = hash((self.moved, 4))
-        return MpiRequest(self._handle.Ialltoallv(source, target), self, send, receive)
+        return MpiRequest(self._handle.Ialltoallv(source, target), send, receive)
 
     def idup(self) -> MpiDuplication:
         """Make another communicator of the same workers."""
-        self.begun += 1
         made, request = self._handle.Idup()
-        return MpiDuplication(made, request, self)
+        return MpiDuplication(made, request)
 
     def isplit(self, workers: Sequence[int], number: int) -> Making:
         """Make a communicator of some of the workers; MPI can only block in that.
@@ -298,22 +275,7 @@ class MpiCommunicator(SeparateProcess):
         if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
         members = self._handle.Get_group().Incl(list(workers))
-        self._splits += 1
-        return self._maker.begin(lambda: self._make(members, number))
-
-    def _make(self, members: Any, number: int) -> MpiCommunicator:
-        made = self._handle.Create_group(members, number % _TAGS)
-        self._split += 1
-        return MpiCommunicator(made, self, f"{self.name}/{number}")
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether nothing is in the air that this worker has begun, nor anything in the making that not all make."""
-        return super().is_at_rest and self._splits == self._split
-
-    def give_back(self) -> None:
-        """Free it, which both MPICH and Open MPI do without waiting for the others."""
-        self._kept.Free()
+        return self._maker.begin(lambda: MpiCommunicator(self._handle.Create_group(members, number % _TAGS)))
 
 
 def _displacements(counts: Sequence[int], places: Sequence[int] | None) -> list[int]:

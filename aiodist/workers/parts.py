@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.report import Location
 from aiodist.collective.camps import camps_of
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import open_in
 from aiodist.collective.subgroup import SubGroup, label_of
-from aiodist.vocabulary.options import CommunicationOptions
-from aiodist.vocabulary.reports import Location
 from aiodist.workers.calls import Call, Site, WireCall, from_wire, resolved, site_of, to_wire
 from aiodist.workers.lane_book import GroupKey
 from aiodist.workers.state import ReplicaPart, WorkerState, become, replica_part, waiters_of

@@ -9,7 +9,6 @@ import traceback
 from types import FrameType
 from typing import Final
 
-from aiodist.collective.wording import shown_file
 from aiodist.workers.tribunal import Listener
 
 PULSE_SECONDS: Final = 1.0
@@ -29,14 +28,15 @@ class Pulse:
         """Ask again, if the last question has been answered."""
         if listener is not None and not self._asked and now - self._heard >= PULSE_SECONDS:
             self._asked = True
-            listener.call_soon_threadsafe(self._answer, threading.get_ident())
+            listener.call_soon_threadsafe(self._answer, threading.get_ident(), listener)
 
-    def _answer(self, asker: int) -> None:
+    def _answer(self, asker: int, listener: Listener) -> None:
         self._heard = time.monotonic()
         self._asked = False
         thread = threading.get_ident()
         if thread != asker:  # else no event loop runs, and the question came straight back
             self._loop_thread = thread
+            listener.warn_in_time()
 
     def silence(self) -> str:
         """Return what is to be told of a loop that does not answer: for how long, and what its thread is at."""
@@ -44,15 +44,6 @@ class Pulse:
         text = f"its event loop has been silent for {seconds:.1f} s: something blocks it."
         frame = sys._current_frames().get(self._loop_thread or 0)
         return text if frame is None else f"{text} Its thread is at\n{_chain(frame)}"
-
-    def at(self) -> str:
-        """Return at which place of the program the thread of the event loop is, or of what runs in its stead."""
-        here = sys._current_frames().get(self._loop_thread or 0)
-        while here is not None and here.f_globals.get("__name__", "").partition(".")[0] in {*_MACHINERY, "selectors"}:
-            here = here.f_back
-        if here is None:
-            return "it is somewhere in its event loop"
-        return f"it is at {shown_file(here.f_code.co_filename)}:{here.f_lineno} in {here.f_code.co_name}"
 
 
 def _chain(frame: FrameType) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist.vocabulary.options import OrderCheck
+from aiodist._arrays.options import OrderCheck
 from aiodist.workers.layout import Layout
 from aiodist.workers.state import ReplicaPart, WorkerState
 from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Request, Verdict

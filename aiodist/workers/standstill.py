@@ -15,9 +15,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from aiodist._arrays.options import OrderCheck
 from aiodist.collective.cycles import stuck, waits_in
 from aiodist.collective.group import SyncGroup
-from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.lane_book import Run
 from aiodist.workers.layout import Layout
 from aiodist.workers.parts import whole_parts

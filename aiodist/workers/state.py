@@ -16,14 +16,14 @@ from threading import get_ident
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._core.report import Location, ReplicaState
+from aiodist._runtime.waits import Look
 from aiodist.collective.camps import camps_of
 from aiodist.collective.group import Record, SyncGroup
 from aiodist.collective.member import JOIN, Ending, Member
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import open_in
-from aiodist.vocabulary.options import CommunicationOptions, OrderCheck
-from aiodist.vocabulary.reports import Location, ReplicaState
-from aiodist.vocabulary.waits import Look
 from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, portable, resolved, site_of, to_wire
 
 if TYPE_CHECKING:

@@ -28,20 +28,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from aiodist.vocabulary.options import OrderCheck
+from aiodist._arrays.options import OrderCheck
 from aiodist.workers import star
 from aiodist.workers.addresses import Listening
 from aiodist.workers.ending import ENDED, farewell_of, last_error, tell_of_echo
 from aiodist.workers.health import Health
-from aiodist.workers.inquiries import Inquiries
-from aiodist.workers.joining import Hello
+from aiodist.workers.joining import Hello, made_differently
 from aiodist.workers.layout import Layout
 from aiodist.workers.links import Links
-from aiodist.workers.makings import Makings
 from aiodist.workers.peer import Peer, message
 from aiodist.workers.pulse import Pulse
 from aiodist.workers.state import WorkerState
-from aiodist.workers.stillness import made_differently
+from aiodist.workers.tcp_requests import Requests
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Verdict
 
 BEAT_SECONDS: Final = 0.25
@@ -53,7 +51,7 @@ LEAVE_SECONDS: Final = 2.0
 _BEAT: Final = message("beat")
 
 
-class TcpControl(Inquiries):
+class TcpControl(Requests):
     """A worker's control plane.
 
     Args:
@@ -63,7 +61,6 @@ class TcpControl(Inquiries):
         listening: this worker's socket; one that has none keeps no links to others but the first.
         unfinished: gets an entry, a tuple, for each lane of this strategy in which something may never be complete, and
             one of another type for who is lost: the engine cannot be brought to an orderly end without all workers.
-        makings: the strategies that all workers of the job make; None for one that only some of them may.
     """
 
     def __init__(
@@ -73,10 +70,8 @@ class TcpControl(Inquiries):
         hellos: Sequence[Hello],
         listening: Listening | None,
         unfinished: list[object],
-        makings: Makings | None = None,
     ) -> None:
         super().__init__()
-        self.makings = makings
         self._rank = layout.rank
         self._size = layout.workers
         self._own = frozenset(layout.places[layout.rank])
@@ -86,6 +81,7 @@ class TcpControl(Inquiries):
         self._unsent: set[Peer] = set()
         self._to_forget: list[Peer] = []
         self._made: tuple[Verdict | None, bytes] = None, b""
+        self._gone: dict[int, str] = {}
         self._cut: list[tuple[int, int]] = []
         self._requests: deque[tuple[Any, ...]] = deque()
         self._timers: list[tuple[float, tuple[Any, ...]]] = []
@@ -113,7 +109,7 @@ class TcpControl(Inquiries):
         )
         self._thread = threading.Thread(target=self._serve, name="aiodist control", daemon=True)
         self._thread.start()
-        atexit.register(self._close_at_exit)
+        atexit.register(self.close)
 
     @property
     def _listener(self) -> Listener | None:
@@ -128,7 +124,6 @@ class TcpControl(Inquiries):
 
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator of a lane."""
-        self._is_asked(key)
         self._request("report", key, pickle.dumps(state))
 
     def close(self, why: str = "") -> None:
@@ -139,10 +134,6 @@ class TcpControl(Inquiries):
         tell_of_echo(error, self._own)
         self._leave(why or farewell_of(error), bool(why) or error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
-
-    def _close_at_exit(self) -> None:
-        self._request("end")
-        self.close()
 
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""
@@ -157,9 +148,7 @@ class TcpControl(Inquiries):
         )
 
     def _leave(self, why: str, wait: bool) -> None:
-        atexit.unregister(self._close_at_exit)
-        if self.holdings is not None:
-            self.holdings.left = True
+        atexit.unregister(self.close)
         if not self._leaving:
             self._request("leave", why, wait)
 
@@ -225,7 +214,6 @@ class TcpControl(Inquiries):
 
     def _beat(self, now: float) -> None:
         self._pulse.beat(self._listener, now)
-        self._look_for_stillness(now)
         for peer in list(self._peers.values()):
             self._put(peer, _BEAT)
             why = self._health.trouble(peer.rank, now - peer.heard)
@@ -303,7 +291,6 @@ class TcpControl(Inquiries):
             self._put(self._peers[rank], self._made[1])
 
     def _on_ask(self, key: LaneKey, trouble: int | None) -> None:
-        self._is_asked(key)
         self._call_listener("asked", key, trouble)
         self._later(ANSWER_SECONDS, "answer", key)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,19 +17,13 @@ _numbers: Final = count()
 
 
 class Requests:
-    """What a control plane does of them; the rest of it is `TcpControl`.
-
-    Attributes:
-        verdicts: the number of the last one that has come, and has been passed on.
-    """
+    """What a control plane does of them; the rest of it is `TcpControl`."""
 
     _coordinator: Coordinator | None
     _peers: dict[int, Peer]
     _unfinished: list[object]
 
     def __init__(self) -> None:
-        self.verdicts = 0
-        self._asked: set[LaneKey] = set()
         self._early: list[tuple[str, tuple[Any, ...]]] = []
         self._number = next(_numbers)
 
@@ -51,21 +43,6 @@ class Requests:
     def book(self, request: Request) -> None:
         """Ask the coordinator for something, or tell it, of groups."""
         self._request("book", request)
-
-    def stop(self, key: LaneKey, why: str, heard: Callable[[Callable[[], object]], object]) -> None:
-        """End what workers do in a lane, for they wait there for ever; on the first worker.
-
-        Args:
-            key: the lane.
-            why: what is told.
-            heard: called when all have told their part, with what judges the lane.
-        """
-        self._request("stop", key, why, heard)
-
-    def _on_stop(self, key: LaneKey, why: str, heard: Callable[[Callable[[], object]], object]) -> None:
-        if self._coordinator is not None:
-            self._coordinator.stop(key, why, partial(heard, partial(self._request, "conclude", key)))
-            self._later(PATIENCE_SECONDS, "conclude", key)
 
     def _on_book(self, request: Request) -> None:
         if self._coordinator is not None:
@@ -94,22 +71,11 @@ class Requests:
         with suppress(ValueError):
             self._unfinished.remove((self._number, key))
 
-    @property
-    def awaits_verdict(self) -> bool:
-        """Whether one is to come: this worker has told of a lane, or was asked of it."""
-        return bool(self._asked)
-
-    def _is_asked(self, key: LaneKey) -> None:
-        if (self._number, key) not in self._unfinished:  # else the verdict is here already
-            self._asked.add(key)
-
     def _judged(self, key: LaneKey, verdict: Verdict) -> None:
         """Pass a verdict on; until it is settled, the engine must not be brought to an orderly end."""
         if (self._number, key) not in self._unfinished:
             self._unfinished.append((self._number, key))
         self._call_listener("judged", key, verdict)
-        self.verdicts = max(self.verdicts, verdict.number)
-        self._asked.discard(key)
 
     def _on_booked(self, reply: Reply) -> None:
         self._call_listener("booked", reply)

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
+from aiodist._arrays.options import OrderCheck
+from aiodist._core.errors import CollectiveError, CollectiveTimeoutError, IncompleteCollectiveError
+from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.collective import cycles, verdict
 from aiodist.collective.group import SyncGroup
-from aiodist.vocabulary.errors import CollectiveError, CollectiveTimeoutError, IncompleteCollectiveError
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.vocabulary.reports import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.workers import breakdown, lane_book
 from aiodist.workers.lane_book import LaneBook
 from aiodist.workers.layout import Layout
@@ -49,7 +48,6 @@ class Verdict:
         complete: how many of the first meetings are complete on all who have told.
         calls: by number, digests of the calls behind those, outside of replicas, that workers have begun.
         broken: the lanes, of groups by number, in which a worker cannot carry a step out: never to be used again.
-        number: of the strategy's verdicts, from 1, in the order in which they are told.
     """
 
     kind: type[CollectiveError]
@@ -62,7 +60,6 @@ class Verdict:
     complete: int = 0
     calls: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
     broken: frozenset[int] = frozenset()
-    number: int = 0
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -92,6 +89,9 @@ class Listener(Protocol):
 
     def call_soon_threadsafe(self, fn: Callable[..., object], *args: Any) -> None:
         """Call a function in the worker's event loop; now, where none runs."""
+
+    def warn_in_time(self) -> None:
+        """Warn, in the event loop, of an operation outside of replicas that has waited for long."""
 
 
 class Control(Protocol):
@@ -123,8 +123,6 @@ class Control(Protocol):
 class _Case:
     states: dict[int, WorkerState] = field(default_factory=dict)
     standing: Collection[int] = ()
-    deadlock: str = ""
-    heard: Callable[[], object] | None = None
 
 
 class Coordinator:
@@ -153,7 +151,6 @@ class Coordinator:
         self._origin = origin
         self._cases: dict[LaneKey, _Case] = {}
         self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
-        self._verdicts = 0
         self._book = LaneBook(layout.workers)
         self._standstills = Standstills(layout, order_check)
 
@@ -176,7 +173,7 @@ class Coordinator:
                     self._ask(other, key, state.trouble)
         case.states[rank] = state
         if key in self._cases and len(case.states) == self._layout.workers:
-            (case.heard or partial(self.conclude, key))()
+            self.conclude(key)
 
     def _heard_late(self, rank: int, key: LaneKey, state: WorkerState) -> None:
         """Take what a worker tells behind the verdict; one that fails in what all go on with tells everyone."""
@@ -200,36 +197,19 @@ class Coordinator:
         standing, to_ask = self._standstills.hear(rank, request)
         yield from to_ask
         if standing:
-            self._begin(key, _Case(standing=standing))
-
-    def stop(self, key: LaneKey, why: str, heard: Callable[[], object]) -> None:
-        """End what workers do in a lane, for they wait there for ever.
-
-        Args:
-            key: the lane.
-            why: what is told.
-            heard: called when all workers have told their part, instead of judging.
-        """
-        if key in self._cases or key in self._concluded:
-            heard()
-        else:
-            self._begin(key, _Case(deadlock=why, heard=heard))
-
-    def _begin(self, key: LaneKey, case: _Case) -> None:
-        self._cases[key] = case
-        for worker in range(self._layout.workers):
-            self._ask(worker, key, None)
+            self._cases[key] = _Case(standing=standing)
+            for worker in range(self._layout.workers):
+                self._ask(worker, key, None)
 
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
         case = self._cases.pop(key)
         self._book.forget(key)
         self._standstills.forget(key)
-        self._verdicts += 1
-        found = judge(case.states, self._layout, self._order_check, case.standing, case.deadlock)
-        if self._origin and not case.deadlock:
+        found = judge(case.states, self._layout, self._order_check, case.standing)
+        if self._origin:
             found = replace(found, report=_with_lines(found.report, [self._origin]))
-        found = self._concluded[key] = replace(found, number=self._verdicts)
+        self._concluded[key] = found
         if len(self._concluded) > _MOST_CONCLUDED:
             self._concluded.popitem(last=False)
         for rank in range(self._layout.workers):
@@ -241,7 +221,6 @@ def judge(
     layout: Layout,
     order_check: OrderCheck,
     standing: Collection[int] = (),
-    deadlock: str = "",
 ) -> Verdict:
     """Return the verdict on what the workers have told.
 
@@ -250,20 +229,13 @@ def judge(
         layout: the workers' replicas.
         order_check: what call sites are compared by.
         standing: replicas that can never go on.
-        deadlock: why none of those that wait can, where it is for what workers do with another strategy.
     """
     group = whole_group(states, layout.devices, layout.names, order_check)
     parts = whole_parts(states, group)
     broke = breakdown.that_count(breakdown.found_in(states), states, group, parts)
     failures = [found.failure for _, found in broke]
     failures += [failure for rank in sorted(states) for failure in states[rank].failures]
-    error: CollectiveError
-    if broke:
-        error = breakdown.error_of(broke, group, layout)
-    elif deadlock:
-        error = cycles.deadlock(group, deadlock)
-    else:
-        error = _error(group, parts, states, standing)
+    error = breakdown.error_of(broke, group, layout) if broke else _error(group, parts, states, standing)
     report = _with_notes(error.report, states, {(i, each.failure.text) for _, each in broke for i in each.replicas})
     posted = [state.posted for state in states.values()]
     heard_all = len(states) == layout.workers

@@ -115,11 +115,6 @@ def part_of(rule: Rule) -> Rule:
     return rule._replace(op=op, result=rule.accumulator, finish=Finish.NOTHING)
 
 
-def end_of(rule: Rule) -> Rule:
-    """Return the rule for what comes last: what the parts came to, in the accumulator, becomes the result."""
-    return rule._replace(dtype=rule.accumulator)
-
-
 def _accumulator(op: ReduceOp, dtype: DType, accumulate: Accumulate) -> DType:
     if op in (ReduceOp.MIN, ReduceOp.MAX):
         return dtype

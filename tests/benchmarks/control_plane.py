@@ -15,8 +15,8 @@ import sys
 import time
 from typing import Any
 
-from aiodist.vocabulary.options import OrderCheck
-from aiodist.vocabulary.reports import Location, ReplicaState
+from aiodist._arrays.options import OrderCheck
+from aiodist._core.report import Location, ReplicaState
 from aiodist.workers.addresses import Listening
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist._arrays.leaves import LeafType
+from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective.all_reduce import all_reduce
 from aiodist.collective.kinds import ALL_REDUCE
-from aiodist.collective.signature import LeafType
-from aiodist.vocabulary.options import CommunicationOptions
 from aiodist_kernels import KernelSpec, ReduceOp, cut, reduce, reduce_alike, warm
 from tests.benchmarks.reduction_limit import Limit, compile_limit
 

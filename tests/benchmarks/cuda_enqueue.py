@@ -21,12 +21,12 @@ from unittest import mock
 import numpy as np
 
 from aiodist import MirroredStrategy, ReduceOp, get_replica_context
+from aiodist._arrays import frameworks, gpus
+from aiodist._arrays.device import DeviceArray, DeviceType, Spec
 from aiodist.gpu import process
 from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
 from aiodist.gpu.scheme import Batch, symbol
-from aiodist.vocabulary import device_frameworks, gpus
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceType, Spec
 from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.rules import rule_for
 
@@ -171,7 +171,7 @@ def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
         mock.patch.object(gpus, "find", find),
         mock.patch.object(gpus, "logical", logical),
         mock.patch.object(process, "executor", itertools.repeat(executor).__next__),
-        mock.patch.dict(device_frameworks.TYPES, {Quick.__module__.partition(".")[0]: Quickly(elsewhere=elsewhere)}),
+        mock.patch.dict(frameworks.TYPES, {Quick.__module__.partition(".")[0]: Quickly(elsewhere=elsewhere)}),
     ):
         asyncio.run(MirroredStrategy([f"GPU:{k}" for k in range(REPLICAS)]).run(replica))
     return 1e6 * min(took)

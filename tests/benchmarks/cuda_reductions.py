@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aiodist._arrays import gpus
+from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM
 from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
 from aiodist.gpu.scheme import Batch, symbol
-from aiodist.vocabulary import gpus
-from aiodist.vocabulary.device_frameworks import LEGACY_DEFAULT_STREAM
 from aiodist_kernels import reduce
 from tests.benchmarks import cuda_whole_way
 from tests.benchmarks.cuda_cases import GIB, MIB, Case, Row, cases, in_units, write

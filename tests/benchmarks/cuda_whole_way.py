@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from aiodist import MirroredStrategy, ReduceOp, get_replica_context
-from aiodist.vocabulary import gpus
+from aiodist._arrays import gpus
 
 REPLICAS = 4
 NESTS = {"a tensor of 64 KiB": (1 << 14,), "160 tensors of 1000 and more": tuple(range(1000, 1160))}

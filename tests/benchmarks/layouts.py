@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
-from aiodist.vocabulary import environment
+from aiodist._arrays import environment
 
 REPLICAS = 8
 SIZES = {"4 B": (1, 50), "64 KiB": (1 << 14, 10), "1 MiB": (1 << 18, 4)}

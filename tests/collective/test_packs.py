@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import CommunicationOptions, IndexedSlices, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext
+from aiodist._arrays.leaves import LeafType
 from aiodist.collective.all_reduce import Reduction
 from aiodist.collective.packs import packs
-from aiodist.collective.signature import LeafType
 from aiodist.strategy import extended, off_loop
 from tests.collective.runs import mirrored, run
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from aiodist._core.report import Location
 from aiodist.collective import source
-from aiodist.vocabulary.reports import Location
 
 PROGRAM = """\
 async def program(ctx, odd, scope):

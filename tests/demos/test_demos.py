@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from aiodist.demos import digits, summary
+from aiodist._demos import text
 from aiodist.tools.cli import main
 
-TEXT = ["demo", "text", "--steps", "4"]
-DIGITS = ["demo", "digits", "--steps", "60"]
 DIGEST = re.compile(r"\b([0-9a-f]{16})  replica (\d+)  (CPU:\d+)")
 
 
@@ -23,7 +21,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) 
 
 
 def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, *TEXT)
+    out = printed(capsys, "demo", "text", "--steps", "4")
     assert re.search(r"^input +pydoc_data\.topics, [\d,]+ characters, sha256 [0-9a-f]{16}$", out, re.MULTILINE)
     assert re.search(r"^4 replicas, step 4 of 4: \d\.\d\d bits/char, \d+ steps/s$", out, re.MULTILINE)
     assert re.search(r"^held out +\d\.\d\d bits/char; \d+% of next characters", out, re.MULTILINE)
@@ -35,53 +33,20 @@ def test_text_tells_all_that_a_person_wants_to_know(capsys: pytest.CaptureFixtur
     assert "\x1b" not in out
 
 
-def test_text_depends_on_the_seed_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    def digest(*arguments: str) -> str:
-        found = DIGEST.search(printed(capsys, *TEXT, "--replicas", "2", *arguments))
-        assert found
-        return found[1]
+def test_text_depends_on_the_seed_and_runs_on_the_devices_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def ran(*arguments: str) -> list[tuple[str, ...]]:
+        return DIGEST.findall(printed(capsys, "demo", "text", "--steps", "1", *arguments))
 
-    assert digest() == digest("--seed", "0") != digest("--seed", "1")
-
-
-def test_text_runs_on_the_devices_named(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(capsys, *TEXT, "--devices", "cpu:3,/cpu:1")
-    assert [match.groups()[1:] for match in DIGEST.finditer(out)] == [("0", "CPU:3"), ("1", "CPU:1")]
+    first, again = ran("--replicas", "2"), ran("--devices", "cpu:3,/cpu:1", "--seed", "0")
+    assert [device for _, _, device in again] == ["CPU:3", "CPU:1"]
+    assert {digest for digest, *_ in first} == {digest for digest, *_ in again}
+    assert {digest for digest, *_ in first} != {digest for digest, *_ in ran("--replicas", "2", "--seed", "1")}
 
 
 def test_text_with_different_weights_fails(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     digests = iter(["0" * 16, "1" * 16])
-    monkeypatch.setattr(summary, "weights_digest", lambda _: next(digests))
-    assert "DIFFERENT" in printed(capsys, *TEXT, "--replicas", "2", code=1)
-
-
-def test_digits_follow_one_curve_on_any_number_of_replicas(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("sklearn")
-    out = printed(capsys, *DIGITS)
-    assert re.search(r"^input +scikit-learn's digits, 1797 images, sha256 [0-9a-f]{16}$", out, re.MULTILINE)
-    results = re.findall(r"^ *(\d) replicas? +(\d\d\.\d)% right +[0-9a-f]{8}, equal ", out, re.MULTILINE)
-    assert [int(replicas) for replicas, _ in results] == [1, 2, 4, 8]
-    assert all(float(right) > 85 for _, right in results)
-    difference = re.search(r"largest difference at any step: (\S+)", out)
-    assert difference
-    assert float(difference[1]) < 1e-5
-    curves = re.findall(r"^ +(\d+)((?: +\d\.\d{7}){4})$", out, re.MULTILINE)
-    assert [int(curves[0][0]), int(curves[-1][0])] == [1, 60]
-    assert float(curves[-1][1].split()[0]) < 0.5 * float(curves[0][1].split()[0])
-
-
-def test_digits_with_different_weights_fail(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.setattr(digits, "weights_digest", lambda weights: f"{id(weights):016x}"[::-1])
-    assert "DIFFERENT" in printed(capsys, *DIGITS, "--replicas", "1,2", code=1)
-
-
-def test_digits_with_other_curves_fail(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sklearn")
-    monkeypatch.setattr(digits, "TOLERANCE", -1.0)
-    printed(capsys, *DIGITS, "--replicas", "1,2", code=1)
+    monkeypatch.setattr(text, "weights_digest", lambda _: next(digests))
+    assert "DIFFERENT" in printed(capsys, "demo", "text", "--steps", "1", "--replicas", "2", code=1)
 
 
 def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +55,7 @@ def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.
     (barrier,) = (number for number, line in numbered.items() if "ctx.barrier()" in line)
     (reduction,) = (number for number, line in numbered.items() if "ctx.all_reduce(" in line)
     report = out[out.index("CollectiveMismatchError: replicas disagree at collective #2") :]
-    assert re.search(rf"^ *> replica 2  CPU:2 +barrier\(\) .*branching\.py:{barrier} in learn$", report, re.MULTILINE)
-    others = rf"^ +replica [013] .*all_reduce\(MEAN, .*branching\.py:{reduction} in learn$"
+    assert re.search(rf"^ *> replica 2  CPU:2 +barrier\(\) .*mismatch\.py:{barrier} in learn$", report, re.MULTILINE)
+    others = rf"^ +replica [013] .*all_reduce\(MEAN, .*mismatch\.py:{reduction} in learn$"
     assert len(re.findall(others, report, re.MULTILINE)) == 3
     assert "exit code is 0" in out

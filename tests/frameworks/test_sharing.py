@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import aiodist
-from aiodist.vocabulary.foreign_arrays import ForeignType, type_of
+from aiodist._arrays.host import HostType, host_type_of
 from tests.frameworks.frameworks import Framework, seen
 from tests.replica.programs import here, on_each, replica
 
 
-def whose(leaf: Any) -> ForeignType:
-    found = type_of(leaf)
+def whose(leaf: Any) -> HostType:
+    found = host_type_of(leaf)
     assert found is not None
     return found
 
@@ -122,6 +122,6 @@ async def test_out_that_cannot_be_changed_is_refused() -> None:
 
 
 def test_no_framework_is_imported_for_it() -> None:
-    assert type_of(aiodist) is None
-    assert type_of(np.ones(2)) is None
+    assert host_type_of(aiodist) is None
+    assert host_type_of(np.ones(2)) is None
     assert not any(name in sys.modules for name in ("cupy", "tensorflow"))

@@ -10,16 +10,16 @@ import anyio
 import numpy as np
 import pytest
 
+from aiodist._arrays import frameworks, gpus
+from aiodist._arrays.device import DeviceArray, DeviceType, write_strides
 from aiodist.gpu import process
 from aiodist.gpu.execute import Executor
-from aiodist.vocabulary import device_frameworks, gpus
-from aiodist.vocabulary.device_arrays import DeviceArray, DeviceBuffer, DeviceType, closed
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from aiodist.vocabulary.device_arrays import Spec
+    from aiodist._arrays.device import Spec
 
 
 class PlantedArray:
@@ -83,12 +83,12 @@ class Planted(DeviceType):
         address = leaf.memory.address + leaf.offset
         return DeviceArray(address, leaf.shape, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
 
-    def buffer(self, leaf: Any) -> DeviceBuffer:
+    def buffer(self, leaf: Any) -> DeviceArray:
         if leaf.read_only:
             raise TypeError("out must be writeable, got a read-only array")
-        strides = closed(leaf.shape, leaf.strides, leaf.dtype.itemsize) if leaf.strides else None
+        strides = write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize) if leaf.strides else None
         address = leaf.memory.address + leaf.offset
-        return DeviceBuffer(address, leaf.shape, strides, leaf.dtype, leaf.ordinal, self.machine.stream, leaf)
+        return DeviceArray(address, leaf.shape, leaf.dtype, leaf.ordinal, self.machine.stream, leaf, strides)
 
     def make(
         self, specs: Sequence[Spec], ordinal: int, allocate: Callable[[int, int], Any]
@@ -111,7 +111,7 @@ def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Ma
     patch.setattr(gpus, "find", lambda: found)
     executor = Executor(machine.driver)
     patch.setattr(process, "executor", lambda: executor)
-    patch.setitem(device_frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))
+    patch.setitem(frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))
     return machine
 
 

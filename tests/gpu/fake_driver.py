@@ -262,31 +262,20 @@ class FakeDriver:
         assert vectors * form.width <= lanes
         self._reduce(device, form, out, buffers, 0, lanes)
 
-    def _tabled(
-        self, device: int, form: Form, heads: int, rows: int, chunks: int, count: int, replicas: int | None = None
-    ) -> None:
+    def _tabled(self, device: int, form: Form, heads: int, rows: int, chunks: int, count: int) -> None:
         self._check(device, heads, 32 * chunks, exactly=True)
         entries = list((ctypes.c_int64 * (4 * chunks)).from_address(heads))
         for row, low, _, high in zip(entries[::4], entries[1::4], entries[2::4], entries[3::4], strict=True):
             self._check(device, rows + 8 * row, 8 * (2 + count), exactly=True)
             _, out, *buffers = (ctypes.c_int64 * (2 + count)).from_address(rows + 8 * row)
-            self._reduce(device, form, out, buffers, low, high, replicas)
+            self._reduce(device, form, out, buffers, low, high)
 
-    def _reduce(
-        self,
-        device: int,
-        form: Form,
-        out: int,
-        buffers: Sequence[int],
-        low: int,
-        high: int,
-        replicas: int | None = None,
-    ) -> None:
+    def _reduce(self, device: int, form: Form, out: int, buffers: Sequence[int], low: int, high: int) -> None:
         recipe = form.recipe
         for address, lane in [*((buffer, recipe.storage) for buffer in buffers), (out, recipe.result)]:
             self._check(device, address + low * lane.size, (high - low) * lane.size)
         machine = Machine(recipe, high - low, vector=False)
-        quietly(reduce_all, machine, out, buffers, low, replicas or len(buffers))
+        quietly(reduce_all, machine, out, buffers, low, len(buffers))
 
     def _check(self, device: int, address: int, nbytes: int, *, exactly: bool = False) -> None:
         for start, (size, owner) in self.regions.items():

@@ -57,14 +57,12 @@ _Launch = ctypes.CFUNCTYPE(
 
 
 def build(folder: Path) -> bool:
-    """Build the libraries, of CUDA and of NCCL, in a folder; return whether there is a compiler for it."""
+    """Build the library in a folder; return whether there is a compiler for it."""
     compiler = shutil.which("cc")
     if compiler is None:
         return False
-    for source, library in (("libcuda.c", "libcuda.so.1"), ("libnccl.c", "libnccl.so.2")):
-        path = Path(__file__).with_name(source)
-        command = [compiler, "-O1", "-shared", "-fPIC", str(path), "-o", str(folder / library), "-ldl"]
-        subprocess.run(command, check=True)
+    source, library = Path(__file__).with_name("libcuda.c"), folder / "libcuda.so.1"
+    subprocess.run([compiler, "-O1", "-shared", "-fPIC", str(source), "-o", str(library), "-ldl"], check=True)
     return True
 
 
@@ -89,7 +87,7 @@ class Loading(CudaCore):
             form = self.forms[library]
             assert 0 < blocks <= 32
             assert threads == 256
-            count = (4 if form.recipe.count else 5) if form.tabled else form.recipe.count + 3
+            count = 4 if form.tabled else form.recipe.count + 3
             given = [ctypes.c_int64.from_address(arguments[i]).value for i in range(count)]
             (self._tabled if form.tabled else self._direct)(form, *given)
         except BaseException:  # noqa: BLE001  (it may not come out of a callback)
@@ -100,16 +98,14 @@ class Loading(CudaCore):
         assert vectors * form.width <= lanes
         self._reduce(form, out, buffers, 0, lanes)
 
-    def _tabled(self, form: Form, heads: int, rows: int, chunks: int, count: int, replicas: int | None = None) -> None:
+    def _tabled(self, form: Form, heads: int, rows: int, chunks: int, count: int) -> None:
         entries = np.ctypeslib.as_array((ctypes.c_int64 * (4 * chunks)).from_address(heads)).reshape(-1, 4)
         for row, low, _, high in entries.tolist():
             _, out, *buffers = (ctypes.c_int64 * (2 + count)).from_address(rows + 8 * row)
-            self._reduce(form, out, buffers, low, high, replicas)
+            self._reduce(form, out, buffers, low, high)
 
-    def _reduce(
-        self, form: Form, out: int, buffers: list[int], low: int, high: int, replicas: int | None = None
-    ) -> None:
-        quietly(reduce_all, Machine(form.recipe, high - low, vector=False), out, buffers, low, replicas or len(buffers))
+    def _reduce(self, form: Form, out: int, buffers: list[int], low: int, high: int) -> None:
+        quietly(reduce_all, Machine(form.recipe, high - low, vector=False), out, buffers, low, len(buffers))
 
     def put(self, device: int, values: np.ndarray) -> Any:
         with self.using():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiodist.vocabulary import gpus
+from aiodist._arrays import gpus
 from tests.benchmarks import cuda_enqueue, cuda_peers, cuda_reductions, cuda_whole_way
 from tests.benchmarks.cuda_cases import KIB, Case, Row, cases, in_units, leaves, write
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, PerReplica, ReduceOp, get_replica_context
+from aiodist._arrays import gpus
 from aiodist.gpu.execute import Executor
 from aiodist.gpu.plan import Job, Place
 from aiodist.gpu.scheme import Batch
-from aiodist.vocabulary import gpus
 from aiodist_kernels import reduce
 from tests.benchmarks.cuda_reductions import Gpu
 from tests.kernels import arrays

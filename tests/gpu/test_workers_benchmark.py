@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from aiodist.vocabulary import gpus
+from aiodist._arrays import gpus
 from tests.benchmarks import cuda_workers
 from tests.gpu.conftest import Machine, PlantedArray
-from tests.workers.nccl_job import NcclJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,21 +46,6 @@ def test_every_line_is_measured_and_compared(
     told = capsys.readouterr().out
     assert "through host memory" in told
     assert ("WRONG: 1 values, first 2.0 for 1.0 at 0 of leaf 0" in told) is spoils
-
-
-def test_nccl_is_told_of_where_it_is_used(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    job = NcclJob(monkeypatch, (1, 1))
-    lab = PlantedLab(job.machine)
-
-    async def both() -> Any:
-        measured = [cuda_workers.measure(lab, each, rank, SIZES, LEAVES) for rank, each in enumerate(job.strategies)]
-        return await asyncio.gather(*measured)
-
-    rows, _ = asyncio.run(both())
-    assert not any(row.wrong for row in rows)
-    assert job.nccl.steps
-    cuda_workers.show(job.strategies[0], rows)
-    assert "through NCCL" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(bool(gpus.find().gpus), reason="there is a GPU")

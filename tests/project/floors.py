@@ -2,12 +2,14 @@
 
 A file imports only from floors below its own, or from its own floor. Imports inside functions count as those at the top
 do: they are made later, and bind as firmly. Inside one floor no files import each other in a circle; there, what stands
-under `if TYPE_CHECKING` does not count, since it never runs.
+under `if TYPE_CHECKING` does not count, since it never runs. A package whose docstring lists its modules gives their
+order: each imports only from those above it, for types too.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -21,21 +23,34 @@ if TYPE_CHECKING:
 # `aiodist` itself, the list of public names, stands beside the tools: they use it as any program does.
 FLOORS: Mapping[str, int] = {
     "aiodist_kernels": 0,
-    "aiodist.vocabulary": 1,
-    "aiodist.gpu": 2,
-    "aiodist.collective": 2,
-    "aiodist.workers": 2,
-    "aiodist.replica": 3,
-    "aiodist.strategy": 4,
-    "aiodist.data": 4,
-    "aiodist.tools": 5,
-    "aiodist.demos": 5,
-    "aiodist.checking": 5,
-    "aiodist.testing": 5,
-    "aiodist": 5,
-    "aiodist.__main__": 6,
+    "aiodist._core": 1,
+    "aiodist._version": 1,
+    "aiodist._arrays": 2,
+    "aiodist._runtime.waits": 2,  # while `collective` and `workers` use it
+    "aiodist._gpu": 3,
+    "aiodist._collectives": 4,
+    "aiodist.gpu": 4,
+    "aiodist.collective": 4,
+    "aiodist.workers": 4,
+    "aiodist._runtime": 5,
+    "aiodist.replica": 5,
+    "aiodist._workers": 6,
+    "aiodist._data": 7,
+    "aiodist._strategy": 8,
+    "aiodist.strategy": 8,
+    "aiodist.data": 8,
+    "aiodist._checking": 9,
+    "aiodist._torch": 10,
+    "aiodist._demos": 12,
+    "aiodist._tools": 12,
+    "aiodist.tools": 12,
+    "aiodist.checking": 12,
+    "aiodist.testing": 12,
+    "aiodist": 12,
+    "aiodist.__main__": 13,
 }
-OUTSIDE_OF_KERNELS = frozenset({"numpy", "numba", *sys.stdlib_module_names})
+MAY_IMPORT = {0: {"numpy", "numba", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
+"""What may be imported from outside of this project, on floors where not all may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +69,7 @@ class Module:
     name: str
     path: Path
     imports: tuple[Import, ...]
+    order: tuple[str, ...] = ()  # of a package's modules, as its docstring lists them
 
     @property
     def floor(self) -> int | None:
@@ -79,7 +95,13 @@ def read_tree(root: Path) -> dict[str, Module]:
         for package in ("aiodist", "aiodist_kernels")
         for path in sorted((source / package).rglob("*.py"))
     }
-    return {name: Module(name, path, tuple(_imports(name, path, files))) for name, path in files.items()}
+    return {name: _read(name, path, files) for name, path in files.items()}
+
+
+def _read(name: str, path: Path, files: Mapping[str, Path]) -> Module:
+    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    listed = re.findall(r"^- `(\w+)`", ast.get_docstring(tree) or "", re.MULTILINE)
+    return Module(name, path, tuple(_imports(name, path, tree, files)), tuple(listed))
 
 
 def module_name(path: Path, source: Path) -> str:
@@ -90,7 +112,7 @@ def module_name(path: Path, source: Path) -> str:
 
 def violations(modules: Mapping[str, Module]) -> list[str]:
     """List, as lines for a person, every import that goes up, and every circle."""
-    return [*_strangers(modules), *_upward(modules), *_foreign_to_kernels(modules), *_circles(modules)]
+    return [*_strangers(modules), *_upward(modules), *_from_outside(modules), *_circles(modules), *_disorder(modules)]
 
 
 def _strangers(modules: Mapping[str, Module]) -> Iterator[str]:
@@ -107,12 +129,32 @@ def _upward(modules: Mapping[str, Module]) -> Iterator[str]:
                 yield f"{module.name}:{found.line} (floor {own}) imports {found.target} (floor {other})"
 
 
-def _foreign_to_kernels(modules: Mapping[str, Module]) -> Iterator[str]:
-    for module in modules.values():
-        for found in module.imports if module.floor == 0 else ():
-            top = found.target.partition(".")[0]
-            if top not in OUTSIDE_OF_KERNELS and floor_of(found.target) is None:
-                yield f"{module.name}:{found.line} (floor 0) imports {found.target}, neither numpy nor numba"
+def _from_outside(modules: Mapping[str, Module]) -> Iterator[str]:
+    for floor, allowed in MAY_IMPORT.items():
+        for module in modules.values():
+            for found in module.imports if module.floor == floor else ():
+                if found.target.partition(".")[0] not in allowed and floor_of(found.target) is None:
+                    yield f"{module.name}:{found.line} (floor {floor}) imports {found.target} from outside"
+
+
+def _disorder(modules: Mapping[str, Module]) -> Iterator[str]:
+    for package in modules.values():
+        for name, module in modules.items() if package.order else ():
+            own = _inner(name, package)
+            if not own:
+                continue
+            if own not in package.order:
+                yield f"{package.name} does not list {own}"
+                continue
+            for found in module.imports:
+                other = _inner(found.target, package)
+                if other in package.order[package.order.index(own) + 1 :]:
+                    yield f"{name}:{found.line} imports {found.target}, which {package.name} lists below it"
+
+
+def _inner(name: str, package: Module) -> str:
+    """Name the module or package directly in `package` that a module is, or is in; empty if it is in none."""
+    return name.removeprefix(f"{package.name}.").partition(".")[0] if name.startswith(f"{package.name}.") else ""
 
 
 def _circles(modules: Mapping[str, Module]) -> Iterator[str]:
@@ -128,8 +170,7 @@ def _circles(modules: Mapping[str, Module]) -> Iterator[str]:
             yield f"floor {floor}: import circle {' -> '.join(reversed(error.args[1]))}"
 
 
-def _imports(name: str, path: Path, files: Mapping[str, Path]) -> Iterator[Import]:
-    tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+def _imports(name: str, path: Path, tree: ast.Module, files: Mapping[str, Path]) -> Iterator[Import]:
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     typing_only = {id(node) for block in ast.walk(tree) if _is_type_checking(block) for node in _inside(block)}
     for node in ast.walk(tree):

@@ -12,7 +12,7 @@ from tests.project.paths import ROOT, python_files
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-THE_ONE_FILE = ROOT / "aiodist" / "vocabulary" / "environment.py"
+THE_ONE_FILE = ROOT / "aiodist" / "_arrays" / "environment.py"
 READERS = {"environ", "environb", "getenv", "getenvb"}
 
 

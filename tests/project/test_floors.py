@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.project.floors import FLOORS, floor_of, read_tree, violations
+from tests.project.floors import floor_of, read_tree, violations
 from tests.project.paths import ROOT
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ SOUND = {
     "kernels/aiodist_kernels/sums.py": "import functools\nimport numpy as np\nfold = functools.reduce",
     "aiodist/__init__.py": "from aiodist.strategy.mirrored import Mirror as Mirror",
     "aiodist/__main__.py": "from aiodist.tools.cli import main",
-    "aiodist/vocabulary/__init__.py": "",
-    "aiodist/vocabulary/words.py": "import optree",
+    "aiodist/_arrays/__init__.py": "",
+    "aiodist/_arrays/words.py": "import optree",
     "aiodist/collective/__init__.py": "",
-    "aiodist/collective/meeting.py": "import aiodist_kernels\nfrom ..vocabulary import words\nfrom . import names",
+    "aiodist/collective/meeting.py": "import aiodist_kernels\nfrom .._arrays import words\nfrom . import names",
     "aiodist/collective/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
     "aiodist/strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
-    "aiodist/tools/cli.py": "from aiodist.demos import text\nfrom aiodist.testing_helpers import check",
-    "aiodist/demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
+    "aiodist/tools/cli.py": "from aiodist._demos import text\nfrom aiodist.testing_helpers import check",
+    "aiodist/_demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
     "aiodist/testing_helpers.py": "",
 }
 
@@ -40,7 +40,7 @@ def plant(root: Path, files: dict[str, str]) -> list[str]:
 
 def test_floors_hold() -> None:
     modules = read_tree(ROOT)
-    assert {floor_of(name) for name in modules} >= set(FLOORS.values())
+    assert {floor_of(name) for name in modules} >= {0, 1, 2, 4, 5, 8, 12, 13}
     assert violations(modules) == []
 
 
@@ -51,22 +51,23 @@ def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "expected"),
     [
-        ("aiodist/vocabulary/words.py", "import aiodist.strategy.mirrored", "(floor 1) imports aiodist.strategy"),
-        ("aiodist/vocabulary/words.py", "from aiodist import Mirror", "(floor 1) imports aiodist (floor 5)"),
-        ("aiodist/vocabulary/words.py", "from aiodist.collective import names", "imports aiodist.collective.names"),
-        ("aiodist/vocabulary/words.py", "from ..collective import names", "imports aiodist.collective.names"),
-        ("aiodist/vocabulary/__init__.py", "from ..collective.names import x", "imports aiodist.collective.names"),
-        ("aiodist/vocabulary/words.py", "def f():\n    from ..replica import context", "words:2 (floor 1)"),
-        ("aiodist/vocabulary/words.py", "import importlib\nimportlib.import_module('aiodist.demos')", "words:2"),
+        ("aiodist/_arrays/words.py", "import aiodist.strategy.mirrored", "(floor 2) imports aiodist.strategy"),
+        ("aiodist/_arrays/words.py", "from aiodist import Mirror", "(floor 2) imports aiodist (floor 12)"),
+        ("aiodist/_arrays/words.py", "from aiodist.collective import names", "imports aiodist.collective.names"),
+        ("aiodist/_arrays/words.py", "from ..collective import names", "imports aiodist.collective.names"),
+        ("aiodist/_arrays/__init__.py", "from ..collective.names import x", "imports aiodist.collective.names"),
+        ("aiodist/_arrays/words.py", "def f():\n    from ..replica import context", "words:2 (floor 2)"),
+        ("aiodist/_arrays/words.py", "import importlib\nimportlib.import_module('aiodist._demos')", "words:2"),
         (
-            "aiodist/vocabulary/words.py",
+            "aiodist/_arrays/words.py",
             "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiodist.replica import context",
-            "words:3 (floor 1)",
+            "words:3 (floor 2)",
         ),
-        ("aiodist/demos/text.py", "import aiodist.__main__", "(floor 5) imports aiodist.__main__ (floor 6)"),
+        ("aiodist/_demos/text.py", "import aiodist.__main__", "(floor 12) imports aiodist.__main__ (floor 13)"),
         ("aiodist/strangers.py", "", "aiodist.strangers stands on no floor"),
-        ("kernels/aiodist_kernels/sums.py", "import aiodist.vocabulary.words", "(floor 0) imports aiodist.voc"),
+        ("kernels/aiodist_kernels/sums.py", "import aiodist._arrays.words", "(floor 0) imports aiodist._arr"),
         ("kernels/aiodist_kernels/sums.py", "def f():\n    import torch.cuda", "sums:2 (floor 0) imports torch.cuda"),
+        ("aiodist/_core/ledger.py", "import numpy", "(floor 1) imports numpy from outside"),
     ],
 )
 def test_planted_violation_is_found(tmp_path: Path, file: str, text: str, expected: str) -> None:
@@ -80,10 +81,28 @@ def test_planted_violation_is_found(tmp_path: Path, file: str, text: str, expect
 )
 def test_import_circle_inside_a_floor_is_found(tmp_path: Path, text: str) -> None:
     (found,) = plant(tmp_path, {"aiodist/collective/names.py": text})
-    assert found.startswith("floor 2: import circle")
+    assert found.startswith("floor 4: import circle")
     assert "aiodist.collective.names -> aiodist.collective.meeting" in found
 
 
 def test_public_names_cannot_lead_to_a_program_that_uses_them(tmp_path: Path) -> None:
     (found,) = plant(tmp_path, {"aiodist/__init__.py": "from aiodist.tools.cli import main as main"})
-    assert found.startswith("floor 5: import circle")
+    assert found.startswith("floor 12: import circle")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("- `words`: one.\n- `texts`: two.", []),
+        (
+            "- `texts`: two.\n- `words`: one.",
+            ["texts:3 imports aiodist._arrays.words, which aiodist._arrays lists"],
+        ),
+        ("- `texts`: two.", ["aiodist._arrays does not list words"]),
+    ],
+)
+def test_package_lists_its_modules_in_order(tmp_path: Path, text: str, expected: list[str]) -> None:
+    texts = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import words"
+    files = {"aiodist/_arrays/__init__.py": f'"""What a leaf is.\n\n{text}\n"""', "aiodist/_arrays/texts.py": texts}
+    for found, part in zip(plant(tmp_path, files), expected, strict=True):
+        assert part in found

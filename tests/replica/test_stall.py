@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from aiodist import ReplicaContext, StallWarning
+from aiodist._arrays.environment import stall_seconds
 from aiodist.replica.stall import StallWatch, watch_here
-from aiodist.vocabulary.environment import stall_seconds
 from tests.collective.runs import Program, mirrored, run
 from tests.replica.warned import warned
 

@@ -15,8 +15,8 @@ import pytest
 import trio
 
 from aiodist import CollectiveError, ReplicaContext
+from aiodist._runtime.waits import Awaited
 from aiodist.replica.waits import WaitGraph, look_at_loop
-from aiodist.vocabulary.waits import Awaited
 from tests.collective.runs import Program, mirrored, run
 
 pytestmark = pytest.mark.anyio

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 import aiodist
-from aiodist.demos.endings import MissingExtraError
-from aiodist.tools.argument_types import devices, natural, positive, positives
+from aiodist.tools.argument_types import devices, natural, positive
 from aiodist.tools.cli import main
 from tests.tools.command import environment
 
@@ -40,8 +39,6 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["demo", "text", "--replicas", "3", "--devices", "CPU:0"], "--replicas 3 with 1 --devices"),
         (["demo", "text", "--devices", "CPU:0,CPU:0"], "--devices: "),
         (["demo", "text", "--devices", "TPU:0"], "--devices: "),
-        (["demo", "digits", "--replicas", "1,2,1"], "--replicas: expected different numbers, got '1,2,1'"),
-        (["demo", "digits", "--replicas", "4", "--devices", "CPU:0"], "--replicas up to 4 with 1 --devices"),
     ],
 )
 def test_bad_usage_is_said_in_a_line_with_code_2(
@@ -59,7 +56,6 @@ def test_bad_usage_is_said_in_a_line_with_code_2(
         (["--help"], "demo"),
         (["demo", "--help"], "mismatch"),
         (["demo", "text", "--help"], "--replicas N"),
-        (["demo", "digits", "--help"], "1,2,4,8"),
         (["--version"], f"aiodist {aiodist.__version__}\n"),
     ],
 )
@@ -70,13 +66,6 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], argume
     printed = capsys.readouterr()
     assert said in printed.out
     assert printed.err == ""
-
-
-def test_missing_extra_is_one_sentence(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    assert usage_error(capsys, "demo", "digits") == (
-        "aiodist: error: demo digits needs scikit-learn, which is not installed: pip install 'aiodist[examples]'\n"
-    )
 
 
 def test_command_line_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
@@ -90,6 +79,4 @@ def test_command_line_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
 def test_numbers_and_names_are_read() -> None:
     assert positive("12") == 12
     assert natural("0") == 0
-    assert positives("1, 2,8") == (1, 2, 8)
     assert devices("CPU:0, gpu:1") == ("CPU:0", "gpu:1")
-    assert issubclass(MissingExtraError, ImportError)

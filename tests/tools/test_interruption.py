@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.demos.interruption import Interruptions
+from aiodist._demos.interruption import Interruptions
 from tests.tools.command import Ended, behind_pipe, environment, in_terminal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
@@ -56,10 +56,10 @@ def test_third_interruption_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("os._exit", told.append)
     interruptions = Interruptions()
     with pytest.raises(KeyboardInterrupt):
-        interruptions.take()
-    interruptions.take()
+        interruptions.handle()
+    interruptions.handle()
     assert told == []
-    interruptions.take()
+    interruptions.handle()
     assert told == [130]
 
 
@@ -67,8 +67,8 @@ def test_first_interruption_of_an_event_loop_is_a_cancellation() -> None:
     told: list[object] = []
     interruptions = Interruptions()
     interruptions.cancel = lambda: told.append("cancelled")
-    interruptions.take()
-    interruptions.take()
+    interruptions.handle()
+    interruptions.handle()
     assert told == ["cancelled"]
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy
-from aiodist.vocabulary import environment
+from aiodist._arrays import environment
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.engines import default_communicator
 from tests.workers.conformance import CASES, go_through

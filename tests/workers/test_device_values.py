@@ -19,7 +19,7 @@ from aiodist import (
     ReplicaContext,
     set_logical_devices,
 )
-from aiodist.vocabulary import gpus
+from aiodist._arrays import gpus
 from aiodist.workers.simulated import SimulatedCluster
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
@@ -107,7 +107,9 @@ async def test_all_reduce(plant: Plant, op: ReduceOp, dtype: np.dtype, layout: t
     await check(planted(plant), layout, lambda ctx, value: ctx.all_reduce(op, value), values)
 
 
-@pytest.mark.parametrize("options", [{"reduction": "ordered"}, {"accumulate": "float64"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"reduction": "ordered"}, {"accumulate": "float64"}, {"implementation": "nccl"}], ids=str
+)
 async def test_all_reduce_with_options(plant: Plant, options: dict[str, str]) -> None:
     values = arrays.buffers(7, 6, (90,), SINGLE)
     await check(planted(plant), (1, 3, 2), lambda ctx, value: ctx.all_reduce("MEAN", value), values, **options)

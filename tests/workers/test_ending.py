@@ -18,9 +18,9 @@ from aiodist import (
     ReplicaState,
     WorkerLostError,
 )
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import Reason
 from aiodist.tools.following import _Asked, _Job
-from aiodist.vocabulary.errors import CollectiveError
-from aiodist.vocabulary.reports import Reason
 from aiodist.workers import finalising
 from aiodist.workers.ending import is_echo, tell_of_echo
 

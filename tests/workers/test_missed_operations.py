@@ -18,9 +18,9 @@ from aiodist import (
     ReplicaContextError,
     get_replica_context,
 )
+from aiodist._arrays.options import OrderCheck
 from aiodist.replica.awaiting import Bell
 from aiodist.replica.root_crossing import RootCrossing
-from aiodist.vocabulary.options import OrderCheck
 from aiodist.workers.simulated import SimulatedCommunicator, SimulatedRequest
 from tests.workers.simulated import Job
 

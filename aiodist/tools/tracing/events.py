@@ -24,7 +24,7 @@ from aiodist.tools.tracing.recording import Call, Collective, Run, came
 from aiodist.tools.tracing.texts import Wording
 
 if TYPE_CHECKING:
-    from aiodist.vocabulary.errors import CollectiveError
+    from aiodist._core.errors import CollectiveError
 
 _RUN, _REPLICA, _AWAIT, _FLOW, _INSTANT = range(5)
 _Event = tuple[float, int, str]

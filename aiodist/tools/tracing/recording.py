@@ -13,15 +13,16 @@ from threading import Lock
 from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aiodist._arrays.leaves import LeafType
 from aiodist.collective.joining import number_of_join
 from aiodist.collective.member import JOIN
-from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, LeafType, Signature
+from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature
 
 if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
     from aiodist.collective.group import SyncGroup
     from aiodist.collective.member import Member
     from aiodist.collective.rendezvous import Rendezvous
-    from aiodist.vocabulary.errors import CollectiveError
 
 Call: TypeAlias = tuple[Signature, CodeType, int]
 Clock: TypeAlias = Callable[[], float]

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
+from aiodist._arrays import environment
 from aiodist.collective.observer import Observer, observe_process, observing
-from aiodist.vocabulary import environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -72,19 +72,6 @@ def form_for(rule: Rule, count: int, *, leaves: int = 1) -> Form:
     return Form(recipe, tabled=leaves > 1)
 
 
-def counts(form: Form, count: int, replicas: int | None = None) -> tuple[int, ...]:
-    """Return the last arguments of a tabled kernel.
-
-    Args:
-        form: the kernel.
-        count: buffers of each leaf.
-        replicas: by how many a mean divides; None: by the number of buffers, the only one that other kernels know.
-    """
-    if form.recipe.count:
-        return (count,)
-    return count, count if replicas is None else replicas
-
-
 @functools.cache
 def copying(size: int) -> Form:
     """Return the kernel that copies leaves whose elements have so many bytes: it folds one buffer.

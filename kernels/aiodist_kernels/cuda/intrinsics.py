@@ -119,7 +119,7 @@ def argument_types(form: Form) -> tuple[Any, ...]:
     """Return the types of a kernel's arguments; see `kernels`."""
     word = _types.int64
     if form.tabled:
-        return (word,) * (4 if form.recipe.count else 5)
+        return (word,) * 4
     return word, _types.UniTuple(word, form.recipe.count), word, word
 
 

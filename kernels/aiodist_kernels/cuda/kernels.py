@@ -7,11 +7,10 @@
         vectors     vectors that the leaf has; 0 where an address is no multiple of 16
         lanes       lanes that it has
 
-    tabled(heads, rows, chunks, count[, replicas])
+    tabled(heads, rows, chunks, count)
         heads, rows addresses of 64-bit words in device memory, see `tables`
         chunks      entries of the heads, each for one block
         count       buffers of each leaf
-        replicas    by how many a mean divides, as a buffer may stand for several; for kernels of any number of buffers
 
 Loops are written with `while`: a `range` with a step costs a 64-bit division in every thread. A thread
 loads its lanes of all buffers before it stores any, and no other thread touches them: so the result may be one of
@@ -107,7 +106,7 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
     begin_single, end_single = functions.begin(vector=False), functions.end(vector=False)
     fold_single = functions.fold(1, vector=False)
 
-    def tabled_any(heads: Any, rows: Any, chunks: Any, count: Any, replicas: Any) -> None:
+    def tabled_any(heads: Any, rows: Any, chunks: Any, count: Any) -> None:
         thread = cuda.threadIdx.x
         chunk = cuda.blockIdx.x
         while chunk < chunks:
@@ -128,7 +127,7 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
                 while done < count:
                     total = fold_one(total, addresses + 8 * done, index)
                     done += 1
-                end(out, total, index, replicas)
+                end(out, total, index, count)
                 index += cuda.blockDim.x * width
             index = middle + thread * grain
             while index < high:
@@ -137,7 +136,7 @@ def _tabled_any(form: Form, functions: Functions) -> Kernel:
                 while done < count:
                     single = fold_single(single, addresses + 8 * done, index)
                     done += 1
-                end_single(out, single, index, replicas)
+                end_single(out, single, index, count)
                 index += cuda.blockDim.x * grain
             chunk += cuda.gridDim.x
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.cuda.forms import DIRECT_COUNTS, Form, form_for
-from aiodist_kernels.rules import Finish, Rule, end_of, rule_for
+from aiodist_kernels.rules import Rule, rule_for
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, COMPLEX, FLOATS
 from tests.kernels.test_reduce import DEFINED
@@ -38,14 +38,6 @@ class Case:
         fixed = [(form_for(self.rule, count, leaves=leaves), count) for count in DIRECT_COUNTS for leaves in (1, 2)]
         return [*fixed, *((form_for(self.rule, count), count) for count in ANY_COUNTS)]
 
-    @property
-    def accumulator(self) -> np.dtype:
-        return self.rule.accumulator
-
-    def end_form(self) -> Form:
-        """Return the kernel for the end of it alone: one buffer that stands for many."""
-        return form_for(end_of(self.rule), 1)
-
 
 WIDENED = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT)
 
@@ -53,9 +45,6 @@ CASES = [
     *[Case(op, dtype, "native") for op, dtype in DEFINED],
     *[Case(op, dtype, "float64") for op in WIDENED for dtype in (*FLOATS[:3], COMPLEX[0])],
 ]
-
-ENDS = [case for case in CASES if case.rule.finish is not Finish.NOTHING or case.rule.result != case.accumulator]
-"""Those whose accumulator is not the result already."""
 
 BY_NAME = {str(case): case for case in CASES}
 

@@ -10,7 +10,6 @@ import numpy as np
 from aiodist_kernels import Accumulate, ReduceOp, reduce
 from aiodist_kernels.cuda.tables import Leaf
 from aiodist_kernels.layout import address
-from aiodist_kernels.rules import part_of, rule_for
 from tests.kernels import arrays
 from tests.kernels.arrays import assert_same_bits
 
@@ -71,18 +70,6 @@ def reduction(
         out = buffers[in_place]
         memory = out.view(np.uint8)
     return Reduction(buffers, memory, out, wanted)
-
-
-def end_of_reduction(op: ReduceOp, dtype: np.dtype, parts: int, size: int, accumulate: Accumulate) -> Reduction:
-    """Make a leaf whose one buffer is what random values came to, in the accumulator, and whose result is theirs."""
-    buffers = arrays.buffers(3, parts, (size,), dtype)
-    wanted, rule = reduce(op, buffers, accumulate=accumulate), part_of(rule_for(op, dtype, accumulate))
-    total = buffers[0].astype(rule.accumulator)
-    with np.errstate(all="ignore"):
-        for buffer in buffers[1:]:
-            total = rule.ufunc(total, buffer.astype(rule.accumulator))
-    memory = aligned(wanted.nbytes, 0)
-    return Reduction([placed(total, 0)], memory, memory[: wanted.nbytes].view(wanted.dtype), wanted)
 
 
 def copy_of(dtype: np.dtype, size: int, *, offset: int = 0) -> Reduction:

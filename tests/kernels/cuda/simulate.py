@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist_kernels.cuda.forms import copying, counts
+from aiodist_kernels.cuda.forms import copying
 from aiodist_kernels.cuda.kernels import make
 from aiodist_kernels.cuda.provider import cuda, simulated
 from aiodist_kernels.cuda.simulated import Simulated
 from aiodist_kernels.cuda.tables import pack, vectors
 from aiodist_kernels.layout import address
 from aiodist_kernels.recipes import components
-from tests.kernels.cuda.cases import CASES, ENDS, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, copy_of, end_of_reduction, reduction
+from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
+from tests.kernels.cuda.memory import Reduction, copy_of, reduction
 from tests.project.apart import report
 
 if TYPE_CHECKING:
@@ -32,13 +32,12 @@ if TYPE_CHECKING:
 BLOCKS, THREADS = 2, 4
 
 
-def launch(form: Form, lanes_per_element: int, leaves: Sequence[Reduction], among: int | None = None) -> None:
+def launch(form: Form, lanes_per_element: int, leaves: Sequence[Reduction]) -> None:
     """Reduce the leaves with the kernel of one form, and check each."""
     kernel: Any = cuda.jit(make(form, Simulated(form)))[BLOCKS, THREADS]
     if form.tabled:
         table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
-        last = counts(form, len(leaves[0].buffers), among)
-        kernel(address(table.heads), address(table.rows), len(table.heads), *last)
+        kernel(address(table.heads), address(table.rows), len(table.heads), len(leaves[0].buffers))
     else:
         leaf = leaves[0].leaf
         lanes = leaf.elements * lanes_per_element
@@ -97,21 +96,12 @@ def copies(case: Case) -> None:
     launch(form, dtype.itemsize // form.recipe.storage.size, leaves)
 
 
-def end(case: Case) -> None:
-    """What several workers' parts came to becomes the result of all their replicas."""
-    form, parts = case.end_form(), 5
-    size = 3 + BLOCKS * THREADS * form.width // form.grain * 3 // 2
-    leaf = end_of_reduction(case.op, case.dtype, parts, size, case.accumulate)
-    launch(form, components(case.accumulator), [leaf], parts)
-
-
 SPECIAL = (every_size, misaligned, in_place, many_leaves, copies)
 
 
 def jobs() -> dict[str, Callable[[], None]]:
     """Return all there is to run, by name."""
     found: list[tuple[Callable[[Case], None], Case]] = [(every_form, case) for case in CASES]
-    found += [(end, case) for case in ENDS]
     found += [(job, case) for job in SPECIAL for case in ONE_OF_EACH_LAYOUT]
     return {f"{job.__name__}[{case}]": partial(job, case) for job, case in found}
 

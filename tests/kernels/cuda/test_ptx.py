@@ -11,13 +11,13 @@ import pytest
 
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
-from aiodist_kernels.cuda.forms import Form, copying, counts, form_for
+from aiodist_kernels.cuda.forms import Form, copying, form_for
 from aiodist_kernels.cuda.tables import pack, vectors
 from aiodist_kernels.layout import address
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda import ptx_machine
-from tests.kernels.cuda.cases import CASES, ENDS, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, copy_of, end_of_reduction, reduction
+from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
+from tests.kernels.cuda.memory import Reduction, copy_of, reduction
 from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
 
 CAPABILITIES = [(8, 0), (9, 0)]
@@ -63,15 +63,12 @@ def compiled(form: Form, capability: tuple[int, int]) -> Program:
         pytest.skip(str(error).splitlines()[0])
 
 
-def run(
-    form: Form, program: Program, leaves: list[Reduction], lanes_per_element: int, among: int | None = None
-) -> None:
+def run(form: Form, program: Program, leaves: list[Reduction], lanes_per_element: int) -> None:
     kernel = ptx_machine.parse(program.ptx)
     memory = [array for leaf in leaves for array in (*leaf.buffers, leaf.out)]
     if form.tabled:
         table = pack(form, [leaf.leaf for leaf in leaves], lanes_per_element)
-        last = counts(form, len(leaves[0].buffers), among)
-        arguments = [address(table.heads), address(table.rows), len(table.heads), *last]
+        arguments = [address(table.heads), address(table.rows), len(table.heads), len(leaves[0].buffers)]
         memory += [table.heads, table.rows]
     else:
         leaf = leaves[0].leaf
@@ -97,16 +94,6 @@ def test_compiled_kernel_gives_the_bits_of_numpy(kernel: tuple[Case, Form, int, 
     run(form, program, leaves, components(case.dtype))
 
 
-@pytest.mark.parametrize("case", ENDS, ids=str)
-def test_compiled_end_of_a_reduction_gives_the_bits_of_numpy(case: Case) -> None:
-    form, capability, parts = case.end_form(), CAPABILITIES[1], 5
-    program = compiled(form, capability)
-    check_text(form, program.ptx, capability)
-    assemble(program.ptx, capability)
-    leaf = end_of_reduction(case.op, case.dtype, parts, 4 + 2 * BLOCKS * THREADS * form.width, case.accumulate)
-    run(form, program, [leaf], components(case.accumulator), parts)
-
-
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dtype", ["i1", "f2", "f4", "f8", "c16"])
 def test_compiled_copy_keeps_all_bits(dtype: str, capability: tuple[int, int]) -> None:
@@ -127,7 +114,7 @@ def test_lanes_are_counted_in_64_bits(count: int) -> None:
     table.heads[:, 1:] += far
     table.rows[:, 1:] -= far * SUM.dtype.itemsize
     kernel = ptx_machine.parse(compiled(form, (9, 0)).ptx)
-    arguments = [address(table.heads), address(table.rows), len(table.heads), *counts(form, count)]
+    arguments = [address(table.heads), address(table.rows), len(table.heads), count]
     ptx_machine.run(kernel, arguments, BLOCKS, THREADS, [*leaf.buffers, leaf.out, table.heads, table.rows])
     leaf.check()
 

@@ -10,10 +10,10 @@ import pytest
 
 import aiodist
 from aiodist import ReplicaContext
+from aiodist._arrays import environment
 from aiodist.tools.tracing.page import page_of
 from aiodist.tools.tracing.reading import TraceFile, read_trace
 from aiodist.tools.tracing.statistics import count_up
-from aiodist.vocabulary import environment
 from tests.tools.tracing.traced import events_of
 from tests.workers.simulated import Job
 

@@ -1,0 +1,129 @@
+"""Device names: the spellings of TensorFlow and CUDA, and the one canonical form, ``CPU:0`` or ``GPU:0``.
+
+``CPU:k`` is a logical device and exists for every k; each has a worker thread of its own while it is used. ``GPU:k`` is
+a physical one, or one of several that a physical one was split into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+
+from aiodist._arrays import gpus
+from aiodist._core.errors import DeviceNotFoundError
+
+_SPELLING = re.compile(
+    r"""
+    (?: /? job:[a-z][a-z0-9_]* / replica:\d+ / task:\d+ (?= / ) )?   # the prefix of TensorFlow's full names
+    (?: / )? (?: device: )?
+    (?P<kind> [a-z]+ ) : (?P<index> \d+ )
+    """,
+    re.VERBOSE | re.IGNORECASE | re.ASCII,
+)
+_KINDS = {"cpu": "CPU", "gpu": "GPU", "cuda": "GPU"}
+
+
+def canonical(device: str) -> str:
+    """Return the canonical form of a device's name, e.g. ``"CPU:0"`` for ``"/cpu:0"``.
+
+    Args:
+        device: "CPU:0", "/cpu:1", "GPU:0", "cuda:0", "/job:localhost/replica:0/task:0/device:GPU:0"; in any case.
+
+    Raises:
+        TypeError: ``device`` is no string.
+        ValueError: it is not spelled as a device, or its kind is unknown.
+    """
+    if not isinstance(device, str):
+        raise TypeError(f"a device is named by a string such as 'CPU:0', got {device!r}")
+    match = _SPELLING.fullmatch(device)
+    if match is None:
+        raise ValueError(f"expected a device such as 'CPU:0' or 'GPU:1', got {device!r}")
+    kind = _KINDS.get(match["kind"].lower())
+    if kind is None:
+        raise ValueError(f"unknown kind of device {match['kind']!r} in {device!r}; the kinds are CPU and GPU")
+    return f"{kind}:{int(match['index'])}"
+
+
+def available() -> tuple[str, ...]:
+    """Return the devices of this machine, in canonical form; of the logical CPU devices, the first stands for all."""
+    return ("CPU:0", *gpus.logical.names())
+
+
+def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the canonical names of ``devices``, which exist and differ; for None all GPUs, else CPU:0.
+
+    Raises:
+        TypeError: ``devices`` is a single string, a set, which has no order, or holds something else than strings.
+        ValueError: none are given, one is misspelled, of an unknown kind, or given twice.
+        DeviceNotFoundError: one does not exist on this machine.
+    """
+    if devices is None:
+        return _used(gpus.logical.names()) or ("CPU:0",)
+    if isinstance(devices, str):
+        raise TypeError(f"devices must be a sequence of strings, got the string {devices!r}; write [{devices!r}]")
+    if isinstance(devices, AbstractSet):
+        raise TypeError(f"devices must be a sequence of strings, for replicas have an order, got {devices!r}")
+    names = tuple(canonical(device) for device in devices)
+    if not names:
+        raise ValueError("devices must name at least one device, got none; write ['CPU:0']")
+    if len(set(names)) < len(names):
+        name = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(devices)}")
+    for name in names:
+        _require(name)
+    return _used(names)
+
+
+def _used(names: tuple[str, ...]) -> tuple[str, ...]:
+    if any(name.startswith("GPU") for name in names):
+        gpus.logical.in_use = True
+    return names
+
+
+def _require(name: str) -> None:
+    if name.startswith("CPU:") or name in gpus.logical.names():
+        return
+    exist = ", ".join(available())
+    raise DeviceNotFoundError(
+        f"there is no device {name!r} here; these exist: {exist} (and CPU:k for every k); {gpus.why_absent()}"
+    )
+
+
+def set_logical_devices(device: str, count: int) -> None:
+    """Let one physical GPU serve as several devices, so that several replicas run on it.
+
+    The logical devices of all GPUs are numbered through: after ``set_logical_devices("GPU:0", 2)`` on a machine with
+    two GPUs, GPU:0 and GPU:1 are the first, GPU:2 is the second. Each has a stream of its own; memory is shared. CPUs
+    need no splitting: CPU:k exists for every k.
+
+    Args:
+        device: a physical GPU, by the name that it has before anything is split.
+        count: how many devices it serves as.
+
+    Raises:
+        DeviceNotFoundError: there is no such GPU.
+        RuntimeError: a strategy already uses GPUs by the names that they have now.
+        TypeError: ``device`` is no string, or ``count`` no integer.
+        ValueError: ``device`` is misspelled or no GPU, or ``count`` is less than 1.
+    """
+    name = canonical(device)
+    if not name.startswith("GPU:"):
+        raise ValueError(f"expected a GPU, got {device!r}: CPU:k exists for every k, with nothing to set")
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"count must be an int, got {count!r}")
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    if gpus.logical.in_use:
+        raise RuntimeError(
+            "the GPUs are in use by the names that they have now; call set_logical_devices before the first strategy"
+        )
+    ordinal = int(name.removeprefix("GPU:"))
+    physical = [gpu.ordinal for gpu in gpus.find().gpus]
+    if ordinal not in physical:
+        exist = ", ".join(f"GPU:{k}" for k in physical) or "none"
+        raise DeviceNotFoundError(f"there is no GPU {name!r} to split; these exist: {exist}; {gpus.why_absent()}")
+    gpus.logical.split[ordinal] = count
+
+
+set_logical_devices.__module__ = "aiodist"

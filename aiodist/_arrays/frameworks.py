@@ -1,0 +1,314 @@
+"""What frameworks differ in: how an array tells its address, on which stream its owner works, how to make another one.
+
+These run for every array of every collective, so each takes what the framework keeps at hand: PyTorch's ``data_ptr``,
+CuPy's ``data.ptr``, Numba's ``gpu_data``. JAX gives no address that is ordered after what it still computes: its arrays
+come by DLPack, with the legacy default stream waiting for them, and its results are memory of ours that it takes over.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from aiodist._arrays.device import (
+    CUDA,
+    Allocate,
+    DeviceArray,
+    DeviceType,
+    DType,
+    Exported,
+    Spec,
+    address_in,
+    has_gaps,
+    strides_in_c_order,
+    write_strides,
+)
+from aiodist._arrays.host import bfloat16, class_name, packages, refuse_gradient
+
+LEGACY_DEFAULT_STREAM: Final = 1
+PER_THREAD_DEFAULT_STREAM: Final = 2
+"""Each thread's own, by one handle."""
+
+
+class Torch(DeviceType):
+    """PyTorch."""
+
+    name = "torch"
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is a tensor on a GPU."""
+        return bool(getattr(leaf, "is_cuda", False))
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of a tensor takes part."""
+        if leaf.requires_grad:
+            refuse_gradient(leaf)
+        if leaf.is_conj() or leaf.is_neg():  # what its memory holds is not what it says
+            leaf = leaf.resolve_conj().resolve_neg()
+        whole = leaf if leaf.is_contiguous() else leaf.contiguous()
+        ordinal: int = leaf.get_device()
+        return DeviceArray(
+            whole.data_ptr(), tuple(leaf.shape), _of_torch(leaf.dtype), ordinal, self.stream(ordinal), whole
+        )
+
+    def buffer(self, leaf: Any) -> DeviceArray:
+        """Return a tensor to write into."""
+        if leaf.requires_grad:
+            refuse_gradient(leaf)
+        if leaf.is_conj() or leaf.is_neg():
+            raise TypeError("out must hold plain tensors, got the conjugate or the negative of another one's memory")
+        shape, size, ordinal = tuple(leaf.shape), leaf.element_size(), leaf.get_device()
+        steps = tuple(size * step for step in leaf.stride())
+        strides = None if leaf.is_contiguous() else write_strides(shape, steps, size)
+        return DeviceArray(leaf.data_ptr(), shape, _of_torch(leaf.dtype), ordinal, self.stream(ordinal), leaf, strides)
+
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new tensors."""
+        empty, device = sys.modules["torch"].empty, _torch_device(ordinal)
+        made = [empty(shape, dtype=_to_torch(dtype), device=device) for shape, dtype in specs]
+        return [(tensor, tensor.data_ptr()) for tensor in made]
+
+    def stream(self, ordinal: int) -> int:
+        """Return PyTorch's current stream."""
+        handle: int = _torch_stream()(ordinal)
+        return handle
+
+
+@cache
+def _of_torch(dtype: Any) -> DType:
+    name = str(dtype).removeprefix("torch.")
+    if name == "bfloat16":
+        return bfloat16()
+    try:
+        return np.dtype(name)
+    except TypeError:
+        raise TypeError(f"expected numbers that NumPy has a name for, got {dtype}; convert them first") from None
+
+
+@cache
+def _to_torch(dtype: DType) -> Any:
+    return getattr(sys.modules["torch"], dtype.name)
+
+
+@cache
+def _torch_device(ordinal: int) -> Any:
+    return sys.modules["torch"].device("cuda", ordinal)
+
+
+@cache
+def _torch_stream() -> Any:
+    torch = sys.modules["torch"]
+    # What compiled graphs use: no object is made.
+    quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # noqa: SLF001
+    return quick or (lambda ordinal: torch.cuda.current_stream(ordinal).cuda_stream)
+
+
+class CuPy(DeviceType):
+    """CuPy."""
+
+    name = "cupy"
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is an array."""
+        return hasattr(type(leaf), "__cuda_array_interface__")
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of an array takes part."""
+        _native(leaf.dtype)
+        memory = leaf.data
+        ordinal: int = memory.device_id
+        if not leaf.flags.c_contiguous:
+            with leaf.device:
+                leaf = sys.modules["cupy"].ascontiguousarray(leaf)
+            memory = leaf.data
+        return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf)
+
+    def buffer(self, leaf: Any) -> DeviceArray:
+        """Return an array to write into."""
+        _native(leaf.dtype)
+        memory, strides = leaf.data, write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize)
+        ordinal: int = memory.device_id
+        return DeviceArray(memory.ptr, leaf.shape, leaf.dtype, ordinal, self.stream(ordinal), leaf, strides)
+
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new arrays."""
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.Device(ordinal):
+            made = [cupy.empty(shape, dtype) for shape, dtype in specs]
+        return [(array, array.data.ptr) for array in made]
+
+    def stream(self, ordinal: int) -> int:
+        """Return CuPy's current stream."""
+        handle: int = sys.modules["cupy"].cuda.get_current_stream(ordinal).ptr
+        return handle
+
+
+class Numba(DeviceType):
+    """Numba, and the package numba-cuda."""
+
+    name = "numba"
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is a device array."""
+        return hasattr(type(leaf), "__cuda_array_interface__")
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of an array takes part."""
+        shape, dtype = leaf.shape, leaf.dtype
+        if leaf.strides != strides_in_c_order(shape, dtype.itemsize) and has_gaps(shape, leaf.strides, dtype.itemsize):
+            raise TypeError("expected a Numba device array without gaps, in C's order; copy it into a new one first")
+        _native(dtype)
+        return DeviceArray(_numba_address(leaf), shape, dtype, _numba_ordinal(leaf), _numba_stream(leaf), leaf)
+
+    def buffer(self, leaf: Any) -> DeviceArray:
+        """Return an array to write into."""
+        if leaf.__cuda_array_interface__["data"][1]:
+            raise TypeError("out must be writeable, got a read-only array")
+        _native(leaf.dtype)
+        strides, ordinal = write_strides(leaf.shape, leaf.strides, leaf.dtype.itemsize), _numba_ordinal(leaf)
+        return DeviceArray(_numba_address(leaf), leaf.shape, leaf.dtype, ordinal, _numba_stream(leaf), leaf, strides)
+
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:  # noqa: ARG002
+        """Return new arrays."""
+        cuda = sys.modules["numba.cuda"]
+        with cuda.gpus[ordinal]:
+            made = [cuda.device_array(shape, dtype) for shape, dtype in specs]
+        return [(array, _numba_address(array)) for array in made]
+
+    def stream(self, ordinal: int) -> int:  # noqa: ARG002
+        """Return the default stream: an array has the stream that it was made with, or is at hand on this one."""
+        return _numba_default_stream()
+
+
+def _numba_stream(leaf: Any) -> int:
+    return int(leaf.stream or 0) or _numba_default_stream()
+
+
+@cache
+def _numba_default_stream() -> int:
+    """Return the default stream, which is each thread's own after NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM=1."""
+    configs = [sys.modules[name] for name in ("numba.cuda.core.config", "numba.core.config") if name in sys.modules]
+    own = any(getattr(config, "CUDA_PER_THREAD_DEFAULT_STREAM", 0) for config in configs[:1])
+    return PER_THREAD_DEFAULT_STREAM if own else LEGACY_DEFAULT_STREAM
+
+
+def _numba_address(leaf: Any) -> int:
+    return leaf.device_ctypes_pointer.value or 0
+
+
+def _numba_ordinal(leaf: Any) -> int:
+    ordinal: int = leaf.gpu_data.context.device.id
+    return ordinal
+
+
+def _native(dtype: DType) -> None:
+    if not dtype.isnative:
+        raise TypeError(f"expected numbers in this machine's byte order, got {dtype.str}; copy them into a new array")
+
+
+class Jax(DeviceType):
+    """JAX, also under the name of the package that has its compiled part."""
+
+    name = "jax"
+    finishes = True
+
+    def is_on_gpu(self, leaf: Any) -> bool:
+        """Return whether it is an array on one GPU or several."""
+        tell = getattr(type(leaf), "platform", None)
+        return tell is not None and leaf.platform() == "gpu"
+
+    def view(self, leaf: Any) -> DeviceArray:
+        """Return what of an array takes part; the legacy default stream waits until it is computed."""
+        try:
+            kind, ordinal = leaf.__dlpack_device__()
+        except BufferError as error:
+            raise TypeError(f"expected an array on one GPU, got a JAX array that is not: {error}") from error
+        if kind != CUDA:
+            raise TypeError(f"expected an array in a GPU's memory, got a JAX array on DLPack's device type {kind}")
+        capsule = leaf.__dlpack__(stream=LEGACY_DEFAULT_STREAM)
+        address, strides = address_in(capsule)
+        if strides is not None and has_gaps(leaf.shape, strides, 1):
+            raise TypeError("expected a JAX array in C's order, got one with a layout of its own; copy it first")
+        return DeviceArray(address, leaf.shape, np.dtype(leaf.dtype), int(ordinal), LEGACY_DEFAULT_STREAM, capsule)
+
+    def buffer(self, leaf: Any) -> NoReturn:  # noqa: ARG002
+        """Refuse: nothing is written into a JAX array."""
+        raise TypeError("out must be writeable, got a JAX array, which cannot be changed; leave it out")
+
+    def make(self, specs: Sequence[Spec], ordinal: int, allocate: Allocate) -> list[tuple[Any, int]]:
+        """Return memory that JAX takes over when it is written."""
+        made = []
+        for shape, dtype in specs:
+            memory = allocate(ordinal, max(1, math.prod(shape) * dtype.itemsize))
+            exported = Exported(memory.address, shape, dtype, (CUDA, ordinal), memory)
+            made.append((exported, memory.address))
+        return made
+
+    def stream(self, ordinal: int) -> int:  # noqa: ARG002
+        """Return the stream that waited for what JAX computes; memory of ours needs none."""
+        return LEGACY_DEFAULT_STREAM
+
+    def finish(self, made: list[Any]) -> list[Any]:
+        """Return JAX's arrays over the memory."""
+        return list(map(sys.modules["jax"].dlpack.from_dlpack, made))
+
+
+_JAX = Jax()
+TYPES: dict[str, DeviceType] = {"torch": Torch(), "cupy": CuPy(), "numba": Numba(), "jaxlib": _JAX, "jax": _JAX}
+"""By the package that an array's class comes from."""
+
+
+def device_type_of(leaf: Any) -> DeviceType | None:
+    """Return whose array it is; None if it is none in GPU memory.
+
+    Raises:
+        TypeError: aiodist does not know how to make arrays of its kind.
+    """
+    kind: Any = type(leaf)
+    for package in packages(kind):
+        if package in TYPES:
+            found = TYPES[package]
+            return found if found.is_on_gpu(leaf) else None
+    if not _is_on_gpu(leaf):
+        return None
+    known = ", ".join(dict.fromkeys(kind.name for kind in TYPES.values()))
+    raise TypeError(
+        f"expected a GPU array of {known}, got a {class_name(leaf)}; convert it without a copy, "
+        "e.g. torch.from_dlpack(value)"
+    )
+
+
+def likely_type_of(kind: type) -> DeviceType | None:
+    """Return the framework whose package a class is of; whether an object of it is on a GPU, only that can tell."""
+    return TYPES.get(packages(kind)[0])
+
+
+def views_on_gpu(leaves: Sequence[Any]) -> tuple[DeviceType, list[DeviceArray]] | None:
+    """Return what of leaves takes part, and whose arrays they are, if all are arrays on GPUs of one framework.
+
+    None: they are not, or one of them cannot take part, for which who looks at them one by one finds the words.
+    """
+    frameworks = {likely_type_of(kind) for kind in set(map(type, leaves))}
+    mark = frameworks.pop()
+    if mark is None or frameworks or not all(map(mark.is_on_gpu, leaves)):
+        return None
+    try:
+        return mark, list(map(mark.view, leaves))
+    except TypeError:
+        return None
+
+
+def _is_on_gpu(leaf: Any) -> bool:
+    try:
+        tell = leaf.__dlpack_device__
+    except AttributeError:
+        return hasattr(leaf, "__cuda_array_interface__")
+    try:
+        return int(tell()[0]) == CUDA
+    except ValueError:  # PyTorch's "meta" tensors, which have no memory
+        return False

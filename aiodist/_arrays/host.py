@@ -1,0 +1,229 @@
+"""Arrays in host memory: NumPy's, what reads as one, and other frameworks' seen through DLPack.
+
+No framework is imported here. A foreign array, such as PyTorch's or JAX's, says by `__dlpack_device__` where it lies,
+and by its class whose it is. NumPy looks at its memory without a copy, and the framework at a result's memory, by its
+own `from_dlpack`.
+
+NumPy can share one result with all replicas, because it can be made read-only. A PyTorch tensor cannot: each replica
+gets memory of its own, all but one of them copies. JAX arrays cannot be changed, and are shared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any, Final, NoReturn
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+Array = np.ndarray[Any, Any]
+
+CPU: Final = 1  # of DLPack's DLDeviceType
+_IMMUTABLE = frozenset({"jax"})
+
+
+class ArrayLike(NDArrayOperatorsMixin):
+    """Stands for the array that it reads as, in arithmetic, in comparisons and in NumPy's functions.
+
+    Variables are such, and their components in an update. Comparisons go by element; as a key of a dict it is itself.
+    """
+
+    __slots__ = ()
+    __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
+
+    @abstractmethod
+    def read_value(self) -> Array:
+        """Return the value, a read-only array."""
+
+    def value(self) -> Array:
+        """Return the value, a read-only array."""
+        return self.read_value()
+
+    def numpy(self) -> Array:
+        """Return the value, a read-only array."""
+        return self.read_value()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        return np.array(self.read_value(), dtype=dtype, copy=copy)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        if out is not None and any(isinstance(buffer, ArrayLike) for buffer in out):
+            self._refuse_in_place()
+        arrays = [value.read_value() if isinstance(value, ArrayLike) else value for value in inputs]
+        if out is not None:
+            kwargs["out"] = out
+        return getattr(ufunc, method)(*arrays, **kwargs)
+
+    def _refuse_in_place(self) -> NoReturn:
+        raise TypeError(
+            "a variable is not changed in place; write `await variable.assign_add(value)` in a replica, "
+            "`variable.assign_add(value)` elsewhere, or assign or assign_sub"
+        )
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        self._refuse_in_place()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.read_value()[key]
+
+    def __len__(self) -> int:
+        return len(self.read_value())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read_value())
+
+    def __bool__(self) -> bool:
+        return bool(self.read_value())
+
+    def __int__(self) -> int:
+        return int(self.read_value())
+
+    def __float__(self) -> float:
+        return float(self.read_value())
+
+    def __complex__(self) -> complex:
+        return complex(self.read_value())
+
+    def __index__(self) -> int:
+        return self.read_value().__index__()
+
+
+@dataclass(frozen=True, slots=True)
+class HostType:
+    """A framework's arrays in host memory; equal for all arrays of that framework.
+
+    Attributes:
+        framework: the module that has the framework's ``from_dlpack``.
+    """
+
+    framework: ModuleType
+
+    @property
+    def name(self) -> str:
+        """What the framework is called."""
+        return self.framework.__name__.partition(".")[0]
+
+    def view(self, leaf: Any) -> Array:
+        """Return a NumPy array over the memory of a foreign one.
+
+        Raises:
+            ImportError: it holds bfloat16, and ml_dtypes is not installed.
+            TypeError: it takes part in differentiation, or NumPy cannot look at it.
+        """
+        if getattr(leaf, "requires_grad", False):
+            refuse_gradient(leaf)
+        if self._is_bfloat16(leaf):
+            return np.from_dlpack(leaf.view(self.framework.int16)).view(bfloat16())
+        try:
+            return np.from_dlpack(leaf)
+        except (BufferError, RuntimeError, ValueError) as error:
+            raise TypeError(f"NumPy cannot look at this {class_name(leaf)}: {error}") from error
+
+    def _is_bfloat16(self, leaf: Any) -> bool:
+        named = getattr(self.framework, "bfloat16", None)
+        return named is not None and leaf.dtype == named
+
+    def give(self, array: Array) -> Any:
+        """Return the framework's array over the memory of a NumPy one, which belongs to nobody else from now on."""
+        own = _writeable(array)
+        if own.dtype.name == "bfloat16":
+            return self.framework.from_dlpack(own.view(np.int16)).view(self.framework.bfloat16)
+        return self.framework.from_dlpack(own)
+
+    def give_each(self, array: Array, count: int) -> list[Any]:
+        """Return the framework's arrays with the values of a NumPy one, for so many replicas; see `give`."""
+        if self.name in _IMMUTABLE:
+            return [self.give(array)] * count
+        return [self.give(array.copy(order="K") if left else array) for left in reversed(range(count))]
+
+
+def host_type_of(leaf: Any) -> HostType | None:
+    """Return whose array it is; None if it is no foreign array, or one whose framework cannot take a result over.
+
+    Raises:
+        TypeError: it is one on a device that is not known here.
+    """
+    framework = _framework_of(leaf) if is_foreign(leaf) else None
+    if framework is None:
+        return None
+    try:
+        device = int(leaf.__dlpack_device__()[0])
+    except ValueError as error:  # PyTorch's "meta" tensors, which have no memory
+        raise TypeError(f"expected an array in memory, got a {class_name(leaf)}: {error}") from error
+    if device != CPU:
+        raise TypeError(
+            f"expected an array in host memory, got a {class_name(leaf)} on device type {device} of DLPack; copy it "
+            "to the host first"
+        )
+    return HostType(framework)
+
+
+def is_foreign(value: Any) -> bool:
+    """Return whether a value is another framework's array."""
+    return hasattr(value, "__dlpack_device__") and not isinstance(value, (np.ndarray, np.generic))
+
+
+def _framework_of(leaf: Any) -> ModuleType | None:
+    kind: Any = type(leaf)
+    namespace = getattr(leaf, "__array_namespace__", None)  # the standard's way, which PyTorch does not have
+    return _package_of(kind) or (None if namespace is None else namespace())
+
+
+@cache
+def _package_of(kind: type) -> ModuleType | None:
+    """Return the package of a class, or of one of its bases, that has `from_dlpack`; the most basic one."""
+    found = (sys.modules.get(name) for name in reversed(packages(kind)))
+    return next((package for package in found if hasattr(package, "from_dlpack")), None)
+
+
+@cache
+def packages(kind: Any) -> tuple[str, ...]:
+    """Return the names of the packages that a class and its bases come from, its own first."""
+    return tuple(dict.fromkeys(base.__module__.partition(".")[0] for base in kind.__mro__))
+
+
+def class_name(leaf: Any) -> str:
+    """Return the class of an object with its package, as in ``torch.Tensor``."""
+    kind = type(leaf)
+    return f"{kind.__module__.partition('.')[0]}.{kind.__qualname__}"
+
+
+def refuse_gradient(leaf: Any) -> NoReturn:
+    """Refuse a tensor that takes part in differentiation.
+
+    Raises:
+        TypeError: always.
+    """
+    raise TypeError(
+        f"expected an array of numbers, got a {class_name(leaf)} that requires grad, which a collective would cut "
+        "from its graph; pass value.detach(), or the gradient itself: parameter.grad"
+    )
+
+
+def bfloat16() -> np.dtype[Any]:
+    """Return NumPy's dtype for bfloat16.
+
+    Raises:
+        ImportError: ml_dtypes is not installed.
+    """
+    try:
+        found: np.dtype[Any] = np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError:
+        raise ImportError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from None
+    return found
+
+
+def _writeable(array: Array) -> Array:
+    """Return the same memory to write to, or a copy of it where it has gaps."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        return array.copy()
+    for part in (array.base, array):
+        if isinstance(part, np.ndarray) and not part.flags.writeable:
+            part.flags.writeable = True
+    return array

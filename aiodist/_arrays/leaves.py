@@ -1,0 +1,191 @@
+"""What a leaf and a value are to a collective: shapes, dtypes, kinds, and the arrays that take part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.frameworks import device_type_of, likely_type_of, views_on_gpu
+from aiodist._arrays.host import ArrayLike, HostType, host_type_of
+from aiodist._arrays.slices import IndexedSlices
+
+
+class LeafType:
+    """What a leaf is, beside its shape and dtype. A NumPy array, the commonest, is marked by None.
+
+    Another framework's array is marked by its `HostType`, or its `DeviceType` where it lies on a GPU.
+    """
+
+    NUMPY_ARRAY: Final = None
+    NUMPY_SCALAR: Final = "NumPy scalar"
+    PYTHON_NUMBER: Final = "Python number"
+    INDEXED_SLICES: Final = "IndexedSlices"
+
+
+_NUMBERS = (int, float, complex, bool)
+
+
+LeafMark: TypeAlias = str | HostType | DeviceType | None
+Leaf: TypeAlias = tuple[tuple[Any, ...], Any, LeafMark, Any]
+
+
+def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Return structure, shapes, dtypes, marks and leaves of a value.
+
+    For a single leaf, the commonest value, the structure is None and the rest is the leaf's own; for a nest there is an
+    item for each leaf in the rest, except that the marks are None where all leaves are NumPy arrays. The leaves are
+    what takes part in the collective: see `describe_leaf`.
+
+    Raises:
+        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
+        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
+    """
+    ndarray = np.ndarray
+    if type(value) is dict:
+        for leaf in value.values():
+            if type(leaf) is not ndarray:
+                break
+        else:  # a flat dict of arrays, the commonest nest
+            leaves, structure = nests.flatten_flat_dict(value)
+            return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
+    elif isinstance(value, (np.ndarray, np.generic, int, float, complex)):
+        return None, *describe_leaf(value)
+    elif (mark := likely_type_of(type(value))) is not None and mark.is_on_gpu(value):
+        array = mark.view(value)
+        return None, array.shape, array.dtype, mark, array
+    try:
+        return _describe_nest(value)
+    except TypeError:
+        if not nests.register_dicts(value):  # asked only now, so that nests of other kinds do not pay for it
+            raise
+    return _describe_nest(value)
+
+
+def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
+    leaves, structure = nests.flatten(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return None, *describe_leaf(value)
+    if not leaves:
+        return structure, (), (), None, leaves
+    on_gpus = views_on_gpu(leaves)
+    if on_gpus is not None:  # nests of hundreds of tensors are common
+        mark, arrays = on_gpus
+        return (
+            structure,
+            tuple([a.shape for a in arrays]),
+            tuple([a.dtype for a in arrays]),
+            (mark,) * len(leaves),
+            arrays,
+        )
+    shapes, dtypes, marks, taking_part = zip(*_described(structure, leaves), strict=True)
+    return structure, shapes, dtypes, marks if any(marks) else None, list(taking_part)
+
+
+def _described(structure: nests.Structure, leaves: Sequence[Any]) -> list[Leaf]:
+    found = []
+    for index, leaf in enumerate(leaves):
+        try:
+            found.append(describe_leaf(leaf))
+        except TypeError as error:
+            path = nests.leaf_paths(structure, "value")[index]
+            raise TypeError(f"{path}: {error}") from None
+    return found
+
+
+def describe_leaf(leaf: Any) -> Leaf:  # noqa: PLR0911  (one return a type)
+    """Return a leaf's shape, dtype (for a Python number its type), mark, and what of it takes part in a collective.
+
+    The shape has None for a size that is not known; the mark is what `LeafType` says; what takes part is the leaf, the
+    array that it reads as, a NumPy array over its memory, or its `DeviceArray`.
+
+    Raises:
+        ImportError: it is a foreign array of bfloat16, and ml_dtypes is not installed.
+        TypeError: it is no array, NumPy scalar, Python number or IndexedSlices.
+    """
+    kind: Any = type(leaf)
+    if kind is np.ndarray or kind is np.memmap:
+        return leaf.shape, leaf.dtype, LeafType.NUMPY_ARRAY, leaf
+    likely = likely_type_of(kind)
+    if likely is not None and likely.is_on_gpu(leaf):  # asked first, as it is what device arrays are known by
+        found = likely.view(leaf)
+        return found.shape, found.dtype, likely, found
+    if isinstance(leaf, np.generic) and not isinstance(leaf, np.void):  # a record is not immutable, as scalars are
+        return (), leaf.dtype, LeafType.NUMPY_SCALAR, leaf
+    if kind in _NUMBERS:
+        return (), kind, LeafType.PYTHON_NUMBER, leaf
+    if kind is IndexedSlices:
+        return leaf.shape, leaf.dtype, LeafType.INDEXED_SLICES, leaf
+    if isinstance(leaf, ArrayLike):
+        return describe_leaf(leaf.read_value())
+    on_device = device_type_of(leaf)
+    if on_device is not None:
+        found = on_device.view(leaf)
+        return found.shape, found.dtype, on_device, found
+    foreign = host_type_of(leaf)
+    if foreign is None:
+        raise TypeError(_unsupported(leaf))
+    array = foreign.view(leaf)
+    return array.shape, array.dtype, foreign, array
+
+
+def _unsupported(leaf: Any) -> str:
+    kind = type(leaf)
+    if isinstance(leaf, np.ndarray):
+        return (
+            f"expected a plain NumPy array, got the subclass {kind.__module__}.{kind.__qualname__}, whose extra "
+            "meaning a collective would lose; pass np.asarray(value)"
+        )
+    register = f"; define it with @optree.dataclasses.dataclass(namespace={nests.NAMESPACE!r})"
+    return (
+        "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "
+        f"{kind.__module__}.{kind.__qualname__}: {_short(leaf)}{register if is_dataclass(leaf) else ''}"
+    )
+
+
+def _short(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class Spec(NamedTuple):
+    """What a replica's value is, without its numbers: an item for each leaf.
+
+    Attributes:
+        shapes: their shapes. A size is None where it may differ between replicas.
+        dtypes: their dtypes; the type of a Python number.
+        marks: what they are beside that, see `LeafType`.
+        single: the value is its only leaf, and no nest.
+    """
+
+    shapes: tuple[tuple[int | None, ...], ...]
+    dtypes: tuple[Any, ...]
+    marks: tuple[LeafMark, ...]
+    single: bool = False
+
+    def of(self, places: Sequence[int]) -> Spec:
+        """Return the spec of some of the leaves, as a nest."""
+        return Spec(
+            tuple([self.shapes[place] for place in places]),
+            tuple([self.dtypes[place] for place in places]),
+            tuple([self.marks[place] for place in places]),
+        )
+
+
+def is_array(mark: LeafMark) -> bool:
+    """Return whether leaves of that mark take part as NumPy arrays, be it over another framework's memory."""
+    return mark is None or isinstance(mark, HostType)
+
+
+def has_foreign(marks: Any) -> bool:
+    """Return whether there are another framework's arrays in host memory among marks, as `describe` gives them."""
+    return any(isinstance(mark, HostType) for mark in (marks if isinstance(marks, tuple) else (marks,)))
+
+
+def has_device_arrays(marks: Any) -> bool:
+    """Return whether there are arrays on GPUs among marks, as `describe` gives them."""
+    return any(isinstance(mark, DeviceType) for mark in (marks if isinstance(marks, tuple) else (marks,)))

@@ -1,0 +1,195 @@
+"""Nests: tuples, lists, dicts and their kin, namedtuples and registered dataclasses, as optree knows them.
+
+optree sorts dict keys, so two dicts filled in different orders are the same nest, and a result's keys come back in the
+order of the nest that it came from. Types are registered with optree, globally or in the namespace ``"aiodist"``.
+
+Subclasses of dict are nests too, as in TensorFlow, without being registered by their author. optree knows dict,
+`OrderedDict` and `defaultdict` by their exact types; a subclass of theirs is registered when it is first met, in our
+namespace alone. One that somebody has registered is a nest already and never gets here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import optree
+from optree.utils import total_order_sorted
+
+NAMESPACE = "aiodist"
+_MOST_DIFFERENCES = 4
+_MOST_CHARACTERS = 80
+_MOST_FLAT_DICTS = 1024
+Structure = optree.PyTreeSpec
+
+
+def flatten(value: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a nest in which None is empty, as it is in a collective.
+
+    An instance of a subclass of dict that has not been registered is a leaf here: see `register_dicts`.
+    """
+    leaves, structure = optree.tree_flatten(value, namespace=NAMESPACE)
+    return leaves, structure
+
+
+def flatten_with_none(value: Any) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a nest in which None is a leaf, as it is in arguments and results."""
+    leaves, structure = optree.tree_flatten(value, none_is_leaf=True, namespace=NAMESPACE)
+    return flatten_with_none(value) if _register_dicts_in(leaves) else (leaves, structure)
+
+
+def register_dicts(value: Any) -> bool:
+    """Register the subclasses of dict in a nest as nests; return whether there was a new one."""
+    found = False
+    while _register_dicts_in(flatten(value)[0]):
+        found = True
+    return found
+
+
+class _FlatDict:
+    """The structure of a plain dict of leaves with certain keys, and its keys in the order of the leaves."""
+
+    __slots__ = ("keys", "structure")
+
+    def __init__(self, keys: tuple[Any, ...]) -> None:
+        order, self.structure = flatten({key: index for index, key in enumerate(keys)})
+        self.keys = tuple(keys[index] for index in order)
+
+
+_flat_dicts: dict[tuple[Any, ...], _FlatDict] = {}
+
+
+def flatten_flat_dict(value: dict[Any, Any]) -> tuple[list[Any], Structure]:
+    """Return the leaves and the structure of a plain dict whose values are all leaves, which the caller ensures.
+
+    A training step reduces the same few dicts again and again, and this takes a third of the time of `flatten`.
+    """
+    keys = tuple(value)
+    known = _flat_dicts.get(keys)
+    if known is None:
+        if len(_flat_dicts) >= _MOST_FLAT_DICTS:
+            _flat_dicts.clear()
+        known = _flat_dicts[keys] = _FlatDict(keys)
+    return [value[key] for key in known.keys], known.structure
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """Return the nest of that structure with these leaves."""
+    return structure.unflatten(leaves)
+
+
+def map_leaves(fn: Callable[[Any], Any], value: Any) -> Any:
+    """Return the nest with ``fn`` applied to every leaf; None is a leaf."""
+    leaves, structure = flatten_with_none(value)
+    return unflatten(structure, map(fn, leaves))
+
+
+def text(structure: Structure) -> str:
+    """Return a structure as a person reads it, with a ``*`` for each leaf, e.g. ``{'b': *, 'w': [*, *]}``."""
+    shown = str(structure).removeprefix("PyTreeSpec(").removesuffix(")")
+    return shown.removesuffix(f", namespace={NAMESPACE!r}").removesuffix(", NoneIsLeaf")
+
+
+def leaf_paths(structure: Structure, root: str) -> list[str]:
+    """Return the code that reaches each leaf from a variable called ``root``, e.g. ``grads['w'][0]``."""
+    return [accessor.codify(root) for accessor in structure.accessors()]
+
+
+def difference(a: Structure, b: Structure, root: str, here: str, there: str) -> str:
+    """Say briefly where two structures first differ, and which keys only one of them has.
+
+    Args:
+        a: a structure.
+        b: another one.
+        root: what the nest is called.
+        here: whose structure ``a`` is, e.g. ``replica 0``.
+        there: whose ``b`` is.
+
+    Returns:
+        E.g. ``value['w'] stands on replica 1 only, value['b'][0] is (*, *) on replica 0 and * on replica 1``.
+    """
+    found = [*islice(_differences(a, b, root, here, there), _MOST_DIFFERENCES + 1)]
+    more = ", …" if len(found) > _MOST_DIFFERENCES else ""
+    return ", ".join(found[:_MOST_DIFFERENCES]) + more
+
+
+def _differences(a: Structure, b: Structure, path: str, here: str, there: str) -> Iterator[str]:
+    if a == b:
+        return
+    mine, theirs = _children(a, path), _children(b, path)
+    common = [entry for entry in mine if entry in theirs]
+    if a.type is not b.type or (len(mine) == len(theirs) == len(common) and all(mine[e] == theirs[e] for e in common)):
+        yield f"{_brief(path)} is {_brief(text(a))} on {here} and {_brief(text(b))} on {there}"
+        return
+    for children, others, side in ((mine, theirs, here), (theirs, mine, there)):
+        for entry in children:
+            if entry not in others:
+                yield f"{_brief(entry)} stands on {side} only"
+    for entry in common:
+        yield from _differences(mine[entry], theirs[entry], entry, here, there)
+
+
+def _children(structure: Structure, path: str) -> dict[str, Structure]:
+    """Return the direct children of a nest, by the code that reaches them."""
+    level = structure.one_level()
+    if level is None:
+        return {}
+    return dict(zip(leaf_paths(level, path), structure.children(), strict=True))
+
+
+def _brief(shown: str) -> str:
+    return shown if len(shown) <= _MOST_CHARACTERS else f"{shown[: _MOST_CHARACTERS - 2]} …"
+
+
+class _Form:
+    """A dict without its values. Two forms with the same keys are equal, whatever their order."""
+
+    __slots__ = ("factory", "keys", "order")
+
+    def __init__(self, value: dict[Any, Any]) -> None:
+        self.order = tuple(value)
+        self.keys = tuple(total_order_sorted(self.order))
+        self.factory = (value.default_factory,) if isinstance(value, defaultdict) else ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Form) and (self.keys, self.factory) == (other.keys, other.factory)
+
+    def __hash__(self) -> int:
+        return hash((self.keys, self.factory))
+
+    def __repr__(self) -> str:
+        return repr(list(self.keys))
+
+
+def _register_dicts_in(leaves: Iterable[Any]) -> bool:
+    """Register the types of those leaves that are dicts; return whether there were any: then flatten again."""
+    kinds = {type(leaf) for leaf in leaves if isinstance(leaf, dict)}
+    for kind in kinds:
+        _register(kind)
+    return bool(kinds)
+
+
+def _register(kind: Any) -> None:
+    def flatten_dict(value: Any) -> tuple[list[Any], _Form, Sequence[Any]]:
+        form = _Form(value)
+        return [value[key] for key in form.keys], form, form.keys
+
+    def unflatten_dict(form: Any, children: Iterable[Any]) -> Any:
+        values = dict(zip(form.keys, children, strict=True))
+        try:
+            return kind(*form.factory, {key: values[key] for key in form.order})
+        except TypeError as error:
+            error.add_note(
+                f"a {kind.__qualname__} with other values is made by {kind.__qualname__}(mapping); where that is not "
+                f"how it is made, register it: optree.register_pytree_node({kind.__qualname__}, …, "
+                f"namespace={NAMESPACE!r})"
+            )
+            raise
+
+    with suppress(ValueError):  # another thread has just registered it
+        optree.register_pytree_node(
+            kind, flatten_dict, unflatten_dict, path_entry_type=optree.MappingEntry, namespace=NAMESPACE
+        )

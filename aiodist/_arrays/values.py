@@ -1,0 +1,160 @@
+"""Per-replica values: one component for each replica, and how results become them and arguments come out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, NoReturn, TypeVar
+
+import numpy as np
+
+from aiodist._arrays import nests
+from aiodist._arrays.host import is_foreign
+from aiodist._arrays.slices import IndexedSlices
+
+T = TypeVar("T")
+
+
+class DistributedValues(Generic[T]):
+    """A value with one component for each replica; base of `PerReplica` and `Mirrored`.
+
+    It is not iterable and has no arithmetic: outside a replica it is not *one* array. Pass it to `strategy.run`, whose
+    replicas get a component each, or combine the components with `strategy.reduce` or `strategy.gather`.
+
+    Args:
+        values: the components, in replica-id order.
+
+    Raises:
+        ValueError: there are none.
+    """
+
+    __slots__ = ("_values",)
+    __hash__ = object.__hash__
+
+    def __init__(self, values: Sequence[T]) -> None:
+        self._values = tuple(values)
+        if not self._values:
+            raise ValueError(f"{type(self).__name__} needs one component for each replica, got none")
+
+    @property
+    def values(self) -> tuple[T, ...]:
+        """The components, in replica-id order."""
+        return self._values
+
+    def __repr__(self) -> str:
+        parts = "\n".join(f"  {i}: {component!r}" for i, component in enumerate(self._values))
+        return f"{type(self).__name__}:{{\n{parts}\n}}"
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} of {len(self._values)} components is not one array; pass it to strategy.run as "
+            "an argument, combine it with `await strategy.reduce(op, value, axis)` or `await strategy.gather(value, "
+            "axis)`, or look at its components: value.values"
+        )
+
+    def __iter__(self) -> Iterator[NoReturn]:
+        self._refuse()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        self._refuse()
+
+    __array_ufunc__ = _refuse
+    __len__ = __getitem__ = __contains__ = __bool__ = __float__ = __int__ = __index__ = _refuse
+    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _refuse
+    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _refuse
+    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _refuse
+    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __divmod__ = _refuse
+    __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __rdivmod__ = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+
+
+class PerReplica(DistributedValues[T]):
+    """A value that differs between replicas: what `run` returns, and what it takes apart again."""
+
+    __slots__ = ()
+
+
+class Mirrored(DistributedValues[T]):
+    """A value that is the same on every replica, kept once for each."""
+
+    __slots__ = ()
+
+
+for _class in (DistributedValues, PerReplica, Mirrored):
+    _class.__module__ = "aiodist"
+del _class
+
+
+def select_replica(replica_id: int, value: Any, num_replicas: int) -> Any:
+    """Return what one replica gets of ``value``: per-replica values at any depth give their component.
+
+    A nest that holds none is passed as it is, the object itself.
+
+    Raises:
+        ValueError: a per-replica value has another number of components than there are replicas.
+    """
+    if isinstance(value, DistributedValues):
+        return _component(replica_id, value, num_replicas)
+    leaves, structure = nests.flatten_with_none(value)
+    if not any(isinstance(leaf, DistributedValues) for leaf in leaves):
+        return value
+    return nests.unflatten(structure, (_component(replica_id, leaf, num_replicas) for leaf in leaves))
+
+
+def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
+    if not isinstance(leaf, DistributedValues):
+        return leaf
+    if len(leaf.values) != num_replicas:
+        raise ValueError(
+            f"expected a per-replica value with {num_replicas} components, one for each replica, "
+            f"got a {type(leaf).__name__} with {len(leaf.values)}"
+        )
+    return leaf.values[replica_id]
+
+
+def regroup(
+    values: Sequence[Any], what: str = "results", replicas: Sequence[int] | None = None, *, always_wrap: bool = False
+) -> Any:
+    """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
+
+    Arrays, `IndexedSlices` and NumPy scalars become `PerReplica`. Other leaves do when they differ; where every
+    replica has the identical object it comes back bare. None is a leaf. The value of a single replica comes back as
+    it is.
+
+    Args:
+        values: one nest a replica, of equal structure.
+        what: what they are, for the error's text.
+        replicas: the replicas' ids, likewise; None: they count from 0.
+        always_wrap: wrap every leaf but a None that all have, also where all replicas have the identical object.
+
+    Raises:
+        ValueError: the structures differ.
+    """
+    if len(values) == 1:
+        return values[0]
+    if _same_bare_object(values):
+        return values[0]
+    columns, structures = zip(*(nests.flatten_with_none(value) for value in values), strict=True)
+    first = structures[0]
+    for place, structure in enumerate(structures):
+        if structure != first:
+            one, other = (0, place) if replicas is None else (replicas[0], replicas[place])
+            differ = nests.difference(first, structure, "value", f"replica {one}", f"replica {other}")
+            raise ValueError(f"the replicas' {what} must have the same structure: {differ}")
+    return nests.unflatten(first, (_regroup_leaf(leaf, always_wrap) for leaf in zip(*columns, strict=True)))
+
+
+def _same_bare_object(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return first is None and all(value is None for value in values)
+
+
+def _regroup_leaf(components: tuple[Any, ...], always_wrap: bool) -> Any:
+    first = components[0]
+    wrapped = (
+        isinstance(first, (np.ndarray, np.generic, IndexedSlices))
+        or is_foreign(first)
+        or (always_wrap and first is not None)
+    )
+    if not wrapped and all(component is first for component in components):
+        return first
+    return PerReplica(components)

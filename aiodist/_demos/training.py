@@ -1,0 +1,202 @@
+"""Data-parallel training as a user of aiodist writes it: variables, a distributed dataset, and a step on every replica.
+
+The last batch of an epoch is short, and replicas' parts of it differ in size. So each replica divides its gradients by
+the number of examples that all replicas have together, and gradients are summed, not averaged over replicas.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import aiodist
+from aiodist._demos.model import Array, Codes, LanguageModel, Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained, on what, and how.
+
+    Attributes:
+        model: the model.
+        inputs: the examples, int[m, context].
+        targets: the characters that follow them, int[m].
+        steps: the number of steps.
+        seed: decides the first weights and the order of the examples.
+        batch: the number of examples in a step, over all replicas; at the end of an epoch, as many as are left.
+        rate: the highest learning rate.
+        decay: the weight decay.
+    """
+
+    model: LanguageModel
+    inputs: Codes
+    targets: Codes
+    steps: int
+    seed: int
+    batch: int = 512
+    rate: float = 0.01
+    decay: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What a replica ends with.
+
+    Attributes:
+        device: where it ran.
+        weights: its components of the variables.
+        losses: the global batch's loss at every step, in nats.
+        clock: where its time went.
+    """
+
+    device: str
+    weights: Weights
+    losses: tuple[float, ...]
+    clock: Clock
+
+
+async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[float], None]) -> tuple[Trained, ...]:
+    """Train on the replicas of a strategy; return what each ended with. `on_step` gets every step's loss."""
+    with strategy.scope():
+        first = plan.model.init(np.random.default_rng(plan.seed))
+        variables = {name: aiodist.Variable(weight, name=name) for name, weight in first.items()}
+    examples = strategy.experimental_make_numpy_dataset((plan.inputs, plan.targets))
+    dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat().prefetch(2)
+    batches = aiter(strategy.experimental_distribute_dataset(dataset))
+    states = strategy.experimental_distribute_values_from_function(lambda _: (Adam(plan.decay), Clock()))
+
+    losses = list[float]()
+    for step in range(plan.steps):
+        rate = learning_rate(step, plan.steps, plan.rate)
+        surprise = await strategy.run(train_step, (plan.model, variables, states, await anext(batches), rate))
+        losses.append(float(await strategy.reduce(aiodist.ReduceOp.MEAN, surprise, axis=0)))
+        on_step(losses[-1])
+    local = zip(strategy.extended.worker_devices, strategy.experimental_local_results(states), strict=True)
+    return tuple(
+        Trained(device, {name: v.values[replica] for name, v in variables.items()}, tuple(losses), clock)
+        for replica, (device, (_, clock)) in enumerate(local)
+    )
+
+
+async def train_step(
+    model: LanguageModel,
+    variables: Mapping[str, aiodist.Variable],
+    state: tuple[Adam, Clock],
+    batch: tuple[Codes, Codes],
+    rate: float,
+) -> Array:
+    """Take one step, in a replica; return its examples' nats.
+
+    The variables have no aggregation, so they take equal changes only: replicas cannot drift apart unnoticed.
+    """
+    ctx = aiodist.get_replica_context()
+    optimiser, clock = state
+    inputs, targets = batch
+    weights = {name: variable.read_value() for name, variable in variables.items()}
+    with clock.collective():
+        examples = await ctx.all_reduce(aiodist.ReduceOp.SUM, len(targets))
+    with clock.computing():
+        surprise, own = await ctx.run_sync(model.nats_and_gradients, weights, inputs, targets, 1 / examples)
+    with clock.collective():
+        gradients = await ctx.all_reduce(aiodist.ReduceOp.SUM, own)
+    with clock.computing():
+        changes = await ctx.run_sync(optimiser.changes, weights, gradients, rate)
+    with clock.collective():
+        for assignment in [variable.assign_sub(changes[name]) for name, variable in variables.items()]:
+            await assignment
+    return surprise
+
+
+def learning_rate(step: int, steps: int, peak: float, warm_up: int = 50) -> float:
+    """Return the rate of one step, from 0: it rises to `peak` in `warm_up` steps, and falls to 0 at the end."""
+    return peak * min((step + 1) / warm_up, 1 - step / steps)
+
+
+class Adam:
+    """Adam (Kingma and Ba 2015) with decoupled weight decay on matrices (Loshchilov and Hutter 2019).
+
+    Args:
+        decay: how much of a matrix goes at each step, times the rate; vectors keep all.
+    """
+
+    def __init__(self, decay: float, *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> None:
+        self._decay, self._beta1, self._beta2, self._epsilon = decay, beta1, beta2, epsilon
+        self._steps = 0
+        self._moments: dict[str, tuple[Array, Array]] = {}
+
+    def changes(self, weights: Weights, gradients: Weights, rate: float) -> Weights:
+        """Take one step of a learning rate down the gradients; return what to subtract from the weights."""
+        self._steps += 1
+        changes = dict[str, Array]()
+        for name, weight in weights.items():
+            change = changes[name] = self._direction(name, gradients[name])
+            change *= rate
+            if weight.ndim == 2:
+                change += rate * self._decay * weight
+        return changes
+
+    def _direction(self, name: str, gradient: Array) -> Array:
+        """Add the gradient to both moving averages; return their quotient, corrected for their start at zero."""
+        mean, square = self._moments.setdefault(name, (np.zeros_like(gradient), np.zeros_like(gradient)))
+        mean += (1 - self._beta1) * (gradient - mean)
+        square += (1 - self._beta2) * (gradient * gradient - square)
+        divisor = np.sqrt(square)
+        divisor *= 1 / math.sqrt(1 - self._beta2**self._steps)
+        divisor += self._epsilon
+        divisor *= 1 - self._beta1**self._steps
+        return np.divide(mean, divisor, out=divisor)
+
+
+def weights_digest(weights: Weights) -> str:
+    """Return 16 hexadecimal digits that are equal where names, shapes, dtypes and all bits are (of their sha256)."""
+    total = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        total.update(f"{name} {weight.dtype.str} {weight.shape}\n".encode())
+        total.update(weight.tobytes())
+    return total.hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Clock:
+    """One replica's times, in seconds.
+
+    Attributes:
+        computing_seconds: the total inside `computing` blocks.
+        collective_seconds: the time inside each `collective` block.
+    """
+
+    computing_seconds: float = 0.0
+    collective_seconds: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count the block as computing."""
+        start = time.perf_counter()
+        yield
+        self.computing_seconds += time.perf_counter() - start
+
+    @contextmanager
+    def collective(self) -> Iterator[None]:
+        """Count the block as one collective."""
+        start = time.perf_counter()
+        yield
+        self.collective_seconds.append(time.perf_counter() - start)
+
+
+def mean_times(clocks: Sequence[Clock]) -> tuple[float, float, float]:
+    """Return the seconds that an average replica computed, reduced, and waited for others.
+
+    The last replica to arrive waits for nobody, so its time in a collective is the reduction's. What another one spends
+    in the same collective beyond that, it waits. (Computing on fewer cores than replicas counts as computing, the time
+    in the queue for a core included.)
+    """
+    computing = sum(clock.computing_seconds for clock in clocks) / len(clocks)
+    reducing = sum(map(min, zip(*(clock.collective_seconds for clock in clocks), strict=True)))
+    in_collectives = sum(sum(clock.collective_seconds) for clock in clocks) / len(clocks)
+    return computing, reducing, in_collectives - reducing

@@ -1,0 +1,493 @@
+"""The replica context: what a replica function sees of its sync group, and the collectives that it can issue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from sys import _getframe
+from threading import get_ident
+from types import FrameType
+from typing import Any, Final, Protocol, Self, TypeVar
+from weakref import WeakSet
+
+import anyio.to_thread
+import numpy as np
+
+from aiodist._arrays import nests
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._collectives import kinds
+from aiodist._collectives import out as out_buffers
+from aiodist._collectives.kinds import Kind
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.ledger import Member, Path
+from aiodist._core.render import group_label
+from aiodist._runtime import requests
+from aiodist._runtime.current import Block, CrossReplica, current
+from aiodist._runtime.device_thread import DeviceThread
+from aiodist._runtime.handle import CollectiveHandle
+from aiodist._runtime.merge import MergeCall
+from aiodist._runtime.rendezvous import OutBuffers
+from aiodist._runtime.requests import Request
+from aiodist._runtime.stacks import call_path
+from aiodist_kernels import ReduceOp
+
+T = TypeVar("T")
+
+_RETIRED: Final = -1
+_ANY_THREAD: Final = 0
+_NO_RUN: Final = -2
+
+
+class RunOfReplica(Protocol):
+    """What a context needs of the run that its replica belongs to."""
+
+    strategy: Any
+    thread: int
+    paths: bool
+
+    @property
+    def post(self) -> Callable[..., CollectiveHandle[Any]]:
+        """Issues the replica's next collective."""
+        ...
+
+    def join(self, member: Member, code: Any, offset: int) -> CollectiveHandle[Any]:
+        """Let a replica join."""
+        ...
+
+    def new_group(
+        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None
+    ) -> Member:
+        """Let a replica make a group."""
+        ...
+
+    def device_of(self, replica_id: int) -> str:
+        """Return a replica's device."""
+        ...
+
+
+class ReplicaContext(Block):
+    """One replica's view of its sync group. `strategy.run` makes one for each replica; `get_replica_context` finds it.
+
+    A collective is issued by the call, in the order of the calls, and completed by the await of what it returns. Every
+    replica must issue the same collectives in the same order. Values are nests of NumPy arrays and scalars, Python
+    numbers, `IndexedSlices`, variables (as the array that they read as), other frameworks' arrays in host memory, such
+    as PyTorch's and JAX's, and PyTorch's, CuPy's, Numba's and JAX's on GPUs. NumPy arrays in results are shared and
+    read-only; a framework's arrays come back as its own, one for each replica where they can be changed.
+
+    Every collective raises, at the call:
+
+    Raises:
+        ReplicaContextError: the call is made outside this replica: in another's function, in cross-replica context or a
+            merge function, in another thread, or after the run.
+        TypeError: a value, or a dtype, that the collective does not take.
+        ValueError: an argument out of range.
+
+    and at the await `CollectiveError` in one of its forms, when the replicas do not meet.
+
+    Args:
+        strategy: the strategy that the replica belongs to.
+        replica_id_in_sync_group: its id.
+    """
+
+    __slots__ = ("__weakref__", "_branches", "_member", "_of_run", "_run", "_thread", "_worker", "replica")
+
+    def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
+        if not hasattr(strategy, "standing_run"):
+            raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
+        run = strategy.standing_run()
+        members = run.ledger.root.members
+        index = requests.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
+        if not 0 <= index < len(members):
+            raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
+        self._bind(run, members[index], None)
+
+    @classmethod
+    def of(cls, run: Any, member: Member, worker: DeviceThread | None) -> Self:
+        """Return the context of a replica that runs."""
+        context = cls.__new__(cls)
+        context._bind(run, member, worker)
+        return context
+
+    def _bind(self, run: Any, member: Member, worker: DeviceThread | None) -> None:
+        Block.__init__(self)
+        self._run: RunOfReplica = run
+        self._member = member
+        self._worker = worker
+        self._thread = run.thread
+        self._of_run: ReplicaContext | None = None
+        self._branches: WeakSet[ReplicaContext] | None = None
+        self.replica = member.replica
+
+    def retire(self) -> None:
+        """Refuse collectives from now on: the replica's function is over."""
+        self._thread = _RETIRED
+        for branch in self._branches or ():
+            branch._thread = _RETIRED
+
+    def __repr__(self) -> str:
+        me = f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
+        label = group_label(self._member.group.record())
+        return f"<ReplicaContext: {me if label is None else f'{me} in {label}'} on {self.devices[0]}>"
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """This replica's id, from 0; in a group that `new_group` made, its position there."""
+        return self._member.rank
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas the sync group has."""
+        return self._member.group.size
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that the replica belongs to."""
+        return self._run.strategy
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The replica's devices, in canonical form."""
+        return (self._run.device_of(self._member.replica_id),)
+
+    @property
+    def member(self) -> Member:
+        """The replica in the ledger's group."""
+        return self._member
+
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        options: CommunicationOptions | None = None,
+        *,
+        experimental_hints: CommunicationOptions | None = None,
+        name: str | None = None,
+        out: Any = None,
+    ) -> CollectiveHandle[Any]:
+        """Reduce a nest over the replicas; every replica gets the result.
+
+        The reduction is a left fold in replica-id order in the leaves' own dtype (float16 and bfloat16 accumulate in
+        float32; MEAN of float32 in float64), so equal inputs give bitwise equal results. Nothing is broadcast.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
+            value: a nest of leaves, of equal structure, shapes and dtypes on every replica.
+            options: how to carry it out.
+            experimental_hints: the former name of ``options``.
+            name: stands in for the call site where several places are meant to be one collective.
+            out: the caller's own buffers for the result, a nest like ``value``; they are what the await returns. On
+                GPUs they may be what ``value`` has in the same places, and overlap it nowhere else.
+
+        Returns:
+            A handle; its await gives a nest like ``value``. MEAN of integers is float64.
+        """
+        if current.get() is not self or self._thread != get_ident():
+            self._check("all_reduce")
+        op = reduce_op if type(reduce_op) is ReduceOp else requests.reduce_op(reduce_op)
+        frame = _getframe(1)
+        structure = None
+        if type(value) is np.ndarray and name is None:
+            request = requests.array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype)
+            leaves = value
+        else:
+            structure, spec, leaves = requests.described(value)
+            request = requests.request(kinds.ALL_REDUCE, op, None, requests.checked_name(name), structure, spec)
+        if options is None and experimental_hints is None and out is None and not self._run.paths:
+            return self._run.post(self._member, request, frame.f_code, frame.f_lasti, leaves, structure)
+        options = requests.options(options, experimental_hints)
+        buffers = None if out is None else self._out_buffers(out, request, structure, leaves)
+        return self._issue(frame, request, leaves, structure, options=options, out=buffers)
+
+    def all_gather(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None, *, name: str | None = None
+    ) -> CollectiveHandle[Any]:
+        """Put the replicas' arrays together along an axis, in replica order; every replica gets the whole.
+
+        Args:
+            value: a nest of arrays with at least one axis; their sizes along ``axis`` may differ between replicas.
+            axis: the axis to concatenate along; a negative one counts from the end.
+            options: how to carry it out.
+            name: stands in for the call site.
+
+        Returns:
+            A handle; its await gives a nest like ``value``.
+        """
+        self._check("all_gather")
+        name = requests.checked_name(name)
+        structure, spec, leaves = requests.described(value)
+        axes = kinds.axes_of(spec, axis)
+        request = requests.request(kinds.ALL_GATHER, None, axes, name, structure, kinds.ragged(spec, axes))
+        return self._issue(_getframe(1), request, leaves, structure, options=requests.options(options, None))
+
+    def broadcast(self, value: Any, source: int = 0, *, name: str | None = None) -> CollectiveHandle[Any]:
+        """Give every replica the value of one.
+
+        Args:
+            value: a nest of leaves, of the same structure, shapes and dtypes on every replica.
+            source: the id of the replica whose value counts.
+            name: stands in for the call site.
+
+        Returns:
+            A handle; its await gives a nest like ``value``.
+        """
+        self._check("broadcast")
+        name = requests.checked_name(name)
+        structure, spec, leaves = requests.described(value)
+        source = requests.replica_id(source, "source")
+        request = requests.request(kinds.BROADCAST, None, source, name, structure, spec)
+        return self._issue(_getframe(1), request, leaves, structure)
+
+    def reduce_scatter(
+        self, reduce_op: ReduceOp | str, value: Any, axis: int = 0, *, name: str | None = None
+    ) -> CollectiveHandle[Any]:
+        """Reduce a nest over the replicas and give each its part: the i-th of n equal parts along an axis.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
+            value: a nest of arrays whose sizes along ``axis`` are divisible by the number of replicas.
+            axis: the axis to cut along.
+            name: stands in for the call site.
+
+        Returns:
+            A handle; its await gives a nest like ``value``.
+        """
+        self._check("reduce_scatter")
+        name = requests.checked_name(name)
+        op = requests.reduce_op(reduce_op)
+        structure, spec, leaves = requests.described(value)
+        request = requests.request(kinds.REDUCE_SCATTER, op, kinds.axes_of(spec, axis), name, structure, spec)
+        return self._issue(_getframe(1), request, leaves, structure)
+
+    def all_to_all(
+        self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
+    ) -> CollectiveHandle[Any]:
+        """Cut every replica's arrays into n parts and give the i-th parts to replica i.
+
+        Args:
+            value: a nest of arrays whose sizes along ``split_axis`` are divisible by the number of replicas.
+            split_axis: the axis to cut along.
+            concat_axis: the axis to put the received parts together along, in replica order.
+            name: stands in for the call site.
+
+        Returns:
+            A handle; its await gives a nest like ``value``.
+        """
+        self._check("all_to_all")
+        name = requests.checked_name(name)
+        structure, spec, leaves = requests.described(value)
+        axes = kinds.split_axes_of(spec, split_axis, concat_axis)
+        request = requests.request(kinds.ALL_TO_ALL, None, axes, name, structure, spec)
+        return self._issue(_getframe(1), request, leaves, structure)
+
+    def barrier(self, *, name: str | None = None) -> CollectiveHandle[None]:
+        """Wait until every replica is here.
+
+        Args:
+            name: stands in for the call site.
+
+        Returns:
+            A handle; its await gives None.
+        """
+        if current.get() is not self or self._thread != get_ident():
+            self._check("barrier")
+        frame = _getframe(1)
+        if name is None and not self._run.paths:
+            return self._run.post(self._member, _BARRIER, frame.f_code, frame.f_lasti, None)
+        request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
+        return self._issue(frame, request, None, None)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        name: str | None = None,
+    ) -> CollectiveHandle[Any]:
+        """Run a function once for all replicas, in cross-replica context: ``merge_fn(strategy, *args, **kwargs)``.
+
+        It runs in a task of its own, with the context variables of replica 0, whose function it is. Each argument is
+        regrouped over the replicas as the results of `run` are. In it `strategy.run` may be called again.
+
+        Args:
+            merge_fn: a plain or coroutine function; the same on every replica.
+            args: a tuple or list of its positional arguments.
+            kwargs: its keyword arguments.
+            name: stands in for the call site.
+
+        Returns:
+            A handle; its await gives this replica's component of what ``merge_fn`` returned. An exception in it is
+            raised there, too, and comes out of `run` once.
+        """
+        self._check("merge_call")
+        if not callable(merge_fn):
+            raise TypeError(f"merge_call expects a function, got {merge_fn!r}")
+        call = MergeCall(merge_fn, *requests.call_arguments(args, kwargs))
+        request = requests.merge_request(merge_fn, call.args, call.kwargs, requests.checked_name(name))
+        return self._issue(_getframe(1), request, call, None)
+
+    def join(self) -> CollectiveHandle[int]:
+        """Take part in the others' collectives with nothing, until every replica has joined.
+
+        For replicas that run out of data: a reduction is one of what the others bring (a MEAN is divided by their
+        number), an all_gather puts their values together, a barrier needs them alone. What needs a value of every
+        replica (reduce_scatter, all_to_all, merge_call, a broadcast from one that has joined) raises `ValueError` in
+        those who wait in it.
+
+        Returns:
+            A handle; its await gives the id of the replica that joined last, as this context counts.
+        """
+        self._check("join")
+        frame = _getframe(1)
+        return self._run.join(self._member, frame.f_code, frame.f_lasti)
+
+    def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
+        """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.
+
+        Only members call it, each with the same arguments; nobody waits. The groups that members make for the same
+        replicas under the same name are one and the same: the first of each, the second of each, and so on. In the
+        group's context this replica's id is its position in ``replica_ids``. Its methods are used as they are, in any
+        task of the replica; ``with group:`` makes it what `get_replica_context` returns. Variables belong to the
+        strategy: in such a block, too, an assignment is made by all replicas.
+
+        Args:
+            replica_ids: the members, as this context counts them, in the order that they are to have.
+            name: what reports call the group; it stands in for the call site.
+
+        Returns:
+            The context.
+
+        Raises:
+            ReplicaContextError: the call is made outside this replica.
+            TypeError: an argument of the wrong type.
+            ValueError: no replicas, unknown ones, one that is given twice; or this one is not among them.
+        """
+        self._check("new_group")
+        name = requests.checked_name(name)
+        ids = requests.replica_ids(replica_ids, self.num_replicas_in_sync)
+        me = self.replica_id_in_sync_group
+        if me not in ids:
+            raise ValueError(
+                f"new_group makes a group of replicas {list(ids)}, and replica {me}, which called it, is not among "
+                f"them; let only members make it:  if ctx.replica_id_in_sync_group in {list(ids)}: ..."
+            )
+        frame = _getframe(1)
+        path = call_path(frame) if self._run.paths and name is None else None
+        member = self._run.new_group(self._member, ids, name, frame.f_code, frame.f_lasti, path)
+        context = self.of(self._run, member, self._worker)
+        of_run = context._of_run = self._of_run or self
+        of_run._branches = of_run._branches if of_run._branches is not None else WeakSet()
+        of_run._branches.add(context)
+        return context
+
+    async def run_sync(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run a plain function in the worker thread of this replica's device, and wait for it.
+
+        Other replicas run meanwhile. The function keeps this replica's context variables; collectives are not for
+        threads. When the replica is cancelled, the cancellation is raised once ``fn`` has returned.
+
+        Args:
+            fn: the function.
+            *args: its arguments.
+
+        Returns:
+            What it returns; what it raises is raised here.
+
+        Raises:
+            ReplicaContextError: the call is made outside this replica.
+            TypeError: ``fn`` is no plain function.
+        """
+        self._check("run_sync")
+        requests.check_plain(fn)
+        if self._worker is None:  # outside a run no device has a thread of its own
+            return await anyio.to_thread.run_sync(fn, *args)
+        return await self._worker.run(fn, *args)
+
+    def _issue(
+        self,
+        frame: FrameType,
+        request: Request,
+        leaves: Any,
+        structure: Any,
+        *,
+        options: CommunicationOptions | None = None,
+        out: OutBuffers | None = None,
+    ) -> CollectiveHandle[Any]:
+        path: Path | None = None
+        if self._run.paths and request.call.name is None:
+            path = call_path(frame)
+        return self._run.post(
+            self._member, request, frame.f_code, frame.f_lasti, leaves, structure, path=path, options=options, out=out
+        )
+
+    def _out_buffers(self, given: Any, request: Request, structure: Any, leaves: Any) -> OutBuffers:
+        """Return the buffers that a result is to be written into, as executors take them.
+
+        Raises:
+            TypeError: one is no array, of another kind than the value, or has another dtype than the result.
+            ValueError: the structure or a shape is not the result's; a buffer is read-only, on another GPU, serves two
+                leaves, or overlaps what it may not.
+        """
+        if type(given) is np.ndarray:
+            buffers, found = [given], None
+        else:
+            buffers, found = nests.flatten(given)
+            if found != structure and nests.register_dicts(given):
+                buffers, found = nests.flatten(given)
+            found = None if len(buffers) == 1 and buffers[0] is given else found
+        if found != structure:
+            expected, got = ("a single array" if each is None else nests.text(each) for each in (structure, found))
+            raise ValueError(f"out must be a nest like the value, {expected}, got {got}")
+        own = [leaves] if structure is None else leaves
+        return OutBuffers(out_buffers.checked(request.collective, own, buffers), given)
+
+    # A collective asked for in the wrong place.
+
+    def _check(self, what: str) -> None:
+        """Check that the replica may issue collectives through this context, here and now.
+
+        Raises:
+            ReplicaContextError: it may not.
+        """
+        thread = self._thread
+        if thread == _RETIRED:
+            raise ReplicaContextError(
+                f"{what} was called through the context of {self._me()}, whose function has ended; "
+                "a replica's collectives are issued, and its child tasks end, before its function returns"
+            )
+        if thread == _NO_RUN:
+            raise ReplicaContextError(
+                f"{what} was called through a context of {self._me()} that was made by hand; the other replicas are "
+                "not running: use `await strategy.run(fn)` and, in fn, `get_replica_context()`"
+            )
+        if thread != _ANY_THREAD and thread != get_ident():
+            raise ReplicaContextError(
+                f"{what} of {self._me()} was called in the thread {threading.current_thread().name!r}; "
+                "collectives are issued in the event loop's thread: return the value from run_sync and pass it there"
+            )
+        here = current.get()
+        if here is self or (here is None and thread == _ANY_THREAD):
+            return
+        if isinstance(here, CrossReplica):
+            raise ReplicaContextError(
+                f"{what} of {self._me()} was called in cross-replica context (under strategy.scope() or in a merge "
+                "function); there, combine per-replica values with `await strategy.reduce(op, value, axis)` or gather"
+            )
+        if here is None:
+            raise ReplicaContextError(
+                f"{what} was called through the context of {self._me()} outside that replica; "
+                "collectives are issued inside the function that strategy.run runs"
+            )
+        if here.replica is not self.replica:  # else one is that of a group
+            raise ReplicaContextError(
+                f"{what} was called through the context of {self._me()} inside {here._me()}; "
+                "each replica uses its own: ctx = aiodist.get_replica_context()"
+            )
+
+    def _me(self) -> str:
+        return f"replica {self._member.replica_id} of {self._member.group.ledger.root.size}"
+
+
+_BARRIER = Request.of_kind(kinds.BARRIER)
+
+ReplicaContext.__module__ = "aiodist"

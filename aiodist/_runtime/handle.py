@@ -1,0 +1,240 @@
+"""Handles: what a collective call returns, and where a replica really waits.
+
+A replica is suspended in one place only, the await of a handle. On asyncio that is a future; on trio it is the task's
+own suspension. Both keep the order: those who wait are resumed in replica order, and the last arrival, whose call
+completed the collective, gives way once so that it takes its own place in that order.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from asyncio import CancelledError, Future
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+
+from anyio import get_cancelled_exc_class
+from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
+
+from aiodist._arrays.nests import Structure
+from aiodist._core.errors import CollectiveError, ReplicaContextError
+from aiodist._core.ledger import Member
+from aiodist._runtime.current import current
+from aiodist._runtime.rendezvous import Rendezvous
+
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """What a handle needs of the run that it belongs to."""
+
+    closed: bool
+    loop: Any
+    threads: Any
+
+    def blocked(self, member: Member, slot: Rendezvous) -> None:
+        """Note that a replica waits in a collective that is not complete."""
+
+    def abandon(self, member: Member, slot: Rendezvous) -> None:
+        """Note that a replica was cancelled out of it."""
+
+    def release(self, slot: Rendezvous) -> None:
+        """Wake those who wait in a complete collective."""
+
+    def fail_slot(self, slot: Rendezvous, error: BaseException | None = None) -> None:
+        """Complete a collective of a run that has failed."""
+
+    def was_told(self, member: Member) -> bool:
+        """Return whether the error that ended the run has been raised in a replica; from now on it has."""
+        ...
+
+
+class CollectiveHandle(Generic[T]):
+    """A collective that has been issued. Await it for the result.
+
+    It may be awaited more than once, and from any task of its replica. One that is dropped without being awaited has
+    contributed all the same, and gives a `RuntimeWarning`.
+
+    Raises (when awaited):
+        CollectiveError: the replicas did not meet in it.
+        ReplicaContextError: it is another replica's.
+    """
+
+    __slots__ = ("__weakref__", "_awaited", "_member", "_run", "_slot", "_structure")
+
+    def __init__(self, run: Owner, slot: Rendezvous, member: Member, structure: Structure | None) -> None:
+        self._run = run
+        self._slot = slot
+        self._member = member
+        self._structure = structure  # this replica's own: a dict's keys may be in another order than the others'
+        self._awaited = False
+
+    def done(self) -> bool:
+        """Return whether the collective is complete, so that an await would not wait for another replica."""
+        return self._slot.complete
+
+    @property
+    def slot(self) -> Rendezvous:
+        """The collective."""
+        return self._slot
+
+    @property
+    def member(self) -> Member:
+        """The replica that issued it."""
+        return self._member
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        raise NotImplementedError  # each event loop's handle has its own
+
+    def _check_owner(self) -> None:
+        """Check that the replica that awaits is the one that issued it: the other would wait for ever.
+
+        Raises:
+            ReplicaContextError: it is not.
+        """
+        here = current.get()
+        if here is None or here.replica is None or here.replica is self._member.replica:
+            return
+        self._awaited = True
+        raise ReplicaContextError(
+            f"replica {here.replica_id_in_sync_group} awaits a handle that replica {self._member.replica_id} was given "
+            f"by {self._slot.post_of(self._member.position).call}; each replica issues and awaits its own"
+        )
+
+    def _outcome(self) -> Any:
+        """Return the result for this replica, or raise what went wrong."""
+        error = self._slot.error
+        if error is None:
+            return self._slot.read(self._member.position, self._structure)
+        self._run.was_told(self._member)
+        if isinstance(error, CollectiveError):
+            raise type(error)(error.report) from error.__cause__  # one of its own for each replica's traceback
+        raise error.with_traceback(self._slot.traceback)
+
+    def __del__(self) -> None:
+        if not (self._awaited or self._run.closed or sys.is_finalizing()):
+            self._warn()
+
+    def _warn(self) -> None:
+        if self._run.loop.ending:  # who is cancelled awaits no more
+            return
+        post = self._slot.post_of(self._member.position)
+        warnings.warn_explicit(
+            f"replica {self._member.replica_id} never awaited {post.call}, called at {post.location}; it has "
+            "contributed, its result is lost",
+            RuntimeWarning,
+            post.location.file,
+            post.location.line,
+            source=self,
+        )
+
+
+class AsyncioHandle(CollectiveHandle[T]):
+    """A handle for replicas that run on asyncio or uvloop."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        here = current.get()
+        slot, member = self._slot, self._member
+        if here is not None and here.replica is not member.replica:
+            self._check_owner()
+        awaited, self._awaited = self._awaited, True
+        if slot.released:
+            # the last arrival's path in every collective; and one who has been told of the error must be cancellable
+            if self._run.was_told(member) if slot.error is not None else slot.last == member.position and not awaited:
+                yield
+        else:
+            run = self._run
+            if run.closed and not slot.under_way:  # nobody will come; but the cancellation may be on its way
+                yield
+                if not slot.complete:
+                    run.fail_slot(slot)
+            if not slot.released:
+                future: Future[None] = Future(loop=run.loop.loop)
+                slot.add_waiter(member.position, future)
+                run.blocked(member, slot)
+                try:
+                    yield from future
+                except CancelledError:
+                    if slot.under_way:
+                        yield from run.threads.settle().__await__()
+                    run.abandon(member, slot)
+                    raise
+        if slot.plain:
+            result: T = slot.result
+            return result
+        return cast("T", self._outcome())
+
+
+class TrioHandle(CollectiveHandle[T]):
+    """A handle for replicas that run on trio."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self._check_owner()
+        awaited, self._awaited = self._awaited, True
+        return self._wait(awaited).__await__()
+
+    async def _wait(self, awaited: bool) -> T:
+        slot, run = self._slot, self._run
+        chain = run.loop.chain
+        if run.closed and not slot.released and not slot.under_way:
+            await checkpoint()
+            if not slot.complete:
+                run.fail_slot(slot)
+        if not slot.released:
+            parked = chain.new_parked()
+            slot.add_waiter(self._member.position, parked)
+            if slot.last == self._member.position:
+                run.release(slot)
+            run.blocked(self._member, slot)
+            try:
+                await chain.park(parked)
+            except get_cancelled_exc_class():
+                if slot.under_way:
+                    await run.threads.settle()
+                run.abandon(self._member, slot)
+                raise
+        elif self._gives_way(awaited):
+            parked = chain.new_parked()
+            chain.extend([parked])
+            await chain.park(parked)
+        elif slot.error is None:
+            await checkpoint_if_cancelled()
+        return cast("T", self._outcome())
+
+    def _gives_way(self, awaited: bool) -> bool:
+        """Return whether to give way once although there is nothing to wait for.
+
+        The last arrival does, at its first await, to take its place in the order. So does a replica that has been told
+        of the error that ended the run, and asks again: it must be possible to cancel it.
+
+        Args:
+            awaited: this is not the handle's first await.
+        """
+        if self._slot.error is not None:
+            return self._run.was_told(self._member)
+        return not awaited and self._slot.last == self._member.position
+
+
+class SoloHandle(CollectiveHandle[T]):
+    """A handle outside any run: there is nobody else to wait for."""
+
+    __slots__ = ()
+
+    def _warn(self) -> None:
+        self._member.group.open.pop(self._slot.number, None)  # a merge_call, whose function only the await runs
+        super()._warn()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        self._awaited = True
+        return self._wait().__await__()
+
+    async def _wait(self) -> T:
+        if self._slot.complete:
+            await checkpoint()
+        else:
+            await self._run.loop.merge(self._slot)
+        return cast("T", self._outcome())

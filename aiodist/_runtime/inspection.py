@@ -1,0 +1,607 @@
+"""Inspection: the tasks of an event loop, what each waits for, who could end that, and who waits for whom.
+
+Looked up when something has failed or stands still; nothing is kept while all goes well. An edge goes from a task to
+whoever could end its wait. It is certain for a collective (the replicas that have not arrived), for a task, and for a
+lock or semaphore whose holder is seen: suspended inside ``async with lock``, which shows in what its frames hold on to.
+For a queue, an event, a condition or a bare future nobody can know; there, an edge goes to the tasks that have the
+same object at hand, and it serves only where no cycle of certain edges exists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from functools import cached_property
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from aiodist._core.ledger import Member, Replica
+from aiodist._core.report import Location
+from aiodist._core.text import ids_briefly, place
+from aiodist._core.waitgraph import stuck
+from aiodist._runtime.current import current
+from aiodist._runtime.stacks import Link, is_plumbing, links
+from aiodist._runtime.suspension import Suspension, coroutine_of, driven, suspension_of, task_text
+from aiodist._runtime.waits import Awaited, Look, Wait
+
+if TYPE_CHECKING:
+    from aiodist._runtime.scheduler import Run
+
+_DEEPEST = 2
+_LARGEST = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waiter:
+    """A task that was looked at.
+
+    Attributes:
+        task: the task, of asyncio or trio.
+        chain: its chain of awaits.
+        member: the replica whose function it runs; None for any other task.
+        replica_id: the replica that it belongs to, also a child task; None outside of replicas.
+        who: what a person calls it.
+        suspension: what it is suspended in.
+    """
+
+    task: Any
+    chain: tuple[Link, ...]
+    member: Member | None
+    replica_id: int | None
+    who: str
+    suspension: Suspension
+
+
+def look_at(task: Any) -> Waiter:
+    """Look at a task at this moment."""
+    coroutine = coroutine_of(task)
+    chain = tuple(links(coroutine))
+    member = next((m for m in map(driven, chain) if m is not None), None)
+    replica_id = member.replica_id if member is not None else owner_replica(task)
+    return Waiter(task, chain, member, replica_id, _name(task, chain, member, replica_id), suspension_of(coroutine))
+
+
+def owner_replica(task: Any) -> int | None:
+    """Return the replica that a task belongs to, by its context variables; None where it belongs to none."""
+    replica = replica_of(task)
+    return None if replica is None else replica.id
+
+
+def replica_of(task: Any) -> Replica | None:
+    """Return the replica that a task belongs to, by its context variables."""
+    context = getattr(task, "context", None) or next((r for r in gc.get_referents(task) if type(r) is Context), None)
+    owner = context.get(current) if context is not None else None
+    return None if owner is None else owner.replica
+
+
+def _name(task: Any, chain: Sequence[Link], member: Member | None, replica_id: int | None) -> str:
+    if member is not None:
+        return f"replica {member.replica_id}"
+    slot = next((_merging(link.frame) for link in chain if link.frame is not None and _merging(link.frame)), None)
+    if slot is not None:
+        return f"the merge function of #{slot.number}"
+    text = task_text(task)
+    return text if replica_id is None else f"replica {replica_id}'s {text.removeprefix('the ')}"
+
+
+def _merging(frame: FrameType) -> Any:
+    """Return the slot whose merge function runs in this frame."""
+    ours = frame.f_globals.get("__name__") == "aiodist._runtime.merge" and frame.f_code.co_name == "merge"
+    return frame.f_locals.get("slot") if ours else None
+
+
+def merges(waiter: Waiter, slot: Any = None) -> bool:
+    """Whether a task runs the merge function of that slot, or of any."""
+    found = (_merging(link.frame) for link in waiter.chain if link.frame is not None)
+    return any(one is not None and (slot is None or one is slot) for one in found)
+
+
+def is_plumbing_alone(waiter: Waiter) -> bool:
+    """Whether a task has nothing to do with the program: an event loop's own, or a timer of aiodist's."""
+    if waiter.suspension.stack or waiter.member is not None:
+        return False
+    frames = [link.frame for link in waiter.chain if link.frame is not None]
+    ours = any(frame.f_globals.get("__name__") == "aiodist._runtime.loop" for frame in frames)
+    return ours or waiter.replica_id is None
+
+
+def waits_for_a_run(waiter: Waiter) -> bool:
+    """Whether a task awaits `strategy.run`."""
+    return any(link.frame is not None and link.frame.f_code.co_qualname == "_Replicas.results" for link in waiter.chain)
+
+
+def rank(waiter: Waiter) -> tuple[int, bool, str]:
+    """Return what waiters are ordered by: replicas by id, each before its child tasks, others last."""
+    replica = sys.maxsize if waiter.replica_id is None else waiter.replica_id
+    return replica, waiter.member is None, waiter.who
+
+
+def entered(chain: Sequence[Link]) -> Iterator[Any]:
+    """Yield the context managers that a suspended task is inside of: their exits lie on its frames' stacks."""
+    for index, link in enumerate(chain):
+        entering = _entering(chain[index + 1]) if index + 1 < len(chain) else None
+        yield from (manager for manager in _managers(link.awaitable) if manager is not entering)
+
+
+def _entering(link: Link) -> Any:
+    """Return the manager that is still being entered in this frame: its exit lies on the stack already."""
+    if link.frame is None or link.frame.f_code.co_name != "__aenter__":
+        return None
+    return link.frame.f_locals.get("self")
+
+
+def _managers(awaitable: Any) -> Iterator[Any]:
+    referents = gc.get_referents(awaitable) if hasattr(awaitable, "cr_frame") or hasattr(awaitable, "ag_frame") else []
+    for index, one in enumerate(referents):
+        if getattr(one, "__name__", "") not in {"__aexit__", "__exit__"}:
+            continue
+        if getattr(one, "__self__", None) is not None:
+            yield one.__self__
+        elif index + 1 < len(referents):  # since Python 3.14 the function, and behind it the object
+            yield referents[index + 1]
+
+
+def wrapped(manager: Any) -> Iterator[Any]:
+    """Yield the locks that one is made of: a condition's own, and on trio what anyio's stands for."""
+    for name in ("_lock", f"_{type(manager).__name__}__original"):
+        inner = getattr(manager, name, None)
+        if inner is not None:
+            yield inner
+
+
+def owner_of(lock: Any) -> Any:
+    """Return the task that a lock knows to hold it: those of trio and anyio do, asyncio's do not."""
+    if hasattr(lock, "_owner_task"):
+        return lock._owner_task
+    if type(lock).__module__.startswith("trio") and hasattr(lock, "statistics"):
+        return getattr(lock.statistics(), "owner", None)
+    return None
+
+
+def at_hand(waiter: Waiter) -> set[int]:
+    """Return the identities of what a task's frames reach: variables, what these contain, and what that is made of."""
+    frames = (link.frame for link in waiter.chain if link.frame is not None)
+    variables = [variable for frame in frames if not is_plumbing(frame) for variable in _variables(frame)]
+    contained = [one for variable in variables for one in _contained(variable, _DEEPEST)]
+    return {id(one) for variable in contained for one in (variable, *_attributes(variable))}
+
+
+def _variables(frame: FrameType) -> Iterator[Any]:
+    yield from frame.f_locals.values()
+    yield from (frame.f_globals[name] for name in frame.f_code.co_names if name in frame.f_globals)
+
+
+def _contained(variable: Any, depth: int) -> Iterator[Any]:
+    yield variable
+    if depth and isinstance(variable, (dict, list, tuple, set)) and len(variable) <= _LARGEST:
+        for one in list(variable.values() if isinstance(variable, dict) else variable):
+            yield from _contained(one, depth - 1)
+
+
+def _attributes(variable: Any) -> Iterable[Any]:
+    if hasattr(variable, "__dict__") and not isinstance(variable, (type, ModuleType)):
+        return list(vars(variable).values())
+    return ()
+
+
+def waits_alike(one: Waiter, other: Waiter) -> bool:
+    """Whether two tasks wait for the same thing in the same way, so that neither can end the other's wait."""
+    a, b = one.suspension, other.suspension
+    return a.kind is b.kind and a.what == b.what and bool(a.things) and a.things[0] is b.things[0]
+
+
+# In words.
+
+
+def verb(suspension: Suspension) -> str:
+    """Return what a task does, for one task."""
+    if suspension.kind is Awaited.NOTHING:
+        return suspension.what.removeprefix("for nothing: it ")
+    return f"waits {suspension.what}"
+
+
+def conjugated(clause: str, number: int) -> str:
+    """Return such words for that many tasks."""
+    if number == 1:
+        return clause
+    return clause.replace("waits", "wait", 1) if clause.startswith("waits") else clause.replace("is ", "are ", 1)
+
+
+def where(waiter: Waiter) -> str:
+    """Return the place at which a task waits, in brackets; empty where it is in no frame of the program."""
+    location = waiter.suspension.location
+    return f" ({place(location)})" if location is not None else ""
+
+
+def together(waiters: Sequence[Waiter]) -> str:
+    """Return those that wait alike: replicas by their ids; any other task is alone."""
+    if waiters[0].member is not None:
+        return ids_briefly(w.member.replica_id for w in waiters if w.member is not None)
+    return waiters[0].who if len(waiters) == 1 else f"{len(waiters)} times {waiters[0].who}"
+
+
+def all_together(waiters: Sequence[Waiter]) -> str:
+    """Return replicas and other tasks in one enumeration."""
+    replicas = [w.member.replica_id for w in waiters if w.member is not None]
+    parts = ([ids_briefly(replicas)] if replicas else []) + [w.who for w in waiters if w.member is None]
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+
+
+def relation(kind: Awaited, whom: str, *, plural: bool = False) -> str:
+    """Return how those who could end a wait stand to what is waited for."""
+    if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
+        return f", which {whom} hold{'' if plural else 's'}"
+    return f" for {whom}"
+
+
+# Who waits for whom.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """One waiter, and one that could end its wait; ``certain`` unless that one only has the same object at hand."""
+
+    waiter: Waiter
+    on: Waiter
+    certain: bool
+
+
+_LONGEST_SENTENCE = 4
+_SHARED = (
+    Awaited.QUEUE,
+    Awaited.EVENT,
+    Awaited.CONDITION,
+    Awaited.FUTURE,
+    Awaited.LOCK,
+    Awaited.SEMAPHORE,
+)
+
+
+class WaitGraph:
+    """The tasks of an event loop at one moment, and who of them waits for whom.
+
+    Args:
+        tasks: tasks of asyncio, or of trio.
+    """
+
+    def __init__(self, tasks: Iterable[Any]) -> None:
+        waiters = [look_at(task) for task in tasks]
+        self.waiters = sorted((w for w in waiters if not is_plumbing_alone(w)), key=rank)
+        self._by_task = {id(waiter.task): waiter for waiter in self.waiters}
+        self._by_replica = {id(w.member.replica): w for w in self.waiters if w.member is not None}
+        self._known: dict[object, tuple[Waiter, ...]] = {}
+        self._names: dict[int, str] = {}  # of those who could end a wait, for thousands wait for the same thousands
+
+    # Who could end a wait.
+
+    def enders(self, waiter: Waiter) -> tuple[Waiter, ...]:
+        """Return those who could end a wait, where that is certain."""
+        kind, things = waiter.suspension.kind, waiter.suspension.things
+        if not things:
+            return ()
+        if kind is Awaited.COLLECTIVE:
+            return self._once(id(things[0].slot), lambda: self._missing(things[0]))
+        if kind is Awaited.TASK:
+            return self._once(id(waiter), lambda: tuple(filter(None, (self._by_task.get(id(t)) for t in things))))
+        if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
+            return self._once(id(things[0]), lambda: self._holders_of(things[0]))
+        return ()
+
+    def users(self, waiter: Waiter) -> tuple[Waiter, ...]:
+        """Return others that have what a task waits for at hand, where nobody is certain to end the wait."""
+        if waiter.suspension.kind not in _SHARED or self.enders(waiter):
+            return ()
+        return self._once(("users", id(waiter)), lambda: self._users_for(waiter))
+
+    def _users_for(self, waiter: Waiter) -> tuple[Waiter, ...]:
+        users = self._users.get(id(waiter.suspension.things[0]), ())
+        return tuple(user for user in users if user is not waiter and not waits_alike(user, waiter))
+
+    def _once(self, key: object, find: Callable[[], tuple[Waiter, ...]]) -> tuple[Waiter, ...]:
+        if key not in self._known:
+            self._known[key] = find()
+        return self._known[key]
+
+    def _missing(self, handle: Any) -> tuple[Waiter, ...]:
+        slot = handle.slot
+        if slot.matched:
+            return tuple(waiter for waiter in self.waiters if merges(waiter, slot))
+        missing = (member.replica for member in slot.group.members if not member.has_posted(slot))
+        return tuple(self._by_replica[id(r)] for r in missing if id(r) in self._by_replica)
+
+    def _holders_of(self, lock: Any) -> tuple[Waiter, ...]:
+        found = self._holders.get(id(lock), ())
+        owner = owner_of(lock)
+        if not found and id(owner) in self._by_task:
+            return (self._by_task[id(owner)],)
+        return tuple(found)
+
+    @cached_property
+    def _users(self) -> dict[int, list[Waiter]]:
+        """Who has what at hand, of all that somebody waits for, by the identity of that."""
+        awaited = {id(thing) for waiter in self.waiters for thing in waiter.suspension.things}
+        users: dict[int, list[Waiter]] = {}
+        for waiter in self.waiters:
+            for thing in awaited & at_hand(waiter):
+                users.setdefault(thing, []).append(waiter)
+        return users
+
+    @cached_property
+    def _holders(self) -> dict[int, list[Waiter]]:
+        """Who is suspended inside ``with`` or ``async with`` of what, by the identity of that."""
+        holders: dict[int, list[Waiter]] = {}
+        for waiter in self.waiters:
+            for manager in entered(waiter.chain):
+                for lock in (manager, *wrapped(manager)):
+                    holders.setdefault(id(lock), []).append(waiter)
+        return holders
+
+    # Cycles.
+
+    def cycle(self) -> tuple[Edge, ...]:
+        """Return a shortest cycle of waits, from its lowest replica on; empty when there is none.
+
+        One in which every edge is certain goes first; failing that, one with edges by objects at hand.
+        """
+        return self._cycle(certain=True) or self._cycle(certain=False)
+
+    def _cycle(self, *, certain: bool) -> tuple[Edge, ...]:
+        found = self._any_cycle(certain=certain)
+        shortest = min((self._shortest(waiter, certain=certain) for waiter in found), key=len, default=())
+        if not shortest:
+            return ()
+        first = min(range(len(shortest)), key=lambda index: rank(shortest[index].waiter))
+        return shortest[first:] + shortest[:first]
+
+    def _others(self, waiter: Waiter, *, certain: bool) -> tuple[Waiter, ...]:
+        return self.enders(waiter) or (() if certain else self.users(waiter))
+
+    def _any_cycle(self, *, certain: bool) -> list[Waiter]:
+        """Return the waiters on some cycle, found depth first.
+
+        Thousands wait for the same thousands, so all those who wait for one thing share one iterator: what it has
+        passed leads to no cycle.
+        """
+        left: set[int] = set()
+        ways: dict[int, Iterator[Waiter]] = {}
+        for start in self.waiters:
+            path = [start] if id(start) not in left else []
+            while path:
+                others = self._others(path[-1], certain=certain)
+                way = ways.setdefault(id(others), iter(others))
+                step = next((other for other in way if id(other) not in left), None)
+                if step is not None and step in path:
+                    return path[path.index(step) :]
+                if step is not None:
+                    path.append(step)
+                else:
+                    left.add(id(path.pop()))
+        return []
+
+    def _shortest(self, start: Waiter, *, certain: bool) -> tuple[Edge, ...]:
+        """Return the shortest way from a waiter on a cycle back to itself."""
+        came: dict[int, Edge] = {}
+        queue, seen = deque([start]), set()
+        while queue:
+            waiter = queue.popleft()
+            others = self._others(waiter, certain=certain)
+            if id(others) in seen:
+                continue
+            seen.add(id(others))
+            for other in others:
+                edge = Edge(waiter, other, certain=bool(self.enders(waiter)))
+                if other is start:
+                    return _way_back(edge, start, came)
+                if id(other) not in came:
+                    came[id(other)] = edge
+                    queue.append(other)
+        return ()
+
+    # As values, and in words.
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Return what each task waits for, as values: replicas first, by id."""
+        return tuple(self.wait_of(waiter) for waiter in self.waiters)
+
+    def wait_of(self, waiter: Waiter) -> Wait:
+        """Return what one task waits for, as a value."""
+        suspension = waiter.suspension
+        on = tuple(other.who for other in self.enders(waiter))
+        what = verb(suspension)
+        return Wait(waiter.who, waiter.replica_id, suspension.kind, what, suspension.location, suspension.stack, on)
+
+    def lines(self, *, replicas_alone: bool = False) -> list[str]:
+        """Return a line for each way to wait, replicas that wait alike in one.
+
+        Args:
+            replicas_alone: leave out tasks that belong to no replica and run no merge function.
+        """
+        alike: dict[tuple[str, ...], list[Waiter]] = {}
+        for waiter in self.waiters:
+            if waiter.replica_id is not None or not (replicas_alone or waits_for_a_run(waiter)) or merges(waiter):
+                alike.setdefault(self._clause(waiter), []).append(waiter)
+        return [f"{together(waiters)} {conjugated(clause[0], len(waiters))}" for clause, waiters in alike.items()]
+
+    def _clause(self, waiter: Waiter) -> tuple[str, ...]:
+        clause = f"{verb(waiter.suspension)}{where(waiter)}{self._whom(waiter)}"
+        return (clause,) if waiter.member is not None else (clause, waiter.who)
+
+    def _whom(self, waiter: Waiter) -> str:
+        enders = self.enders(waiter)
+        kind = waiter.suspension.kind
+        if kind is Awaited.LOCK and not enders:
+            return "; who took it cannot be seen"
+        if not enders or kind is Awaited.TASK:
+            return ""
+        if id(enders) not in self._names:
+            self._names[id(enders)] = all_together(enders)
+        return relation(kind, self._names[id(enders)], plural=len(enders) > 1)
+
+    def sentence(self, waiter: Waiter) -> str:
+        """Return what a task waits for, without its place, and where that is a task what that one waits for, too."""
+        sentence = f"{verb(waiter.suspension)}{self._whom(waiter)}"
+        for _ in range(_LONGEST_SENTENCE):
+            enders = self.enders(waiter)
+            if waiter.suspension.kind is not Awaited.TASK or len(enders) != 1:
+                break
+            waiter = enders[0]
+            sentence = f"{sentence}, which {self._clause(waiter)[0]}"
+        return sentence
+
+    def cycle_text(self) -> str:
+        """Return the cycle as a sentence; empty when there is none."""
+        clauses = [f"{verb(edge.waiter.suspension)}{where(edge.waiter)}{_whom_of(edge)}" for edge in self.cycle()]
+        if not clauses:
+            return ""
+        sentence = f"{self.cycle()[0].waiter.who} {', which '.join(clauses)}"
+        return sentence if len(sentence) <= 110 else sentence.replace(", which ", ",\n  which ")
+
+
+def _way_back(last: Edge, start: Waiter, came: dict[int, Edge]) -> tuple[Edge, ...]:
+    way = [last]
+    while way[0].waiter is not start:
+        way.insert(0, came[id(way[0].waiter)])
+    return tuple(way)
+
+
+def look_at_loop(loop: asyncio.AbstractEventLoop | None = None) -> WaitGraph:
+    """Return who waits for whom at this moment.
+
+    Args:
+        loop: an asyncio loop, running or not; None for the loop of asyncio or trio that runs here.
+    """
+    return WaitGraph(asyncio.all_tasks(loop) if loop is not None else tasks_here())
+
+
+def tasks_here() -> Iterable[Any]:
+    """Return the tasks of the loop of asyncio or trio that runs here."""
+    trio = sys.modules.get("trio")
+    root = None
+    if trio is not None:
+        try:
+            root = trio.lowlevel.current_root_task()
+        except RuntimeError:  # no trio runs here
+            root = None
+    return asyncio.all_tasks() if root is None else _trio_tasks(root)
+
+
+def _trio_tasks(root: Any) -> Iterator[Any]:
+    tasks = [root]
+    while tasks:
+        task = tasks.pop()
+        yield task
+        tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+
+
+def _whom_of(edge: Edge) -> str:
+    kind = edge.waiter.suspension.kind
+    if not edge.certain:
+        return f" that {edge.on.who} uses, too"
+    if kind is Awaited.TASK:
+        return "" if len(edge.waiter.suspension.things) == 1 else f", one of which is {edge.on.who}"
+    if kind is Awaited.COLLECTIVE:
+        return f" for {edge.on.who}"
+    return f" that {edge.on.who} holds"
+
+
+# Looking at a run.
+
+_MOST_REPLICAS = 128
+
+
+def look_at_run(run: Run) -> Look:
+    """Return what can be seen of a run's tasks; of many replicas, of the first few that do not wait in a collective."""
+    everyone = run.ledger.replicas
+    if len(everyone) <= _MOST_REPLICAS:
+        graph = WaitGraph(tasks_here())
+    else:
+        waiting = {
+            member.replica
+            for slot in run.ledger.open_slots()
+            for member in slot.group.members
+            if slot.waiters[member.position] is not None
+        }
+        few = {id(each) for each in [r for r in everyone if r not in waiting and r.end is None][:_MOST_REPLICAS]}
+        graph = WaitGraph(task for task in tasks_here() if id(replica_of(task)) in few)
+    mine = {id(replica) for replica in everyone}
+    waits: dict[int, str] = {}
+    calls: dict[int, list[tuple[Location, str]]] = {}
+    for waiter in graph.waiters:
+        replica = replica_of(waiter.task) if waiter.member is None else waiter.member.replica
+        if replica is None or id(replica) not in mine:
+            continue
+        here = waiter.suspension.location
+        if waiter.member is None and here is not None:
+            text = f"Replica {replica.id} calls in {task_text(waiter.task)}{where(waiter)}."
+            calls.setdefault(replica.id, []).append((here, text))
+        elif waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
+            waits[replica.id] = graph.sentence(waiter)
+    circle = graph.cycle_text()
+    if circle:
+        certain = all(edge.certain for edge in graph.cycle())
+        circle = f"They {'wait' if certain else 'may be waiting'} for each other: {circle}"
+    return Look(waits, circle, {replica_id: tuple(found) for replica_id, found in calls.items()})
+
+
+def never_go_on(run: Run, graph: WaitGraph | None = None) -> set[int]:
+    """Return the ids of a run's replicas that will never go on, as far as that is certain.
+
+    All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
+    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, or is
+    inside of a timeout, may go on.
+    """
+    graph = graph or WaitGraph(tasks_here())
+    waits: dict[Any, list[Any]] = {}
+    blockers: dict[Any, list[Any]] = {}
+    own: dict[int, list[int]] = {}
+    for waiter in graph.waiters:
+        node = id(waiter.task)
+        replica = replica_of(waiter.task) if waiter.member is None else waiter.member.replica
+        if replica is not None:
+            own.setdefault(id(replica), []).append(node)
+        found = () if _has_time_limit(waiter) else _blockers(graph, waiter)
+        waits[node] = [("wait", node, index) for index in range(len(found))]
+        blockers.update({("wait", node, index): each for index, each in enumerate(found)})
+    for replica_node, tasks in own.items():  # a replica goes on when any of its tasks does
+        waits["replica", replica_node] = [("task", task) for task in tasks]
+        blockers.update({("task", task): [task] for task in tasks})
+    gone = {("replica", id(replica)) for replica in run.ledger.replicas if replica.end is not None}
+    left = stuck(waits, blockers, gone)
+    return {replica.id for replica in run.ledger.replicas if ("replica", id(replica)) in left}
+
+
+def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
+    """Return the ways in which a wait can end, each as those who must all act; empty where that is not certain."""
+    kind, things = waiter.suspension.kind, waiter.suspension.things
+    if kind is Awaited.COLLECTIVE and things:
+        slot = things[0].slot
+        if slot.complete or (slot.matched and not graph.enders(waiter)):
+            return ()
+        if slot.matched:
+            return [[id(each.task) for each in graph.enders(waiter)]]
+        return [[("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)]]
+    enders = [id(each.task) for each in graph.enders(waiter)]
+    if kind is Awaited.TASK:
+        return [enders] if enders and len(enders) == len(things) else ()
+    if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
+        return [[each] for each in enders]
+    return ()
+
+
+def _has_time_limit(waiter: Waiter) -> bool:
+    """Whether a task is inside of a timeout, or of a cancel scope with a deadline."""
+    for manager in entered(waiter.chain):
+        when = getattr(manager, "when", None)  # asyncio's timeouts
+        deadline = getattr(manager, "deadline", math.inf)  # anyio's and trio's scopes
+        if (callable(when) and when() is not None) or (isinstance(deadline, (int, float)) and deadline != math.inf):
+            return True
+    frames = (link.frame for link in waiter.chain if link.frame is not None)
+    return any(
+        frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in frames
+    )

@@ -1,0 +1,342 @@
+"""Event loops: what the scheduler needs of asyncio (uvloop too) and of trio, and nothing else in aiodist knows.
+
+Replicas are resumed in an order. asyncio runs what becomes ready in that order anyway. trio runs the tasks of a batch
+in an order that it draws by chance, so tasks that must follow each other must not be in one batch: only the first is
+rescheduled, and each, when it runs, reschedules the next before it goes on (`Chain`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from asyncio import AbstractEventLoop, BaseEventLoop, Future, InvalidStateError, TimerHandle, get_running_loop
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from contextvars import Context, copy_context
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from anyio import CancelScope, sleep_until
+from anyio.abc import TaskGroup
+
+from aiodist._core.errors import ReplicaContextError
+from aiodist._runtime.handle import AsyncioHandle, CollectiveHandle, SoloHandle, TrioHandle
+
+if TYPE_CHECKING:
+    import trio
+
+with suppress(ImportError):  # anyio loads its backend at the first use: 10 ms that belong to an import, not to a run
+    importlib.import_module("anyio._backends._asyncio")
+
+Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
+
+
+class _TaskLoop:
+    """What event loops have in common: replicas and merge functions are tasks of one task group."""
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        self._tasks = tasks
+        self._context = copy_context()  # that of the run's caller, which is no replica's
+
+    def start_task(self, context: Context, fn: Callable[..., Any], *args: Any) -> None:
+        """Start a task beside the replicas, with the context variables of one."""
+        context.run(self._tasks.start_soon, fn, *args)
+
+    @property
+    def ending(self) -> bool:
+        """Whether the replicas are being cancelled, all of them."""
+        return self._tasks.cancel_scope.cancel_called
+
+    def cancel(self) -> None:
+        """Cancel every replica."""
+        self._tasks.cancel_scope.cancel()
+
+
+class AsyncioLoop(_TaskLoop):
+    """asyncio, with any of its event loops.
+
+    Attributes:
+        handle: the class of handles.
+        wakes_at_once: how many `wake` may resume; more are for `wake_in_turns`.
+        clock: tells the time, in seconds; ``fine_clock`` in small steps, also within a turn of uvloop.
+        call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; from any thread.
+    """
+
+    handle: type[CollectiveHandle[Any]] = AsyncioHandle
+    wakes_at_once = 512
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        super().__init__(tasks)
+        self.loop: AbstractEventLoop = get_running_loop()
+        self._alarm: TimerHandle | None = None
+        plain = type(self.loop).time is BaseEventLoop.time
+        self.clock: Callable[[], float] = time.monotonic if plain else self.loop.time  # the same, a call shorter
+        own = isinstance(self.loop, BaseEventLoop)  # uvloop's stands still within a turn, and counts milliseconds
+        self.fine_clock = self.clock if own else time.monotonic
+        self.call_soon = self.loop.call_soon
+        self.call_soon_threadsafe = self.loop.call_soon_threadsafe
+
+    def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
+        """Start the replicas, in this order."""
+        for replica, name in zip(replicas, names, strict=True):
+            self._tasks.start_soon(replica, name=name)
+
+    def wake(self, waiters: Sequence[Future[None] | None]) -> None:
+        """Resume these, in this order; None stands for nobody."""
+        for waiter in waiters:
+            if waiter is not None:
+                try:
+                    waiter.set_result(None)
+                except InvalidStateError:  # cancelled in this very turn of the loop
+                    continue
+
+    wake_failed = wake
+
+    def wake_in_turns(self, waiters: list[Future[None] | None], begin: int = 0) -> None:
+        """Resume these, in this order, so many in each turn of the loop.
+
+        Each that is woken is an entry among the loop's callbacks until its turn comes. Thousands of new entries at a
+        time would set off the garbage collector, again and again, and it looks at all that all the replicas wait in.
+        """
+        end = begin + self.wakes_at_once
+        self.wake(waiters[begin:end])
+        waiters[begin:end] = [None] * len(waiters[begin:end])
+        if end < len(waiters):
+            self.call_plainly(self.wake_in_turns, waiters, end)
+
+    def call_at(self, at: float, fn: Callable[[], object]) -> None:
+        """Call a function at that time of ``clock``, and not what was to be called before."""
+        self.close()
+        self._alarm = self.loop.call_at(at, fn, context=self._context)
+
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call ``fn`` in the loop, after what is ready now, with no replica's context variables."""
+        self.loop.call_soon(fn, *args, context=self._context)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+
+class TrioLoop(_TaskLoop):
+    """trio, also as the guest of another loop. The attributes are those of `AsyncioLoop`."""
+
+    handle: type[CollectiveHandle[Any]] = TrioHandle
+    wakes_at_once = sys.maxsize
+
+    def __init__(self, tasks: TaskGroup) -> None:
+        from trio import lowlevel
+
+        super().__init__(tasks)
+        token = lowlevel.current_trio_token()
+        self._alarm = CancelScope()
+        self.chain = Chain()
+        self.clock = lowlevel.current_clock().current_time  # also after the run, and what it reads is this loop's own
+        self.fine_clock = self.clock
+        self.call_soon = token.run_sync_soon
+        self.call_soon_threadsafe = token.run_sync_soon
+
+    def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
+        """Start the replicas, in this order: each starts the next, for trio runs a batch in any order."""
+        if replicas:
+            self._tasks.start_soon(self._start_one, replicas, names, 0, name=names[0])
+
+    async def _start_one(self, replicas: Sequence[Start], names: Sequence[str], index: int) -> None:
+        following = index + 1
+        if following < len(replicas):
+            self._tasks.start_soon(self._start_one, replicas, names, following, name=names[following])
+        await replicas[index]()
+
+    def wake(self, waiters: Sequence[Parked | None]) -> None:
+        """Resume these, in this order; None stands for nobody."""
+        self.chain.extend(parked for parked in waiters if parked is not None)
+
+    wake_in_turns = wake
+
+    def wake_failed(self, waiters: Sequence[Parked | None]) -> None:
+        """Resume these before they can be cancelled."""
+        self.chain.wake_now(parked for parked in waiters if parked is not None)
+
+    def call_at(self, at: float, fn: Callable[[], object]) -> None:
+        """Call a function at that time of ``clock``, and not what was to be called before."""
+        self.close()
+        self._alarm = CancelScope()
+        self._context.run(self._tasks.start_soon, self._call_at, at, fn, self._alarm)
+
+    async def _call_at(self, at: float, fn: Callable[[], object], scope: CancelScope) -> None:
+        with scope:
+            await sleep_until(at)
+            fn()
+
+    def call_plainly(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call ``fn`` in the loop, after what is ready now; trio does that in a context of its own."""
+        self.call_soon(fn, *args)
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        self._alarm.cancel()
+
+
+class Parked:
+    """A task on trio that waits for its turn.
+
+    Attributes:
+        task: the task.
+        gone: it was cancelled, and waits no more.
+        linked: its turn has come, so it must wake the next.
+        suspended: it waits; until then, it cannot be rescheduled.
+        woken: it was to be resumed at once, before it waited.
+    """
+
+    __slots__ = ("gone", "linked", "suspended", "task", "woken")
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.task = task
+        self.gone = False
+        self.linked = False
+        self.suspended = False
+        self.woken = False
+
+
+class Chain:
+    """Tasks on trio that are to be resumed one after the other.
+
+    A Ctrl-C that arrives between the marks that a task leaves here and its suspension would leave a mark without a
+    task behind it, and trio would be asked to reschedule what does not wait. So it is held back in `park`, as trio
+    holds it back in its own primitives; it is raised where the task goes on.
+    """
+
+    def __init__(self) -> None:
+        from trio import lowlevel
+
+        self._lowlevel = lowlevel
+        self._parked: deque[Parked] = deque()
+        self._linked = False
+        self.park = lowlevel.enable_ki_protection(self._park)
+        self.extend = lowlevel.enable_ki_protection(self._extend)
+        self.wake_now = lowlevel.enable_ki_protection(self._wake_now)
+
+    def new_parked(self) -> Parked:
+        """Return the current task's place, which it takes by ``park``."""
+        return Parked(self._lowlevel.current_task())
+
+    def _extend(self, parked: Iterable[Parked]) -> None:
+        """Resume these, in this order, after those that were to be resumed before."""
+        self._parked.extend(parked)
+        if not self._linked:
+            self._wake_next()
+
+    def _wake_now(self, parked: Iterable[Parked]) -> None:
+        """Resume these at once, in any order."""
+        for one in parked:
+            if not one.suspended:
+                one.woken = True
+            elif not one.gone:
+                one.gone = True  # from now on nobody else wakes it
+                self._lowlevel.reschedule(one.task)
+
+    async def _park(self, parked: Parked) -> None:
+        """Suspend the current task until its turn comes. Where that has come already, it only gives way."""
+        if parked.woken:
+            return
+        if parked.linked:
+            try:
+                await self._lowlevel.checkpoint()
+            finally:
+                self._wake_next()
+            return
+        succeeded: trio.lowlevel.Abort = self._lowlevel.Abort.SUCCEEDED
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            parked.gone = True
+            return succeeded
+
+        parked.suspended = True
+        await self._lowlevel.wait_task_rescheduled(abort)
+        linked: bool = parked.linked  # which the chain may have changed meanwhile
+        if linked:
+            self._wake_next()
+
+    def _wake_next(self) -> None:
+        self._linked = False
+        while self._parked:
+            one = self._parked.popleft()
+            if not one.gone:
+                self._linked = one.linked = True
+                if one.suspended:
+                    self._lowlevel.reschedule(one.task)
+                return
+
+
+class SoloLoop:
+    """Stands for an event loop where a replica is alone and outside any run: whatever it asks for is complete at once.
+
+    Args:
+        merge: runs the merge function of a rendezvous.
+    """
+
+    handle = SoloHandle
+    ending = False
+    wakes_at_once = 1
+
+    def __init__(self, merge: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        self.clock = self.fine_clock = time.monotonic
+        self.merge = merge
+
+    def call_soon(self, fn: Callable[..., object], /, *args: Any) -> None:
+        """Call ``fn`` now."""
+        fn(*args)
+
+    call_plainly = call_soon_threadsafe = call_soon
+
+    def wake(self, waiters: Sequence[Any]) -> None:
+        """Nobody waits."""
+
+    wake_in_turns = wake_failed = wake
+
+    def call_at(self, at: float, fn: Callable[[], object]) -> None:
+        """Nothing can be late."""
+
+    def start_task(self, context: Context, fn: Callable[..., Any], *args: Any) -> None:
+        """Leave the merge function to the await, which is in a task that can be cancelled."""
+
+    def cancel(self) -> None:
+        """There is no task to cancel."""
+
+    def close(self) -> None:
+        """There is nothing to leave behind."""
+
+
+def new_loop(tasks: TaskGroup) -> AsyncioLoop | TrioLoop:
+    """Return the event loop that runs now, for a run whose tasks are of that group.
+
+    Raises:
+        ReplicaContextError: none runs, or one that aiodist does not know.
+    """
+    return TrioLoop(tasks) if running_on_trio() else AsyncioLoop(tasks)
+
+
+def current_loop() -> tuple[Any, Callable[..., object]]:
+    """Return the event loop that runs now, and its function that calls others in it, from any thread.
+
+    Raises:
+        ReplicaContextError: none runs, or one that aiodist does not know.
+    """
+    if running_on_trio():
+        from trio.lowlevel import current_trio_token
+
+        token = current_trio_token()
+        return token, token.run_sync_soon
+    try:
+        loop = get_running_loop()
+    except RuntimeError as error:
+        raise ReplicaContextError("replicas run on asyncio or trio, and neither runs here") from error
+    return loop, loop.call_soon_threadsafe
+
+
+def running_on_trio() -> bool:
+    """Return whether the current task is one of trio's (also as a guest of another loop)."""
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_task())

@@ -1,0 +1,65 @@
+"""merge_call: one function of the user's, run once for all replicas, in cross-replica context."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anyio import get_cancelled_exc_class
+
+from aiodist._arrays.values import regroup, select_replica
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.text import shown
+from aiodist._runtime.current import CrossReplica, current
+from aiodist._runtime.rendezvous import Rendezvous
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCall:
+    """What a replica brings to a merge_call."""
+
+    fn: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    context: Context = field(default_factory=copy_context)
+
+
+class Finish(Protocol):
+    """Takes what a merge function returned, for each replica, or raised."""
+
+    def __call__(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> object:
+        """Complete the rendezvous."""
+
+
+async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
+    """Run replica 0's merge function on everyone's regrouped arguments and complete the rendezvous with its outcome."""
+    calls: list[MergeCall] = slot.values
+    if not calls:  # the run has failed meanwhile
+        return
+    group = slot.group
+    size = len(group.members)
+    token = current.set(CrossReplica(strategy, size, None if group.is_root else group))
+    try:
+        ids = [member.replica_id for member in group.members]
+        regrouped = functools.partial(regroup, what="merge_call arguments", replicas=ids)
+        args = tuple(regrouped(column) for column in zip(*(call.args for call in calls), strict=True))
+        kwargs = {name: regrouped([call.kwargs[name] for call in calls]) for name in calls[0].kwargs}
+        result = calls[0].fn(strategy, *args, **kwargs)
+        if inspect.isawaitable(result):
+            result = await result
+        results = [select_replica(position, result, size) for position in range(size)]
+    except BaseException as error:
+        if isinstance(error, ReplicaContextError):
+            post = slot.post_of(0)
+            error.add_note(f"in the merge function of {post.call} #{slot.number} at {shown(post.location)}")
+        finish(slot, None, error)
+        if isinstance(error, get_cancelled_exc_class()):
+            raise
+    else:
+        finish(slot, results, None)
+    finally:
+        current.reset(token)

@@ -1,0 +1,130 @@
+"""The outcome of a run: the one error that comes out of it, when replicas failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiodist._core.errors import CollectiveError
+from aiodist._core.ledger import Ledger, Replica, Slot
+from aiodist._core.render import group_label
+from aiodist._core.text import ids, ids_briefly, place
+
+_MOST_NOTES = 4
+
+
+def note_of_failure(ledger: Ledger, replica: Replica, device: str) -> str:
+    """Say which replica failed, and where the others were waiting at that moment."""
+    note = f"replica {replica.id} of {ledger.root.size} on {device}"
+    waits = next((text for slot in ledger.open_slots() if (text := _who_waits(slot, replica.id))), None)
+    return note if waits is None else f"{note}; {waits}"
+
+
+def _who_waits(slot: Slot, failed: int) -> str | None:
+    """Say who waits in an open collective, and where."""
+    group = slot.group
+    waiting = [m for m in group.members if m.replica_id != failed and m.has_posted(slot)]
+    if not waiting or slot.matched or slot.number < 0:
+        return None
+    post = slot.post_of(waiting[0].position)
+    label = group_label(group.record())
+    call = post.call.kind if slot is group.joining else f"{post.call.kind} #{slot.number}"
+    where = f"{call} of {label}" if label is not None else call
+    were = "was" if len(waiting) == 1 else "were"
+    return f"{ids(m.replica_id for m in waiting)} {were} waiting in {where} at {place(post.location)}"
+
+
+def origin_of(error: BaseException) -> Exception | None:
+    """Return the exception that a replica was handling when it ran into the run's error; None when it was not."""
+    seen: list[BaseException] = []
+    inner = error.__context__
+    if inner is None and isinstance(error, BaseExceptionGroup):
+        return next((found for each in error.exceptions if (found := origin_of(each)) is not None), None)
+    while inner is not None and not any(inner is known for known in seen):
+        if isinstance(inner, Exception) and not _is_reported(inner):
+            return inner
+        seen.append(inner)
+        inner = inner.__context__
+    return None
+
+
+def _is_reported(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_reported(inner) for inner in error.exceptions)
+    return isinstance(error, CollectiveError)
+
+
+def without_cancellations(error: BaseException, cancelled: type[BaseException]) -> BaseException:
+    """Return an error without the cancellations that an exception group carries along.
+
+    trio's nurseries hand on, in one group, what failed and the cancellations of what was stopped for it. The group
+    that is left has the same traceback; a cancellation alone is returned as it is.
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    rest = error.split(cancelled)[1]
+    return error if rest is None else rest
+
+
+def error_of_run(
+    reported: CollectiveError | None,
+    failures: Mapping[int, BaseException],
+    handled: Mapping[int, Exception],
+) -> BaseException | None:
+    """Return what comes out of a run.
+
+    Args:
+        reported: what the order check found, if anything.
+        failures: by replica id, what replicas raised on their own: not the report, nor its echoes.
+        handled: by replica id, what replicas were handling when the report reached them.
+
+    Returns:
+        An exception that is no `Exception` (KeyboardInterrupt) before everything else; then the report, what
+        replicas raised while they unwound in its notes, and what the first suspect was handling as its cause; then the
+        replicas' own failures, one as itself with those of its type in its notes, several types as a group. None when
+        nothing failed.
+    """
+    distinct = _distinct(failures)
+    for error in distinct.values():
+        if not isinstance(error, Exception):
+            return error
+    if reported is not None:
+        _add_notes(reported, [f"while it unwound, replica {i} raised {_brief(error)}" for i, error in distinct.items()])
+        odd = [replica_id for replica_id in reported.report.suspects if replica_id in handled]
+        if odd:
+            reported.__cause__ = handled[odd[0]]
+            reported.add_note(f"replica {odd[0]} was handling {_brief(handled[odd[0]])}")
+        return reported
+    if not distinct:
+        return None
+    errors = [error for error in distinct.values() if isinstance(error, Exception)]
+    (first_id, first), *others = distinct.items()
+    if any(type(error) is not type(first) for _, error in others):
+        return ExceptionGroup("several replicas failed", errors)
+    alike: dict[str, list[int]] = {}
+    for replica_id, error in others:
+        alike.setdefault(_brief(error), []).append(replica_id)
+    _add_notes(first, [f"{ids_briefly(who)} failed, too: {what}" for what, who in alike.items()])
+    return first
+
+
+def _add_notes(error: BaseException, notes: Sequence[str]) -> None:
+    for note in notes[:_MOST_NOTES]:
+        error.add_note(note)
+    if len(notes) > _MOST_NOTES:
+        error.add_note(f"… and {len(notes) - _MOST_NOTES} more like these")
+
+
+def _distinct(failures: Mapping[int, BaseException]) -> dict[int, Any]:
+    """Return the failures by ascending replica id, an exception that several replicas raised only once."""
+    seen: dict[int, BaseException] = {}
+    known: set[int] = set()
+    for replica_id in sorted(failures):
+        if id(failures[replica_id]) not in known:
+            known.add(id(failures[replica_id]))
+            seen[replica_id] = failures[replica_id]
+    return seen
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

@@ -1,0 +1,153 @@
+"""The worker threads of one run, which make the results that would hold up its event loop.
+
+They belong to the run, start with its first large value and end with it: a run leaves no thread behind, and two runs
+never wait for each other's work. (One pool for the whole process was rejected: idle threads of it would outlive every
+run, and starting two threads costs a tenth of a millisecond, where the least that they are started for takes four.)
+
+A thread cannot be stopped, and what it works on belongs to the replicas. So whoever is cancelled meanwhile is held back
+until the work is done (`ReductionThreads.settle`): when a replica gets its arrays back, nobody reads them or writes into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from threading import Lock
+from time import perf_counter
+from typing import Any, TypeAlias
+
+import anyio
+from anyio import CancelScope, get_cancelled_exc_class
+
+from aiodist._collectives.work import Call, Work, worker_count
+
+LOOKS_SECONDS = 50e-6
+"""How long each turn of the loop looks whether a device is done, before a thread is woken, which takes half of that."""
+
+Done: TypeAlias = Callable[[Any, BaseException | None], object]
+
+
+class ReductionThreads:
+    """The worker threads of one run.
+
+    Args:
+        call_soon: calls a function in the event loop, from its own thread, which costs a tenth of what others pay.
+        call_soon_threadsafe: calls a function in the event loop, from any thread.
+    """
+
+    def __init__(self, call_soon: Callable[..., object], call_soon_threadsafe: Callable[..., object]) -> None:
+        self._call_soon = call_soon
+        self._call_soon_threadsafe = call_soon_threadsafe
+        self._executor: ThreadPoolExecutor | None = None
+        self._settled: anyio.Event | None = None
+        self.under_way = 0
+
+    def carry_out(self, work: Work, done: Done) -> None:
+        """Make a result in the worker threads; then call ``done``, in the loop, with it or with what went wrong.
+
+        It is the loop's thread that asks.
+        """
+        self.under_way += 1
+        if work.ready is None:
+            self._begin(work, done)
+        else:
+            self._call_soon(self._look, work, done, perf_counter() + LOOKS_SECONDS)
+
+    def _look(self, work: Work, done: Done, until: float) -> None:
+        """Look whether a device has done the work, once in each turn of the loop, before a thread waits for it."""
+        assert work.ready is not None
+        try:
+            ready = work.ready()
+        except Exception as error:  # noqa: BLE001  (what a device has run into is for those who wait)
+            self._finish(work, done, error)
+            return
+        if ready:
+            self._finish(work, done, None)
+        elif perf_counter() < until:
+            self._call_soon(self._look, work, done, until)
+        else:
+            self._begin(work, done)
+
+    def _begin(self, work: Work, done: Done) -> None:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(worker_count(), thread_name_prefix="aiodist reduction")
+        _Job(work, self._executor, lambda error: self._tell(work, done, error)).begin()
+
+    def _tell(self, work: Work, done: Done, error: BaseException | None) -> None:
+        """Pass on, from a worker thread, that a job has ended."""
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            self._call_soon_threadsafe(self._finish, work, done, error)
+
+    def _finish(self, work: Work, done: Done, error: BaseException | None) -> None:
+        self.under_way -= 1
+        result = None
+        if error is None:
+            try:
+                result = work.result()
+            except Exception as failure:  # noqa: BLE001  (whatever it is, it is for those who wait)
+                error = failure
+        done(result, error)
+        if self._settled is not None and not self.under_way:
+            self._settled.set()
+            self._settled = None
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way, whatever is cancelled meanwhile."""
+        with CancelScope(shield=True):
+            while self.under_way:
+                if self._settled is None:
+                    self._settled = anyio.Event()
+                with suppress(get_cancelled_exc_class()):  # asyncio's own, which no shield keeps out
+                    await self._settled.wait()
+
+    def close(self) -> None:
+        """End the threads. Their work is done by then."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=True)
+
+
+class _Job:
+    """One piece of work, phase by phase. Each thread takes calls until none is left."""
+
+    def __init__(self, work: Work, executor: ThreadPoolExecutor, ended: Callable[[BaseException | None], None]) -> None:
+        self._phases = list(work.phases)
+        self._executor = executor
+        self._ended = ended
+        self._lock = Lock()
+        self._calls: list[Call] = []
+        self._missing = 0
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        """Begin the next phase; after the last, or an error, the job has ended."""
+        while self._phases and not self._phases[0]:
+            self._phases.pop(0)
+        if not self._phases or self._error is not None:
+            self._ended(self._error)
+            return
+        calls = self._phases.pop(0)
+        self._missing = len(calls)
+        self._calls = list(reversed(calls))
+        for _ in range(min(len(calls), worker_count())):
+            try:
+                self._executor.submit(self._take)
+            except RuntimeError:  # no thread can be started
+                self._take()
+
+    def _take(self) -> None:
+        calls = self._calls
+        while True:
+            try:
+                call = calls.pop()
+            except IndexError:
+                return
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001  (a worker thread has nobody else to tell)
+                self._error = error
+            with self._lock:
+                self._missing -= 1
+                last = not self._missing
+            if last:
+                self.begin()

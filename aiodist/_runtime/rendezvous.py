@@ -1,0 +1,118 @@
+"""A rendezvous: a slot of the ledger with what the replicas bring to it, who waits for it, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from aiodist._arrays import nests
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._collectives.work import Work
+from aiodist._core.ledger import Slot
+from aiodist._runtime.requests import Request
+
+
+class OutBuffers(NamedTuple):
+    """A replica's own buffers for a result: the leaves, as executors take them, and the nest they stand in."""
+
+    leaves: list[Any]
+    nest: Any
+
+
+class Rendezvous(Slot):
+    """One collective: what each replica brings, and the result.
+
+    Attributes:
+        request: what the first post asked for.
+        values: by position, what each brings: a leaf, or a list of them; emptied on completion.
+        options: how the result is to be made.
+        started: when the first arrived, on the event loop's clock.
+        deadline: when its time is up; None without a limit.
+        last: the position of the replica whose arrival completed it.
+        plain: the result is what every replica gets, as it is.
+        shared: one result serves all replicas; else it is a list by position.
+        under_way: worker threads make the result, from what all have brought.
+        released: those who wait have been woken; who comes now need not wait.
+        outs: by position, the buffers that replicas want the result in.
+    """
+
+    # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
+    request: Request = None  # type: ignore[assignment]  # set by the first post
+    options = CommunicationOptions()
+    started = 0.0
+    deadline: float | None = None
+    last = -1
+    plain = shared = under_way = released = False
+    result: Any = None
+    traceback: TracebackType | None = None
+    outs: dict[int, OutBuffers] | None = None
+
+    def __init__(self, *slot: Any) -> None:
+        super().__init__(*slot)
+        self.values: list[Any] = [None] * self.missing
+
+    def clear(self) -> None:
+        """Forget values and waiters, once the run is over."""
+        super().clear()
+        self.values = []
+        self.outs = None
+
+    def fail(self, error: BaseException) -> None:
+        """Set what went wrong as the outcome."""
+        self.error = error
+        self.traceback = error.__traceback__  # each replica that raises the error begins from here
+
+    def add_waiter(self, position: int, waiter: Any) -> None:
+        """Keep a task of that replica to be woken: its first in replica order, further ones behind all of those."""
+        if self.waiters[position] is None:
+            self.waiters[position] = waiter
+        else:
+            self.waiters.append(waiter)
+
+    def compute(self, devices: Sequence[str]) -> Work | None:
+        """Compute the result of what the replicas brought, and keep it; or return the work that it is.
+
+        Args:
+            devices: the replicas' devices, by position.
+        """
+        request = self.request
+        spec = request.collective.spec
+        if spec is None:
+            self.take(None, shared=True)
+            return None
+        executor = request.executor(
+            len(self.values),
+            self.absent,
+            self.options.accumulate,
+            tuple(devices) if request.on_devices else (),
+        )
+        outs = None if self.outs is None else {position: out.leaves for position, out in self.outs.items()}
+        result = executor.run(
+            self.values, self.options.bytes_per_pack, outs, native_order=self.others is None
+        )
+        if type(result) is Work:
+            self.shared = executor.shared
+            return result
+        self.take(result, shared=executor.shared)
+        return None
+
+    def take(self, result: Any, *, shared: bool) -> None:
+        """Keep the result."""
+        self.result = result
+        self.shared = shared
+        self.plain = shared and self.outs is None and (
+            result is None or self.request.collective.spec is None or self.request.collective.spec.single
+        )
+
+    def read(self, position: int, structure: nests.Structure | None) -> Any:
+        """Return the result for a replica: containers of its own, around leaves that may be shared.
+
+        Args:
+            position: the replica's, in the group.
+            structure: the structure of what it brought; None for a single leaf.
+        """
+        if self.outs is not None and position in self.outs:
+            return self.outs[position].nest
+        result = self.result if self.shared else self.result[position]
+        return result if structure is None else nests.unflatten(structure, result)

@@ -1,0 +1,341 @@
+"""Requests: what a call on a replica's context asks for, checked and described before any replica is disturbed.
+
+The same value asked for in the same way gives the same `Request`, with the same `Call` for the ledger and the same
+executors to carry it out: a training step asks for the same few again and again, and describing them costs more than
+comparing them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import CoroutineType
+from typing import Any
+
+import numpy as np
+
+from aiodist._arrays import nests
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafType, Spec, describe
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._collectives import kinds
+from aiodist._collectives.collective import Collective, executor
+from aiodist._collectives.kinds import Kind
+from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
+from aiodist_kernels import ReduceOp
+
+_MOST_KEPT = 4096
+
+
+class Request:
+    """What a call asks for.
+
+    Attributes:
+        collective: what is computed.
+        call: the same, as the ledger compares it.
+        op: the reduce op.
+        shape, dtype: of a single NumPy array; None for everything else.
+        on_devices: whether there are arrays on GPUs among the leaves.
+        checked_for: for how many replicas it was last found to be one that can be carried out.
+    """
+
+    __slots__ = ("_executors", "call", "checked_for", "collective", "dtype", "on_devices", "op", "shape")
+
+    def __init__(self, collective: Collective, call: Call) -> None:
+        self.collective = collective
+        self.call = call
+        self.op = collective.op
+        spec = collective.spec
+        plain = spec is not None and spec.single and spec.marks == (None,) and collective.detail is None
+        self.shape = spec.shapes[0] if plain and spec is not None else None
+        self.dtype = spec.dtypes[0] if plain and spec is not None else None
+        self.on_devices = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
+        self.checked_for = 0
+        self._executors: dict[Any, Any] = {}
+
+    @classmethod
+    def of_kind(cls, kind: Kind) -> Request:
+        """Return the request for a kind that has neither value nor arguments."""
+        return cls(Collective(kind, None, None, None), Call(kind.name))
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of collective."""
+        return self.collective.kind
+
+    def check(self, size: int) -> None:
+        """Check that it can be carried out by that many replicas.
+
+        Raises:
+            TypeError, ValueError: it cannot.
+        """
+        self.collective.check(size)
+        self.checked_for = size
+
+    def executor(self, size: int, absent: tuple[int, ...], accumulate: str, devices: tuple[str, ...]) -> Any:
+        """Return what carries it out for the replicas of this process, of which some take part with nothing."""
+        key = size, absent, accumulate, devices
+        found = self._executors.get(key)
+        if found is None:
+            found = self._executors[key] = executor(self.collective, size, absent, accumulate, devices)
+        return found
+
+
+_requests: dict[Any, Request] = {}
+
+
+def array_request(kind: Kind, op: ReduceOp | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Request:
+    """Return the request for a single NumPy array, without a name: the commonest."""
+    key = (kind, op, shape, dtype)
+    found = _requests.get(key)
+    if found is None:
+        found = _keep(key, _new(kind, op, None, None, None, Spec((shape,), (dtype,), (None,), single=True)))
+    return found
+
+
+def request(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Request:
+    """Return the request for a described value."""
+    key = (kind, op, detail, name, structure, spec)
+    found = _requests.get(key)
+    if found is None:
+        found = _keep(key, _new(kind, op, detail, name, structure, spec))
+    return found
+
+
+def merge_request(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], name: str | None) -> Request:
+    """Return the request for a merge function with these arguments."""
+    _, structure = nests.flatten_with_none((list(args), dict(kwargs)))
+    function = function_of(fn)
+    key = (kinds.MERGE_CALL, function, name, structure)
+    found = _requests.get(key)
+    if found is None:
+        call = Call(
+            kinds.MERGE_CALL.name,
+            function=function,
+            name=name,
+            structure=nests.text(structure).replace("*", LEAF),
+            arguments=(len(args), tuple(sorted(kwargs))),
+        )
+        found = _keep(key, Request(Collective(kinds.MERGE_CALL, None, None, None), call))
+    return found
+
+
+def _keep(key: Any, made: Request) -> Request:
+    if len(_requests) >= _MOST_KEPT:
+        _requests.clear()
+    _requests[key] = made
+    return made
+
+
+def _new(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Request:
+    return Request(Collective(kind, op, detail, spec), call_of(kind, op, detail, name, structure, spec))
+
+
+def call_of(
+    kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None
+) -> Call:
+    """Return what is asked for as plain data."""
+    paths: tuple[str, ...] = ()
+    if structure is not None:
+        paths = tuple(nests.leaf_paths(structure, ""))
+    return Call(
+        kind.name,
+        op=None if op is None else op.name,
+        axis=detail if kind.detail in (kinds.Detail.AXIS, kinds.Detail.AXES) else None,
+        source=detail if kind.detail is kinds.Detail.SOURCE else None,
+        name=name,
+        structure=None if structure is None else _skeleton(structure),
+        paths=paths,
+        shapes=None if spec is None else spec.shapes,
+        dtypes=() if spec is None else tuple(map(_dtype_text, spec.dtypes)),
+        arrays=() if spec is None else tuple(map(_array_text, spec.marks)),
+    )
+
+
+class _Leaf:
+    """A leaf whose repr is the mark of one."""
+
+    def __repr__(self) -> str:
+        return LEAF
+
+
+@functools.lru_cache(maxsize=1024)
+def _skeleton(structure: Any) -> str:
+    """Return a nest as text, its dicts in the order of their leaves: it does not tell which replica came first."""
+    leaves = iter([_Leaf() for _ in range(structure.num_leaves)])
+    return repr(_in_order_of_keys(structure, leaves))
+
+
+def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
+    if structure.is_leaf():
+        return next(leaves)
+    children = [_in_order_of_keys(child, leaves) for child in structure.children()]
+    if structure.type is dict:
+        return dict(zip(structure.entries(), children, strict=True))
+    level = structure.one_level()
+    return level.unflatten(children)
+
+
+def _dtype_text(dtype: Any) -> str:
+    return dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(getattr(dtype, "__name__", dtype))
+
+
+_ARRAYS = {
+    LeafType.NUMPY_ARRAY: "array",
+    LeafType.NUMPY_SCALAR: "scalar",
+    LeafType.PYTHON_NUMBER: "number",
+    LeafType.INDEXED_SLICES: "slices",
+}
+
+
+def _array_text(mark: Any) -> str:
+    if isinstance(mark, DeviceType):
+        return mark.name + ON_A_GPU
+    return mark.name if isinstance(mark, HostType) else _ARRAYS[mark]
+
+
+# Arguments.
+
+
+def described(value: Any) -> tuple[Any, Spec, Any]:
+    """Return structure (None for a single leaf), spec and leaves of a value; a single leaf stands for itself.
+
+    Raises:
+        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
+        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
+    """
+    structure, shapes, dtypes, marks, leaves = describe(value)
+    if structure is None:
+        return None, Spec((shapes,), (dtypes,), (marks,), single=True), leaves
+    return structure, Spec(shapes, dtypes, marks if marks is not None else (None,) * len(shapes), single=False), leaves
+
+
+def reduce_op(value: Any) -> ReduceOp:
+    """Return the reduce op that is meant, by itself or by its name in any case.
+
+    Raises:
+        ValueError: it is none.
+    """
+    return value if isinstance(value, ReduceOp) else ReduceOp(value)
+
+
+def checked_name(name: Any) -> str | None:
+    """Return a collective's name as a plain string, for an enum's or NumPy's is written otherwise between workers.
+
+    Raises:
+        TypeError: it is no string.
+        ValueError: it is empty.
+    """
+    if name is None:
+        return None
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, the same on every replica, got {name!r}")
+    if not name:
+        raise ValueError("name must not be empty; leave it out, or name the collective")
+    return str.__str__(name)
+
+
+def options(value: Any, hints: Any) -> CommunicationOptions | None:
+    """Return the options that were given, under one of their names.
+
+    Raises:
+        TypeError: they are no `CommunicationOptions`.
+        ValueError: they were given under both names.
+    """
+    if value is not None and hints is not None:
+        raise ValueError("options and experimental_hints are two names of one argument; give options alone")
+    given = value if value is not None else hints
+    if given is not None and not isinstance(given, CommunicationOptions):
+        raise TypeError(f"options must be CommunicationOptions or None, got {given!r}")
+    return given
+
+
+def replica_id(value: Any, what: str) -> int:
+    """Return a replica id; its range is checked where the number of replicas is known.
+
+    Raises:
+        TypeError: it is no integer.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{what} must be a replica id, an int, got {value!r}")
+    index: int = value.__index__()
+    return index
+
+
+def replica_ids(value: Any, size: int) -> tuple[int, ...]:
+    """Return the members of a new group.
+
+    Raises:
+        TypeError: it is no sequence of replica ids.
+        ValueError: it names nobody, somebody unknown, or somebody twice.
+    """
+    if not hasattr(value, "__iter__") or isinstance(value, (str, bytes)):
+        raise TypeError(f"replica_ids must be a sequence of replica ids, e.g. [0, 1], got {value!r}")
+    ids = tuple(replica_id(each, "each of replica_ids") for each in value)
+    if not ids:
+        raise ValueError("replica_ids must name at least one replica, got none")
+    unknown = [each for each in ids if not 0 <= each < size]
+    if unknown:
+        raise ValueError(f"replica_ids must be from 0 to {size - 1}, got {unknown[0]} in {list(ids)}")
+    if len(set(ids)) < len(ids):
+        twice = next(each for index, each in enumerate(ids) if each in ids[:index])
+        raise ValueError(f"replica_ids must name each replica once, got {twice} twice in {list(ids)}")
+    return ids
+
+
+def uncalled(fn: object) -> str:
+    """Return what to do where a coroutine was passed for the function that makes it; empty for everything else."""
+    if not isinstance(fn, CoroutineType):
+        return ""
+    name = fn.__name__
+    return f"; pass the function itself, uncalled, and its arguments in args: run({name}, args=(...))"
+
+
+def call_arguments(args: Any, kwargs: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """Return the positional and keyword arguments for a function.
+
+    Raises:
+        TypeError: ``args`` is no tuple or list, or ``kwargs`` no mapping from names.
+    """
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"args must be a tuple or list, got {args!r}; for one argument write args=(value,)")
+    if kwargs is None:
+        return args, {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise TypeError(f"kwargs must be a mapping from names to values, or None, got {kwargs!r}")
+    return args, kwargs
+
+
+def check_plain(fn: Any) -> None:
+    """Check that something is a plain function, for a worker thread cannot await.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not callable(fn):
+        raise TypeError(f"run_sync expects a function, got {fn!r}")
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"run_sync expects a plain function, got the coroutine function {fn!r}; await it instead")
+
+
+def function_of(fn: Callable[..., Any]) -> Function:
+    """Return what makes two merge functions the same: their code; for callable objects their type."""
+    while True:
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        elif inspect.ismethod(fn):
+            fn = fn.__func__
+        else:
+            break
+    name = getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
+    code = getattr(fn, "__code__", None)
+    if code is not None:
+        return Function(name, code.co_filename, code.co_firstlineno, _digest(code))
+    if inspect.isbuiltin(fn) or isinstance(fn, type):
+        return Function(name, "", 0, f"{fn.__module__}.{name}")
+    return Function(type(fn).__qualname__, "", 0, f"{type(fn).__module__}.{type(fn).__qualname__}")
+
+
+_digest = functools.lru_cache(maxsize=1024)(code_digest)

@@ -1,0 +1,874 @@
+"""The scheduler: runs one function call on each replica of a strategy, and carries collectives to their end.
+
+    run_replicas
+     └─ task group ── replica 0, replica 1, …        one task each, started in replica order
+                   └─ merge functions                one at a time, each in a task of its own
+
+A `Run` has a `Ledger`, which says what is to happen, and the event loop, in which it happens: what is matched is
+computed, who waits for it is woken in replica order, and what can never be matched is analysed and raised.
+
+**Trouble.** When a group of the ledger is doomed, replicas that can still make a call are let run until all have
+settled, or until a tenth of a second goes by in which none of them settles. That is enough where they run. It is not
+where the whole process stood still, as it does on a busy machine: so the end of the delay is followed by a few turns of
+the loop, in which those that are ready run. Then the snapshot is analysed, and the error raised in all who wait.
+
+**Failure.** A replica's own exception closes the run at once: it is the cause, and what the others then run into is
+an echo. A replica's task ends in one of four ways, and none of them leaves the task as an exception, so the task group
+never chooses for us: it returned; it raised (its own failure, which closes the run and cancels the others); it raised
+the run's error, or an echo of another's failure; it was cancelled. When all have ended, `outcome` says what comes out.
+A cancellation of the caller passes through the task group untouched.
+
+**Deadlocks.** In a run with groups each await of an open collective calls for a look, once a turn of the loop has gone
+by in which nobody else has begun to wait: replicas that wait for each other, each in another group, are stuck for ever
+if none of their tasks can run. The look is repeated while that is open, at most for a fiftieth of the time.
+
+What was rejected: an error queue that each replica polls (a replica that never calls again never learns); raising from
+the call instead of the await (the caller may be building a list of pending handles, and the other waiters need the
+await in any case).
+"""
+
+from __future__ import annotations
+
+import heapq
+import inspect
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from functools import partial
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from anyio import create_task_group, get_cancelled_exc_class
+from anyio.lowlevel import checkpoint_if_cancelled
+
+from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._collectives import kinds
+from aiodist._collectives.work import Work
+from aiodist._core import analysis
+from aiodist._core.analysis import Overdue
+from aiodist._core.call import Call as PlainCall
+from aiodist._core.call import place
+from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
+from aiodist._core.instrument import Observer, who_observes
+from aiodist._core.ledger import Group, Ledger, Member, Path, Slot
+from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
+from aiodist._core.snapshot import ReplicaFacts, Snapshot
+from aiodist._core.text import ids
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import current
+from aiodist._runtime.device_thread import DeviceThread
+from aiodist._runtime.handle import CollectiveHandle
+from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop, new_loop
+from aiodist._runtime.merge import merge
+from aiodist._runtime.outcome import error_of_run, note_of_failure, origin_of, without_cancellations
+from aiodist._runtime.pool import ReductionThreads
+from aiodist._runtime.rendezvous import OutBuffers, Rendezvous
+from aiodist._runtime.requests import Request
+from aiodist._runtime.span import Span
+from aiodist._runtime.stacks import await_chain, lines_here
+from aiodist._runtime.stall import StallWatch, watch_here
+
+Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
+
+_SETTLE_SECONDS = 0.1
+_TURNS = 8
+_PAUSE_SECONDS = 0.1
+_PAUSE_PER_LOOK = 50
+_LONGEST_VALUE = 40
+_MOST_LINES = 20
+_JOIN = PlainCall("join")
+
+
+class _State:
+    """What a run knows of one replica beside its collectives.
+
+    Attributes:
+        context: its context.
+        stack: tells where it is suspended or runs, innermost last.
+        returned: what its function returned, with the frame that it returned from, where that is known.
+        cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
+        refusal: what its call raised, where it was not cancelled, but refused.
+        told: the error that ended the run has been raised in it.
+    """
+
+    __slots__ = ("cancelled_in", "context", "refusal", "returned", "stack", "told")
+
+    def __init__(self) -> None:
+        self.context: ReplicaContext | None = None
+        self.stack: Callable[[], tuple[Location, ...]] = tuple
+        self.returned: tuple[Any, FrameType | None] | None = None
+        self.cancelled_in: tuple[tuple[str, int], ...] = ()
+        self.refusal = ""
+        self.told = False
+
+
+class _Trouble:
+    """A doomed group that is not judged yet: how few of its members had not settled at best, and until when to wait."""
+
+    __slots__ = ("fewest", "until")
+
+    def __init__(self) -> None:
+        self.fewest: int | None = None
+        self.until: float | None = None
+
+
+class Run:
+    """One run of a strategy on this process's replicas.
+
+    Args:
+        strategy: the strategy that the replicas belong to.
+        devices: the replicas' devices, in canonical form.
+        order_check: what calls are compared by.
+        options: the strategy's, with the run's own over them.
+        first: the id of the first replica.
+        total: how many replicas there are over all workers; None for these alone.
+
+    Attributes:
+        ledger: the order check.
+        closed: nothing completes any more: the run has failed.
+        error: what the order check found.
+        loop: the event loop.
+        threads: make results that would hold up the loop.
+        thread: the loop's thread.
+        span: carries matched collectives to other workers; None where there are none.
+        observer: who is told what happens; None for nobody.
+        paths: whether calls are compared by the places of all their callers.
+    """
+
+    def __init__(
+        self,
+        strategy: Any,
+        devices: Sequence[str],
+        order_check: OrderCheck,
+        options: CommunicationOptions,
+        *,
+        first: int = 0,
+        total: int | None = None,
+    ) -> None:
+        self.strategy = strategy
+        self.devices = tuple(devices)
+        self.options = options
+        self.first = first
+        self.ledger = Ledger(
+            range(first, first + len(devices)), order_check, total=total, slot_type=Rendezvous
+        )
+        self.paths = order_check is OrderCheck.CALL_PATH
+        self.closed = False
+        self.error: CollectiveError | None = None
+        self.loop: Any = None
+        self.threads: Any = None
+        self.thread = 0
+        self.span: Span | None = None
+        self.observer: Observer | None = None
+        self._has_options = options != CommunicationOptions()
+        self._states = [_State() for _ in devices]
+        self._echo: CollectiveError | None = None
+        self._troubles: dict[Group, _Trouble] = {}
+        self._deadlines: list[tuple[float, int, Rendezvous]] = []
+        self._count = itertools.count()
+        self._alarm: float | None = None
+        self._blocks = 0
+        self._looking = False
+        self._look_at: float | None = None
+        self._not_before = 0.0
+
+    def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, threads: Any, thread: int) -> None:
+        """Bind the run to the event loop, and the thread, in which its replicas run."""
+        self.loop, self.threads, self.thread = loop, threads, thread
+        self._handle = loop.handle
+        self._clock, self._wakes_at_once = loop.clock, loop.wakes_at_once
+
+    def now(self) -> int:
+        """Return the time on the event loop's clock, in nanoseconds."""
+        return int(self.loop.fine_clock() * 1e9)
+
+    def state_of(self, member: Member) -> _State:
+        """Return what is known of a replica."""
+        return self._states[member.replica_id - self.first]
+
+    def device_of(self, replica_id: int) -> str:
+        """Return a replica's device."""
+        return self.devices[replica_id - self.first]
+
+    # The way of a collective that goes well.
+
+    def post(
+        self,
+        member: Member,
+        request: Request,
+        code: Any,
+        offset: int,
+        value: Any,
+        structure: Any = None,
+        *,
+        path: Path | None = None,
+        options: CommunicationOptions | None = None,
+        out: OutBuffers | None = None,
+    ) -> CollectiveHandle[Any]:
+        """Let a replica issue its next collective; return the handle to await.
+
+        Args:
+            member: the replica, in the group that it issues it in.
+            request: what it asks for.
+            code: its caller's code, with
+            offset: the offset of the call in it.
+            value: what it brings: a leaf, or a list of leaves for a nest.
+            structure: the nest's structure; None for a single leaf.
+            path: the call sites of all its callers, where paths are compared.
+            options: for this call, over the run's.
+            out: the caller's own buffers for the result.
+
+        Raises:
+            ReplicaContextError: the replica has joined.
+            TypeError, ValueError: the arguments are wrong in themselves. Nothing has changed then.
+        """
+        group = member.group
+        if request.checked_for != group.size:
+            request.check(group.size)
+        slot: Any = group.post(member, request.call, code, offset, path)
+        position = member.position
+        if slot.request is None:
+            slot.request = request
+            slot.started = self._clock()
+            if self._has_options:
+                slot.options = self.options
+                if self.options.timeout_seconds is not None:
+                    self._limit(slot, self.options.timeout_seconds)
+        if options is not None:
+            if options.timeout_seconds is not None:
+                self._limit(slot, options.timeout_seconds)
+            if position == 0:
+                slot.options = slot.options.merge(options)
+        if out is not None:
+            slot.outs = {**(slot.outs or {}), position: out}
+        slot.values[position] = value
+        handle = self._handle(self, slot, member, structure)
+        if self.observer is not None:
+            self.observer.posted(member, slot)
+        if self.closed:
+            return handle
+        if slot.matched:
+            self._carry_out(slot, position)
+        elif group.doomed is not None:
+            self.reconsider(group, member)
+        return handle
+
+    def _limit(self, slot: Rendezvous, seconds: float) -> None:
+        deadline = slot.started + seconds
+        if slot.deadline is None or deadline < slot.deadline:
+            slot.deadline = deadline
+            heapq.heappush(self._deadlines, (deadline, next(self._count), slot))
+            self._set_alarm(deadline)
+
+    def _carry_out(self, slot: Rendezvous, last: int) -> None:
+        """Take a collective on that all replicas of this process have posted alike."""
+        if self.span is not None:
+            self.span.matched(slot)
+        elif slot.request.kind is kinds.MERGE_CALL and not slot.absent:
+            self.start_merge(slot)
+        else:
+            self._compute(slot, last)
+
+    def _compute(self, slot: Rendezvous, last: int) -> None:
+        group = slot.group
+        try:
+            kinds.check_present(slot.request.collective, slot.absent)
+            work = slot.compute([self.device_of(member.replica_id) for member in group.members])
+            if work is not None:
+                self._compute_in_threads(slot, work)
+                return
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
+            slot.fail(error)
+        slot.last = last
+        self._complete(slot)
+        if last == len(group.members) - 1 < self._wakes_at_once:
+            slot.released = True
+            self.loop.wake(slot.waiters)
+        else:  # it takes its place among the others when it awaits, which it normally does in this very step
+            self.loop.call_soon(partial(self.release, slot))
+
+    def _compute_in_threads(self, slot: Rendezvous, work: Work) -> None:
+        """Let worker threads make the result. Nobody is missing: the slot can be neither late nor abandoned."""
+        slot.under_way = True
+        slot.deadline = None
+        self.threads.carry_out(work, partial(self._finish_work, slot))
+
+    def _finish_work(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
+        slot.under_way = False
+        self.complete(slot, result, error)
+
+    def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
+        """Complete a collective with what came out of it, or with what went wrong, and wake those who wait.
+
+        Args:
+            slot: the collective.
+            result: one for all replicas, or a list by position, as its executor has it.
+            error: what went wrong.
+        """
+        if slot.complete:
+            return
+        if error is None:
+            slot.take(result, shared=slot.shared)
+        else:
+            slot.fail(error)
+        self._complete(slot)
+        self.release(slot)
+
+    def _complete(self, slot: Rendezvous) -> None:
+        slot.values = []  # a merge function whose task has not begun finds nothing to merge, and does not run
+        slot.group.complete(slot)
+        if self.observer is not None:
+            self.observer.completed(slot)
+
+    def release(self, slot: Rendezvous) -> None:
+        """Wake those who wait in a complete collective, in replica order; from now on nobody need wait in it."""
+        if not slot.released:
+            slot.released = True
+            self.loop.wake_in_turns(slot.waiters)
+
+    # merge_call and join.
+
+    def start_merge(self, slot: Rendezvous) -> None:
+        """Run the merge function of a matched slot in a task of its own, with replica 0's context variables."""
+        self.loop.start_task(slot.values[0].context, merge, self.strategy, self.finish_merge, slot)
+
+    def finish_merge(self, slot: Rendezvous, results: list[Any] | None, error: BaseException | None) -> None:
+        """Complete a merge_call with what its merge function gave for each replica, or raised.
+
+        One that a replica has abandoned stays open until the report, unless there is an error and someone to raise it.
+        """
+        group = slot.group
+        abandoned = group.doomed is not None and slot.number >= group.doomed and not self.closed
+        if abandoned and (error is None or not slot.has_waiters()):
+            return
+        slot.shared = False
+        self.complete(slot, results, error)
+
+    def join(self, member: Member, code: Any, offset: int) -> CollectiveHandle[Any]:
+        """Let a replica join; return the handle to await.
+
+        Raises:
+            ReplicaContextError: it has joined already.
+        """
+        group = member.group
+        matched = group.join(member, _JOIN, code, offset)
+        slot: Any = group.joining
+        if slot.request is None:
+            slot.request = JOIN
+            slot.started = self._clock()
+        slot.values = [member.rank]
+        handle = self._handle(self, slot, member, None)
+        if self.observer is not None:
+            self.observer.posted(member, slot)
+        for each in matched:
+            if each is slot and self.span is None:
+                self.finish_join(slot, group.number_of_join(), member.rank)
+            else:
+                assert isinstance(each, Rendezvous)
+                self._carry_out(each, -1)
+        if group.doomed is not None and not self.closed:
+            self.reconsider(group, member)
+        return handle
+
+    def finish_join(self, slot: Rendezvous, number: int, last: int) -> None:
+        """Let all replicas go on behind a join, which takes that number and gives the id of the last that joined."""
+        slot.group.finish_join(slot, number)
+        slot.shared = True
+        slot.last = -1
+        slot.result = last
+        slot.plain = True
+        self._complete(slot)
+        self.loop.call_soon(partial(self.release, slot))
+
+    def new_group(
+        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None
+    ) -> Member:
+        """Let a replica make the next group of these members; see `Group.new_group`."""
+        made = member.group.new_group(member, ranks, name, code, offset, path)
+        if made.group.doomed is not None and not self.closed:
+            self.reconsider(made.group, made)
+        return made
+
+    # Trouble.
+
+    def blocked(self, member: Member, slot: Rendezvous) -> None:
+        """Note that a replica waits in a collective that is not complete."""
+        group = member.group
+        if group.doomed is not None:
+            self.reconsider(group, member)
+        if self.ledger.has_groups:
+            self._blocks += 1
+            if not self._looking:
+                self._looking = True
+                self.loop.call_plainly(self._when_quiet, self._blocks)
+
+    def abandon(self, member: Member, slot: Rendezvous) -> None:
+        """Note that a replica was cancelled out of a collective."""
+        if slot.complete or self.closed:
+            return
+        state = self.state_of(member)
+        if member.abandoned is None or slot.number < member.abandoned:
+            state.cancelled_in = lines_here()
+        member.group.abandon(member, slot)
+        self.reconsider(member.group, member)
+
+    def doom(self, group: Group, number: int) -> None:
+        """Let a group end for a reason that lies with another worker: replicas here settle, then the span is told."""
+        if not self.closed:
+            group.doom(number)
+            self.reconsider(group)
+
+    def reconsider(self, group: Group, member: Member | None = None) -> None:
+        """Look whether a doomed group can be judged, now that this member has done something."""
+        if self.closed:
+            return
+        if member is not None:
+            group.consider(member)
+        trouble = self._troubles.setdefault(group, _Trouble())
+        unsettled = group.unsettled
+        if not unsettled:
+            self._judge(group)
+        elif trouble.fewest is None or unsettled < trouble.fewest:
+            trouble.fewest = unsettled
+            trouble.until = self._clock() + _SETTLE_SECONDS
+            self._set_alarm(trouble.until)
+
+    def _judge_after_turns(self, group: Group, turns: int = _TURNS) -> None:
+        """Judge a group after some turns of the loop, unless a replica settles in them."""
+        if self.closed or self._troubles[group].until is not None:
+            return
+        if turns:
+            self.loop.call_soon(partial(self._judge_after_turns, group, turns - 1))
+        else:
+            self._judge(group)
+
+    def _judge(self, group: Group, overdue: Overdue | None = None) -> None:
+        if all(member.replica.end is not None for member in group.members):
+            return  # nobody is left to be told: `conclude` judges, if it comes to that
+        if self.span is not None:
+            self.span.troubled(group, overdue)
+        else:
+            self.fail(self._analysed(overdue))
+
+    def _analysed(self, overdue: Overdue | None = None) -> CollectiveError:
+        """Return the error for what the ledger shows; whatever goes wrong in that must not keep those who wait."""
+        try:
+            return analysis.error_of(analysis.analyse(self.snapshot(), overdue=overdue))
+        except Exception as error:  # noqa: BLE001  (a bug in the analysis)
+            text = f"replicas disagree, and the analysis of it failed: {type(error).__name__}: {error}"
+            everyone = tuple(replica.id for replica in self.ledger.replicas)
+            plain = IncompleteCollectiveError(CollectiveReport(Reason.ABANDONED, 0, (), everyone, text))
+            plain.__cause__ = error
+            return plain
+
+    def fail(self, error: CollectiveError) -> None:
+        """End the run with an error, which is raised in all who wait and comes out of it."""
+        if self.closed:
+            return
+        self.error = error
+        if self.observer is not None:
+            self.observer.reported(self, error)
+        self.close(error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Let nothing complete any more; raise the error in those who wait, and cancel the others."""
+        self.closed = True
+        if error is not None:
+            for slot in self._open_slots():
+                if not slot.under_way:
+                    self.fail_slot(slot, error)
+        self.loop.cancel()
+
+    def _open_slots(self) -> list[Rendezvous]:
+        return [slot for slot in self.ledger.open_slots() if isinstance(slot, Rendezvous)]
+
+    def fail_slot(self, slot: Rendezvous, error: BaseException | None = None) -> None:
+        """Complete a collective of a run that has failed, with the run's error, or an echo of a replica's failure."""
+        slot.fail(error or self.error or self.echo())
+        self._complete(slot)
+        slot.released = True
+        self.loop.wake_failed(slot.waiters)
+
+    def echo(self) -> CollectiveError:
+        """Return what is raised in a replica that waits after another's failure has ended the run.
+
+        The failure is what comes out of the run, so all are told the same: to look at thousands of replicas for each
+        of them would take minutes.
+        """
+        if self._echo is None:
+            self._echo = self._analysed()
+        return self._echo
+
+    def tell_shielded(self) -> None:
+        """Raise in replicas that wait where no cancellation reaches them: nobody will come."""
+        for slot in self._open_slots():
+            if slot.has_waiters() and not slot.matched:
+                self.fail_slot(slot)
+
+    def conclude(self) -> CollectiveError | None:
+        """Return the run's error, once all replicas have ended; None when there was no trouble."""
+        if self.error is None and not self.closed and self.ledger.troubled:
+            self.error = self._analysed()
+            if self.observer is not None:
+                self.observer.reported(self, self.error)
+        return self.error
+
+    def was_told(self, member: Member) -> bool:
+        """Return whether the error that ended the run has been raised in a replica; from now on it has."""
+        state = self.state_of(member)
+        told, state.told = state.told, True
+        return told
+
+    # Timers.
+
+    def _set_alarm(self, at: float) -> None:
+        if not self.closed and (self._alarm is None or at < self._alarm):
+            self._alarm = at
+            self.loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        """Look what is due: the end of a delay, a collective's own deadline, or another look at who waits for whom."""
+        self._alarm = None
+        now = self._clock()
+        for group, trouble in list(self._troubles.items()):
+            if self.closed:
+                return
+            if trouble.until is not None and trouble.until <= now:
+                trouble.until = None
+                self._judge_after_turns(group)
+        while self._deadlines and not self.closed:
+            at, _, slot = self._deadlines[0]
+            if slot.complete or slot.deadline != at:
+                heapq.heappop(self._deadlines)
+            elif at <= now:
+                heapq.heappop(self._deadlines)
+                self._expire(slot)
+            else:
+                break
+        if self._look_at is not None and self._look_at <= now and not self.closed:
+            self._look_at = None
+            self._look()
+        times = [trouble.until for trouble in self._troubles.values()] + [self._look_at]
+        due = [at for at in times if at is not None] + [at for at, _, _ in self._deadlines[:1]]
+        if due:
+            self._set_alarm(min(due))
+
+    def _expire(self, slot: Rendezvous) -> None:
+        group = slot.group
+        number = None if slot is group.joining else slot.number
+        self._judge(group, Overdue(group.key, number, (slot.deadline or 0.0) - slot.started))
+
+    # Replicas that wait for each other.
+
+    def _when_quiet(self, blocks: int) -> None:
+        if self.closed:
+            return
+        if blocks != self._blocks:
+            self.loop.call_plainly(self._when_quiet, self._blocks)
+            return
+        self._looking = False
+        self._look()
+
+    def _look(self) -> None:
+        """Look for replicas that wait for each other across groups, unless a report is on its way."""
+        if self.closed or self.ledger.troubled:
+            return
+        if self._clock() < self._not_before:
+            self._look_again()
+            return
+        began = time.perf_counter()
+        suspects = self.ledger.stuck()
+        if suspects:
+            from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
+
+            certain = never_go_on(self)
+            if self.span is not None and certain:
+                self.span.stuck(certain)
+            elif certain:
+                snapshot = self.snapshot(blocked=tuple(sorted(certain)))
+                if analysis.find_cycle(snapshot):
+                    self.fail(analysis.error_of(analysis.analyse(snapshot)))
+                    return
+        took = time.perf_counter() - began
+        self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
+        if suspects:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        if any(replica.end is None for replica in self.ledger.replicas):  # else the end of the run tells all there is
+            self._look_at = self._not_before
+            self._set_alarm(self._look_at)
+
+    def look_for_deadlock(self) -> None:
+        """End the run where nothing has moved for a while, and it is certain that some replicas never go on."""
+        if self.closed or self.ledger.troubled or self.span is not None:
+            return
+        from aiodist._runtime.inspection import WaitGraph, never_go_on, tasks_here
+
+        graph = WaitGraph(tasks_here())
+        certain = never_go_on(self, graph)
+        waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
+        if certain & waiting:
+            circle = graph.cycle_text()
+            text = "\n".join([
+                f"{ids(certain)} wait for each other, and nothing else can wake them",
+                *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
+                *([f"The cycle: {circle}."] if circle else []),
+            ])  # fmt: skip
+            snapshot = self.snapshot(deadlocked=tuple(sorted(certain)), circle=text)
+            self.fail(analysis.error_of(analysis.analyse(snapshot)))
+
+    # What is known of the replicas.
+
+    def snapshot(self, **more: Any) -> Snapshot:
+        """Return what every replica called and where it is, with what they wait for outside of collectives."""
+        from aiodist._runtime.inspection import look_at_run  # loaded when something has gone wrong
+
+        look = look_at_run(self)
+        facts = tuple(
+            ReplicaFacts(
+                replica.id,
+                self.device_of(replica.id),
+                replica.end,
+                () if replica.end is not None else state.stack(),
+                look.waits.get(replica.id),
+                *_how_it_returned(state),
+                state.cancelled_in,
+                state.refusal,
+                look.calls.get(replica.id, ()),
+            )
+            for replica, state in zip(self.ledger.replicas, self._states, strict=True)
+        )
+        return self.ledger.snapshot(facts, **{"circle": look.circle, **more})
+
+
+JOIN = Request.of_kind(kinds.JOIN)
+
+
+def _how_it_returned(state: _State) -> tuple[str | None, Location | None]:
+    """Return what a replica's function returned, as text, and where."""
+    if state.returned is None:
+        return None, None
+    value, frame = state.returned
+    simple = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
+    text = repr(value) if simple else f"<{type(value).__qualname__}>"
+    text = text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 1]}…"
+    return text, None if frame is None else place(frame.f_code, frame.f_lasti).location
+
+
+def new_solo_run(strategy: Any, device: str, order_check: OrderCheck, options: CommunicationOptions) -> Run:
+    """Return a run of one replica outside any event loop: whatever it asks for is complete at once."""
+    run = Run(strategy, (device,), order_check, options)
+    run.attach(SoloLoop(partial(merge, strategy, run.finish_merge)), _InThisThread(), 0)
+    return run
+
+
+class _InThisThread:
+    """Stands for worker threads where nobody else is kept waiting."""
+
+    under_way = 0
+
+    def carry_out(self, work: Work, done: Callable[[Any, BaseException | None], object]) -> None:
+        """Make the result at once."""
+        try:
+            result = work.carry_out()
+        except Exception as error:  # noqa: BLE001  (whatever it is, it is for the await)
+            done(None, error)
+        else:
+            done(result, None)
+
+
+async def run_replicas(run: Run, calls: Sequence[Call]) -> list[Any]:
+    """Run one function call on each replica of a run; return what they return, in replica order.
+
+    Args:
+        run: a fresh run.
+        calls: function, positional and keyword arguments, one for each replica.
+
+    Raises:
+        CollectiveError: the replicas did not meet in a collective.
+        ExceptionGroup: several replicas failed in different ways.
+        Exception: what a replica raised.
+        ReplicaContextError: no event loop that aiodist knows is running.
+    """
+    return await _Replicas(run, calls).results()
+
+
+class _Replicas:
+    """The replicas of one run: their tasks, their threads, and what they returned or raised."""
+
+    def __init__(self, run: Run, calls: Sequence[Call]) -> None:
+        self._run = run
+        self._calls = calls
+        self._results: list[Any] = [None] * len(calls)
+        self._failures: dict[int, BaseException] = {}
+        self._known: set[int] = set()
+        self._handled: dict[int, Exception] = {}
+        self._cancellations: dict[int, BaseException] = {}
+        self._threads: list[DeviceThread] = []
+        self._running = len(calls)
+        self._watch: StallWatch | None = None
+
+    async def results(self) -> list[Any]:
+        """Run the replicas and return what they return."""
+        run = self._run
+        observer = who_observes()
+        self._watch = watch_here()
+        try:
+            async with create_task_group() as tasks:
+                self._attach(new_loop(tasks), observer)
+                members = run.ledger.root.members
+                names = [f"replica {m.replica_id} of {_name(self._calls[0][0])} ({run.device_of(m.replica_id)})" for m in members]
+                run.loop.start([partial(self._drive, member) for member in members], names)
+            reported = await self._conclude()
+            if reported is not None or self._cancellations:
+                await checkpoint_if_cancelled()  # the caller's: on trio, a task group does not raise it
+        except get_cancelled_exc_class():
+            error = error_of_run(None, self._failures, {})
+            if error is not None:
+                raise error from None
+            raise
+        except BaseExceptionGroup as group:  # trio's, of a Ctrl-C that meets this task where it waits for the replicas
+            if isinstance(group.exceptions[0], KeyboardInterrupt) and len(group.exceptions) == 1:
+                raise group.exceptions[0] from None
+            raise
+        finally:
+            self._let_go()
+        error = error_of_run(reported, self._failures, self._handled)
+        if error is None and self._cancellations:
+            error = self._cancellations[min(self._cancellations)]
+        if error is not None:
+            raise error
+        return self._results
+
+    def _let_go(self) -> None:
+        """Give back what the run has had, however it ends."""
+        run = self._run
+        if self._watch is not None:
+            self._watch.remove(run)
+        for thread in self._threads:
+            thread.close()
+        if run.threads is not None:
+            run.threads.close()
+        if run.observer is not None:
+            run.observer.run_ended(run)
+        for slot in run.ledger.open_slots():
+            slot.clear()
+
+    async def _conclude(self) -> CollectiveError | None:
+        if self._run.span is not None:
+            await self._run.span.finish(self._failures)
+        return self._run.conclude()
+
+    def _attach(self, loop: AsyncioLoop | TrioLoop, observer: Observer | None) -> None:
+        run = self._run
+        threads = ReductionThreads(loop.call_plainly, loop.call_soon_threadsafe)
+        run.attach(loop, threads, get_ident())
+        if self._watch is not None:
+            self._watch.add(run)
+        if observer is not None:
+            from aiodist._runtime.observed import observe  # which looks at tasks, and is loaded for who observes
+
+            observe(run, observer)
+            observer.run_begun(run, self._calls[0][0])
+
+    async def _drive(self, member: Member) -> None:
+        """Run one replica's function to its end, and note how it ended."""
+        run = self._run
+        context = self._context(member)
+        state = run.state_of(member)
+        end = ReplicaState.CANCELLED
+        frame = None
+        try:
+            if not run.closed:
+                result = self._call(member, context)
+                if inspect.isawaitable(result):
+                    state.stack = partial(await_chain, result)
+                    frame = getattr(result, "cr_frame", None)  # held, it knows when it is over where it returned
+                    result = await result
+                state.returned = (result, frame)
+                self._results[member.position] = result
+                end = ReplicaState.EXITED
+        except GeneratorExit:
+            run.ledger.end(member.replica, ReplicaState.FAILED)  # its task is being destroyed
+            raise
+        except BaseException as error:  # noqa: BLE001  (whatever it is, `outcome` says what comes of it)
+            end = self._note(member, error)
+        finally:
+            frame = None
+            context.retire()
+            state.stack = tuple
+            self._running -= 1
+            if not self._running:
+                run.loop.close()
+        if run.observer is not None:
+            run.observer.ended(member, end, self._failures.get(member.replica_id))
+        self._end(member, end)
+        if run.threads.under_way:  # what it has not awaited: its arrays are its own again when the run is over
+            await run.threads.settle()
+
+    def _end(self, member: Member, end: ReplicaState) -> None:
+        run = self._run
+        run.ledger.end(member.replica, end)
+        if end is ReplicaState.FAILED:
+            if not run.closed:
+                run.close()
+            run.tell_shielded()
+            return
+        if not run.closed:
+            for group in sorted(run.ledger.troubled, key=lambda group: group.serial):
+                run.reconsider(group)
+
+    def _call(self, member: Member, context: ReplicaContext) -> Any:
+        current.set(context)
+        if self._run.observer is not None:
+            self._run.observer.started(member)
+        fn, args, kwargs = self._calls[member.position]
+        return fn(*args, **kwargs)
+
+    def _note(self, member: Member, error: BaseException) -> ReplicaState:
+        """Note what came out of a replica's function, and return how that has ended.
+
+        A replica's own failure, the first, closes the run; what others then run into is an echo.
+        """
+        run = self._run
+        cancelled = get_cancelled_exc_class()
+        error = without_cancellations(error, cancelled)
+        if _is_only(error, (cancelled,)):
+            if not run.closed:
+                self._cancellations[member.replica_id] = error
+            return ReplicaState.CANCELLED
+        if run.closed and _is_only(error, (CollectiveError, cancelled)):
+            origin = origin_of(error)
+            if origin is not None:
+                self._handled[member.replica_id] = origin
+            return ReplicaState.FAILED
+        if id(error) not in self._known:
+            self._known.add(id(error))
+            if not self._failures:
+                error.add_note(note_of_failure(run.ledger, member.replica, run.device_of(member.replica_id)))
+            else:
+                error.add_note(f"replica {member.replica_id} of {run.ledger.root.size} on {run.device_of(member.replica_id)}")
+        self._failures[member.replica_id] = error
+        return ReplicaState.FAILED
+
+    def _context(self, member: Member) -> ReplicaContext:
+        run = self._run
+        thread = DeviceThread(run.device_of(member.replica_id), run.loop.call_soon_threadsafe)
+        self._threads.append(thread)
+        context = ReplicaContext.of(run, member, thread)
+        run.state_of(member).context = context
+        return context
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
+
+
+def _is_only(error: BaseException, kinds_of_error: tuple[type[BaseException], ...]) -> bool:
+    """Whether an error is of these types, be it out of a task group of a replica."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_only(inner, kinds_of_error) for inner in error.exceptions)
+    return isinstance(error, kinds_of_error)

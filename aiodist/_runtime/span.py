@@ -1,0 +1,32 @@
+"""What a run needs of several workers: the protocol that `_workers` implements, handed to the run by the strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from aiodist._core.ledger import Group
+from aiodist._runtime.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from aiodist._core.analysis import Overdue
+
+
+class Span(Protocol):
+    """Takes matched collectives on to other workers, and trouble, once the local replicas have settled."""
+
+    def matched(self, slot: Rendezvous) -> None:
+        """Agree with the other workers on what all local members have posted, move its values, and complete it."""
+
+    def troubled(self, group: Group, overdue: Overdue | None) -> None:
+        """Have all workers' snapshots analysed: a group is doomed here, and every local member has settled."""
+
+    def stuck(self, replica_ids: Collection[int]) -> None:
+        """Hear which local replicas do nothing but wait in collectives."""
+
+    async def finish(self, failures: Mapping[int, BaseException]) -> None:
+        """Meet the other workers at the end of the run; return when there is nothing more to hear from them.
+
+        Args:
+            failures: by id, what local replicas raised on their own.
+        """

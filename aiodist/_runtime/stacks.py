@@ -1,0 +1,171 @@
+"""Where a replica is: the chain of awaits of its coroutine, from its function to the innermost one.
+
+A task's own stack shows a single frame; the coroutine that each frame awaits has to be followed. Where Python gives no
+attribute to follow (the iterator of a future, a step of an async generator, what ``__await__`` of a coroutine returns),
+the garbage collector knows what an object refers to.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
+from typing import Any, NamedTuple
+
+from aiodist._core.report import Location
+
+_PLUMBING = ("aiodist._", "aiodist.testing", "asyncio.", "trio.", "anyio.")
+_OF_THE_PROGRAM = ("aiodist._demos", "aiodist._tools")
+_LOOPS = frozenset({"asyncio", "trio", "anyio", "uvloop"})
+_ENDS = frozenset(
+    {
+        "aiodist._runtime.scheduler",
+        "asyncio.events",
+        "asyncio.base_events",
+        "asyncio.runners",
+        "trio._core._run",
+        "uvloop.loop",
+    }
+)
+_MOST_FRAMES = 32
+_WITH_FRAMES = (CoroutineType, GeneratorType, AsyncGeneratorType)
+
+
+class Link(NamedTuple):
+    """One link of a chain of awaits.
+
+    Attributes:
+        awaitable: what is awaited: a coroutine, a generator, an async generator; at the end of the chain anything.
+        frame: its frame; None where it has none.
+        running: it runs at this moment, so it awaits nothing.
+    """
+
+    awaitable: Any
+    frame: FrameType | None
+    running: bool
+
+
+def links(awaitable: Any) -> Iterator[Link]:
+    """Follow a chain of awaits from its outermost link to what it ends in."""
+    while awaitable is not None:
+        frame, running, inner = _look_into(awaitable)
+        yield Link(awaitable, frame, running)
+        if running:
+            return
+        awaitable = inner if frame is not None else _behind(awaitable)
+
+
+def await_chain(awaitable: Any) -> tuple[Location, ...]:
+    """Return the places where a coroutine is suspended, or runs now, innermost last."""
+    return tuple(place_of(frame) for frame in frames_of(awaitable) if not is_plumbing(frame))
+
+
+def frames_of(awaitable: Any) -> list[FrameType]:
+    """Return the frames of a chain of awaits, innermost last, with those that they have called and that run now."""
+    frames: list[FrameType] = []
+    for link in links(awaitable):
+        if link.frame is not None:
+            frames.append(link.frame)
+            if link.running:
+                frames += _running_above(link.frame)
+    return frames
+
+
+def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
+    """Return the frame of an awaitable, whether it runs at this moment, and what it awaits."""
+    if isinstance(awaitable, CoroutineType):
+        return awaitable.cr_frame, awaitable.cr_running, awaited_by(awaitable)
+    if isinstance(awaitable, GeneratorType):
+        running = awaitable.gi_running
+        return awaitable.gi_frame, running, None if running else awaitable.gi_yieldfrom
+    if isinstance(awaitable, AsyncGeneratorType):
+        running = _runs(awaitable)
+        return awaitable.ag_frame, running, None if running else awaitable.ag_await
+    return None, False, None
+
+
+def awaited_by(coroutine: CoroutineType[Any, Any, Any]) -> Any:
+    """Return what a coroutine awaits; None while it runs.
+
+    Python 3.12 must not be asked what a running one awaits: it takes a counter that lies between the instructions for
+    one of them when the numbers are the same, and returns an address that is no object's.
+    """
+    return None if coroutine.cr_running else coroutine.cr_await
+
+
+def _runs(generator: AsyncGeneratorType[Any, Any]) -> bool:
+    """Whether the frame of an async generator runs: one suspended in an await is called running, since its step is."""
+    if sys.version_info >= (3, 12):
+        suspended = generator.ag_suspended
+    else:
+        suspended = generator.ag_await is not None
+    return generator.ag_running and not suspended
+
+
+def _behind(awaitable: Any) -> Any:
+    """Return the one thing with frames, or the future, that an opaque iterator or wrapper stands for."""
+    if not _is_opaque(awaitable):
+        return None
+    found = [one for one in gc.get_referents(awaitable) if isinstance(one, _WITH_FRAMES) or hasattr(one, "get_loop")]
+    return found[0] if len(found) == 1 else None
+
+
+def _is_opaque(awaitable: Any) -> bool:
+    return type(awaitable).__name__ in {
+        "FutureIter",
+        "coroutine_wrapper",
+        "async_generator_asend",
+        "async_generator_athrow",
+        "anext_awaitable",
+    }
+
+
+def _running_above(frame: FrameType) -> list[FrameType]:
+    """Return the frames that ``frame`` has called and that run now, outermost first."""
+    above: list[FrameType] = []
+    caller: FrameType | None = sys._getframe()
+    while caller is not None and caller is not frame:
+        above.append(caller)
+        caller = caller.f_back
+    return above[::-1] if caller is frame else []
+
+
+def is_plumbing(frame: FrameType) -> bool:
+    """Whether a frame is an event loop's or aiodist's own, which a traceback for a person leaves out."""
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.startswith(_PLUMBING) and not module.startswith(_OF_THE_PROGRAM)
+
+
+def place_of(frame: FrameType) -> Location:
+    """Return where a frame is."""
+    code = frame.f_code
+    return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
+
+
+def call_path(frame: FrameType) -> Path:
+    """Return the call sites from ``frame`` outward, up to the replica's function.
+
+    In a child task the chain ends where the task begins. Frames of event loops' own helpers are left out.
+    """
+    path: list[tuple[Any, int]] = []
+    caller: FrameType | None = frame
+    while caller is not None:
+        module = caller.f_globals.get("__name__", "")
+        if module in _ENDS:
+            break
+        if module.partition(".")[0] not in _LOOPS:
+            path.append((caller.f_code, caller.f_lasti))
+        caller = caller.f_back
+    return tuple(path)
+
+
+def lines_here() -> tuple[tuple[str, int], ...]:
+    """Return the files and lines that run now, innermost first; not aiodist's own."""
+    lines: list[tuple[str, int]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and len(lines) < _MOST_FRAMES:
+        if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "aiodist":
+            lines.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(lines)

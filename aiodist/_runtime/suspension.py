@@ -1,0 +1,296 @@
+"""What a task is suspended in: its chain of awaits, and the thing at the end of it.
+
+Found by looking, when something has failed, and never kept up to date while all goes well. The chain is walked to its
+end; in it, the outermost frame of an event loop's library after the last frame of the program tells what was called
+(``Lock.acquire``, ``Queue.get``), and the frame's ``self`` is the lock or the queue. A bare future is told apart by its
+type and by what its callbacks hold on to.
+
+What this takes that is not in the libraries' documents: the names of their functions and of a few of their variables,
+a future's ``_callbacks`` and a gathering future's ``_children``. Where a release has others, the answer is
+`Awaited.UNKNOWN` or `Awaited.FUTURE`, with the same chain of places.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+from aiodist._core.report import Location
+from aiodist._runtime.waits import Awaited
+from aiodist._core.ledger import Member
+from aiodist._core.render import group_label
+from aiodist._core.report import Location
+from aiodist._core.text import place
+from aiodist._runtime.handle import CollectiveHandle
+from aiodist._runtime.stacks import Link, await_chain, frames_of, is_plumbing, links
+from aiodist._runtime.waits import Awaited
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Suspension:
+    """What one task is suspended in, with the live objects.
+
+    Attributes:
+        kind: what kind of thing it waits for; `Awaited.NOTHING` when it runs, or is about to.
+        what: that, as the words after "waits": ``for an asyncio.Lock``, ``in all_reduce #3``.
+        things: what it waits for: the collective's handle, the lock, the event, the tasks; empty where unknown.
+        stack: the program's places in the chain of awaits, innermost last.
+    """
+
+    kind: Awaited
+    what: str
+    things: tuple[Any, ...]
+    stack: tuple[Location, ...]
+
+    @property
+    def location(self) -> Location | None:
+        """The innermost place of the program."""
+        return self.stack[-1] if self.stack else None
+
+
+class _Known(NamedTuple):
+    """A function of a library in which tasks wait, by the variable that holds what they wait for."""
+
+    kind: Awaited
+    what: str
+    variable: str | None = "self"
+
+
+_LOCK = _Known(Awaited.LOCK, "for {a thing}")
+_EVENT = _Known(Awaited.EVENT, "for {a thing} to be set")
+_SEMAPHORE = _Known(Awaited.SEMAPHORE, "for {a thing}")
+_CONDITION = _Known(Awaited.CONDITION, "for {a thing} to be notified")
+_RECEIVE = _Known(Awaited.QUEUE, "for an item of {a thing}")
+_SEND = _Known(Awaited.QUEUE, "for room in {a thing}")
+_THREAD = _Known(Awaited.THREAD, "for {call} in a thread", "func")
+_FOREVER = _Known(Awaited.SLEEP, "forever: sleep_forever()", None)
+
+_KNOWN = {
+    ("aiodist", "AsyncioHandle.__await__"): _Known(Awaited.COLLECTIVE, "in {collective}"),
+    ("aiodist", "TrioHandle._wait"): _Known(Awaited.COLLECTIVE, "in {collective}"),
+    ("aiodist", "DeviceThread.run"): _Known(Awaited.THREAD, "for {call} in the device's thread", "fn"),
+    ("asyncio", "Lock.acquire"): _LOCK,
+    ("asyncio", "Event.wait"): _EVENT,
+    ("asyncio", "Condition.wait"): _CONDITION,
+    ("asyncio", "Semaphore.acquire"): _SEMAPHORE,
+    ("asyncio", "Barrier.wait"): _Known(Awaited.EVENT, "at {a thing}"),
+    ("asyncio", "Queue.get"): _RECEIVE,
+    ("asyncio", "Queue.put"): _SEND,
+    ("asyncio", "Queue.join"): _Known(Awaited.QUEUE, "for {a thing} to be worked off"),
+    ("asyncio", "sleep"): _Known(Awaited.SLEEP, "for asyncio.sleep({value})", "delay"),
+    ("asyncio", "wait_for"): _Known(Awaited.TASK, "for {tasks}", "fut"),
+    ("asyncio", "wait"): _Known(Awaited.TASK, "for {tasks}", "fs"),
+    ("asyncio", "TaskGroup.__aexit__"): _Known(Awaited.TASK, "for {tasks}", "self._tasks"),
+    ("asyncio", "to_thread"): _THREAD,
+    ("anyio", "Lock.acquire"): _LOCK,
+    ("anyio", "LockAdapter.acquire"): _LOCK,
+    ("anyio", "Event.wait"): _EVENT,
+    ("anyio", "EventAdapter.wait"): _EVENT,
+    ("anyio", "Condition.wait"): _CONDITION,
+    ("anyio", "Semaphore.acquire"): _SEMAPHORE,
+    ("anyio", "SemaphoreAdapter.acquire"): _SEMAPHORE,
+    ("anyio", "CapacityLimiter.acquire"): _SEMAPHORE,
+    ("anyio", "CapacityLimiterAdapter.acquire"): _SEMAPHORE,
+    ("anyio", "CapacityLimiter.acquire_on_behalf_of"): _SEMAPHORE,
+    ("anyio", "MemoryObjectReceiveStream.receive"): _RECEIVE,
+    ("anyio", "MemoryObjectSendStream.send"): _SEND,
+    ("anyio", "TaskGroup.__aexit__"): _Known(Awaited.TASK, "for {tasks}", "self._tasks"),
+    ("anyio", "sleep"): _Known(Awaited.SLEEP, "for anyio.sleep({value})", "delay"),
+    ("anyio", "sleep_forever"): _FOREVER,
+    ("anyio", "run_sync"): _THREAD,
+    ("trio", "_LockImpl.acquire"): _LOCK,
+    ("trio", "Event.wait"): _EVENT,
+    ("trio", "Condition.wait"): _CONDITION,
+    ("trio", "Semaphore.acquire"): _SEMAPHORE,
+    ("trio", "CapacityLimiter.acquire_on_behalf_of"): _SEMAPHORE,
+    ("trio", "MemoryReceiveChannel.receive"): _RECEIVE,
+    ("trio", "MemorySendChannel.send"): _SEND,
+    ("trio", "Nursery._nested_child_finished"): _Known(Awaited.TASK, "for {tasks}", "self._children"),
+    ("trio", "sleep"): _Known(Awaited.SLEEP, "for trio.sleep({value})", "seconds"),
+    ("trio", "sleep_forever"): _FOREVER,
+    ("trio", "to_thread_run_sync"): _Known(Awaited.THREAD, "for {call} in a thread", "sync_fn"),
+}
+_IO = (
+    "asyncio.base_events",
+    "asyncio.selector_events",
+    "asyncio.streams",
+    "asyncio.subprocess",
+    "asyncio.unix_events",
+    "trio._core._io",
+    "trio._highlevel",
+    "trio._socket",
+    "trio._ssl",
+    "trio._subprocess",
+    "trio._unix_pipes",
+    "uvloop",
+)
+
+
+def suspension_of(awaitable: Any) -> Suspension:
+    """Return what a coroutine is suspended in; see `coroutine_of` for a task's."""
+    chain = list(links(awaitable))
+    stack = await_chain(awaitable)
+    if any(link.running for link in chain):
+        return Suspension(Awaited.NOTHING, "for nothing: it runs", (), stack)
+    end = chain[-1].awaitable if chain else None
+    if isinstance(end, asyncio.Future) and end.done():
+        return Suspension(Awaited.NOTHING, "for nothing: it is about to run", (), stack)
+    kind, what, things = _in_a_library(chain) or _in_a_future(end)
+    return Suspension(kind, what, things, stack)
+
+
+def coroutine_of(task: Any) -> Any:
+    """Return the coroutine that a task of asyncio or trio runs."""
+    return task.get_coro() if hasattr(task, "get_coro") else task.coro
+
+
+_Found = tuple[Awaited, str, tuple[Any, ...]]
+
+
+def _in_a_library(chain: list[Link]) -> _Found | None:
+    """Recognise the function of a library that the program called and that waits."""
+    frames = [link.frame for link in chain if link.frame is not None]
+    own = max((index for index, frame in enumerate(frames) if not is_plumbing(frame)), default=-1)
+    inner = frames[own + 1 :]
+    found = next(_recognised(inner), None)
+    if found is not None and found[0] is Awaited.CONDITION:  # once notified, it waits for the lock
+        found = next((one for one in _recognised(inner) if one[0] is Awaited.LOCK), found)
+    return found
+
+
+def _recognised(frames: Iterable[FrameType]) -> Iterator[_Found]:
+    for frame in frames:
+        module = str(frame.f_globals.get("__name__", ""))
+        known = _KNOWN.get((module.partition(".")[0], frame.f_code.co_qualname))
+        if known is not None:
+            thing = _variable(frame, known.variable)
+            if thing is not None or known.variable is None:
+                yield known.kind, _put_into_words(known.what, thing), _things(known.kind, thing)
+        elif module.startswith(_IO):
+            yield Awaited.IO, f"for I/O: {frame.f_code.co_qualname}()", ()
+
+
+def _variable(frame: FrameType, name: str | None) -> Any:
+    if name is None:
+        return None
+    variable, _, attribute = name.partition(".")
+    found = frame.f_locals.get(variable)
+    return getattr(found, attribute, None) if attribute else found
+
+
+def _things(kind: Awaited, thing: Any) -> tuple[Any, ...]:
+    if kind is not Awaited.TASK:
+        if kind is Awaited.QUEUE:  # the two ends of a channel are two objects with one state
+            return (getattr(thing, "_state", thing),)
+        return () if kind in (Awaited.SLEEP, Awaited.THREAD) else (thing,)
+    tasks = thing if isinstance(thing, (set, frozenset, list, tuple)) else [thing]
+    return tuple(task for task in tasks if not _is_over(task))
+
+
+def _is_over(task: Any) -> bool:
+    return isinstance(task, asyncio.Future) and task.done()
+
+
+def _put_into_words(what: str, thing: Any) -> str:
+    words: dict[str, Callable[[Any], str]] = {
+        "{a thing}": _a_thing,
+        "{collective}": _collective,
+        "{call}": _call,
+        "{tasks}": lambda thing: _tasks(_things(Awaited.TASK, thing)),
+        "{value}": lambda value: f"{value:g}" if isinstance(value, (int, float)) else "…",
+    }
+    for key, put in words.items():
+        if key in what:
+            return what.replace(key, put(thing))
+    return what
+
+
+def _a_thing(thing: Any) -> str:
+    cls = type(thing)
+    name = cls.__name__.removesuffix("Adapter")
+    library = cls.__module__.partition(".")[0]
+    full = f"{library}.{name}" if library in ("asyncio", "anyio", "trio") else name
+    return f"{'an' if full[0] in 'aeiouAEIOU' else 'a'} {full}"
+
+
+def _collective(handle: CollectiveHandle[Any]) -> str:
+    slot = handle.slot
+    kind, label = slot.post_of(handle.member.position).call.kind, group_label(slot.group.record())
+    call = kind if slot is slot.group.joining else f"{kind} #{slot.number}"
+    return call if label is None else f"{call} of {label}"
+
+
+def _call(fn: Any) -> str:
+    return f"{getattr(fn, '__qualname__', type(fn).__qualname__).rpartition('<locals>.')[2]}()"
+
+
+def _tasks(tasks: tuple[Any, ...]) -> str:
+    if len(tasks) != 1:
+        return f"{len(tasks)} tasks"
+    return task_text(tasks[0])
+
+
+def driven(link: Link) -> Member | None:
+    """Return the replica whose function the scheduler drives in this frame."""
+    if link.frame is None or link.frame.f_code.co_qualname != "_Replicas._drive":
+        return None
+    member: Member | None = link.frame.f_locals.get("member")
+    return member
+
+
+def task_text(task: Any) -> str:
+    """Return a task as a person calls it: a replica, or by the name that it was given, else by its function."""
+    if not hasattr(task, "get_coro") and not hasattr(task, "coro"):
+        return "a future"
+    member = next((m for m in map(driven, links(coroutine_of(task))) if m is not None), None)
+    if member is not None:
+        return f"replica {member.replica_id}"
+    name = str(getattr(task, "name", "") or (task.get_name() if hasattr(task, "get_name") else ""))
+    given = name and not name.startswith("Task-") and "." not in name
+    if given:
+        return f"the task {name!r}"
+    code = _program_of(coroutine_of(task))
+    function = code.co_qualname.rpartition("<locals>.")[2]
+    return f"the task of {function}() at {place(Location(code.co_filename, code.co_firstlineno, function))}"
+
+
+def _program_of(coroutine: Any) -> CodeType:
+    """Return the code that a task was made for: its outermost frame that is the program's, else its outermost."""
+    own = next((frame.f_code for frame in frames_of(coroutine) if not is_plumbing(frame)), None)
+    fallback: CodeType = coroutine.cr_code if hasattr(coroutine, "cr_code") else coroutine.gi_code
+    return own or fallback
+
+
+def _in_a_future(end: Any) -> _Found:
+    """Say what a future is that the program awaits by itself."""
+    if isinstance(end, asyncio.Task):
+        return Awaited.TASK, f"for {task_text(end)}", (end,)
+    if not isinstance(end, asyncio.Future):
+        return Awaited.UNKNOWN, "for something that cannot be seen from here", ()
+    children = getattr(end, "_children", None)
+    if children is not None:
+        tasks = _things(Awaited.TASK, list(children))
+        return Awaited.TASK, f"for {_tasks(tasks)} of gather()", tasks
+    for source in _sources(end):
+        if isinstance(source, concurrent.futures.Future):
+            return Awaited.THREAD, "for an executor", ()
+        if isinstance(source, asyncio.Task):
+            return Awaited.TASK, f"for {task_text(source)}", (source,)
+    return Awaited.FUTURE, "for a future", (end,)
+
+
+def _sources(future: asyncio.Future[Any]) -> Iterator[Any]:
+    """Yield the futures that the callbacks of a future hold on to: what it is a copy, or a shield, of.
+
+    A shield of Python 3.14 holds on to the task that waits in it, too.
+    """
+    for callback, *_ in getattr(future, "_callbacks", None) or ():
+        for cell in getattr(callback, "__closure__", None) or ():
+            source = cell.cell_contents
+            waits_here = getattr(source, "_fut_waiter", None) is future
+            if isinstance(source, (concurrent.futures.Future, asyncio.Future)) and not waits_here:
+                yield source

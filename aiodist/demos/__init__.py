@@ -1,1 +1,0 @@
-"""Programs that the command line runs: real training, and an error on purpose (floor 5)."""

@@ -1,1 +1,0 @@
-"""The words everything else is written in: values, options, devices, nests, reports and errors (floor 1)."""

@@ -1,0 +1,109 @@
+"""Memory that others take over by DLPack: as it is, once, and let go of when the last has let go."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aiodist._arrays.device import CUDA, Exported, address_in
+from aiodist._arrays.host import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+DTYPES = [np.dtype(kind) for kind in (np.float32, np.float64, np.int8, np.bool_, np.complex64)]
+
+
+class Owner:
+    """Keeps memory."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+
+def exported(array: np.ndarray, freed: list[int]) -> Exported:
+    """Return an array's memory; its owner's end is noted."""
+    owner = Owner(array)
+    weakref.finalize(owner, freed.append, 1)
+    return Exported(array.__array_interface__["data"][0], array.shape, array.dtype, (CPU, 0), owner)
+
+
+def consumer(name: str) -> Callable[[Any], Any]:
+    if name != "numpy" and importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    take: Callable[[Any], Any] = importlib.import_module("jax.dlpack" if name == "jax" else name).from_dlpack
+    return take
+
+
+def settled(freed: list[int]) -> list[int]:
+    """Return it when there is something in it; JAX lets go in a thread of its own."""
+    deadline = time.monotonic() + 20
+    while not freed and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0)
+    return freed
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize("dtype", [*DTYPES, BFLOAT16], ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (2, 0, 4)], ids=str)
+def test_owner_is_let_go_of_once_behind_the_consumer(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    take = consumer(name)
+    if name == "numpy" and dtype == BFLOAT16:
+        pytest.skip("NumPy has no bfloat16")
+    values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype)
+    freed: list[int] = []
+    memory = exported(values, freed)
+    taken = take(memory)
+    del memory
+    gc.collect()
+    if name != "jax":  # it copies what is not aligned to 64 bytes
+        assert not freed
+    seen = np.asarray(taken.float() if name == "torch" and dtype == BFLOAT16 else taken)
+    assert seen.shape == shape
+    np.testing.assert_array_equal(seen.astype(np.complex128), values.astype(np.complex128))
+    del taken, seen
+    assert settled(freed) == [1]
+
+
+@pytest.mark.parametrize("version", [None, (0, 8), (1, 0), (1, 3)])
+def test_capsule_that_nobody_takes_lets_go_too(version: tuple[int, int] | None) -> None:
+    freed: list[int] = []
+    memory = exported(np.ones(3), freed)
+    capsule = memory.__dlpack__(max_version=version)
+    assert ("versioned" in repr(capsule)) is (version is not None and version[0] >= 1)
+    del memory
+    assert not freed
+    del capsule
+    assert freed == [1]
+
+
+def test_memory_on_a_gpu_says_so_and_is_not_looked_at() -> None:
+    memory = Exported(0x7F00_0000_1000, (2, 3), BFLOAT16, (CUDA, 3), None)
+    assert memory.__dlpack_device__() == (CUDA, 3)
+    assert address_in(memory.__dlpack__(stream=1))[0] == 0x7F00_0000_1000
+    with pytest.raises(BufferError, match="not copied"):
+        memory.__dlpack__(copy=True)
+    with pytest.raises(BufferError, match="not copied"):
+        memory.__dlpack__(dl_device=(CPU, 0))
+
+
+def test_consumers_share_the_memory() -> None:
+    values = np.zeros(4)
+    one, other = (np.from_dlpack(exported(values, [])) for _ in range(2))
+    values[1] = 7
+    assert one.tolist() == other.tolist() == [0, 7, 0, 0]
+
+
+def test_address_and_strides_of_a_foreign_capsule() -> None:
+    values = np.zeros((4, 6))[1:, ::2]
+    assert address_in(values.__dlpack__()) == (values.__array_interface__["data"][0], (6, 2))

@@ -1,0 +1,212 @@
+"""Frameworks' arrays as collectives see them; host memory stands in for a GPU's where a framework is installed."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import pytest
+
+from aiodist._arrays import frameworks
+from aiodist._arrays.device import write_strides
+from aiodist._arrays.frameworks import CuPy, Jax, Numba, Torch, device_type_of
+from aiodist._arrays.host import CPU
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SINGLE = np.dtype(np.float32)
+
+
+def nothing(ordinal: int, nbytes: int) -> Any:
+    raise AssertionError("this framework gives out its own memory")
+
+
+@pytest.fixture
+def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setattr(frameworks, "_torch_stream", lambda: lambda ordinal: 40 + ordinal)
+    return module
+
+
+def test_tensors(torch: Any) -> None:
+    value = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    seen = Torch().view(value)
+    assert (seen.address, seen.shape, seen.dtype) == (value.data_ptr(), (3, 4), SINGLE)
+    assert (seen.ordinal, seen.stream) == (-1, 39)
+    turned = Torch().view(value.T)
+    assert turned.address != value.data_ptr()
+    assert turned.owner.tolist() == value.T.tolist()
+    assert Torch().view(torch.ones(2, dtype=torch.bfloat16)).dtype.name == "bfloat16"
+    with pytest.raises(TypeError, match=r"pass value\.detach"):
+        Torch().view(torch.ones(2, requires_grad=True))
+
+
+def test_tensors_whose_memory_holds_something_else(torch: Any) -> None:
+    value = torch.tensor([1 + 2j, 3 - 4j])
+    seen = Torch().view(value.conj())
+    assert seen.owner.is_conj() is False
+    assert torch.view_as_real(seen.owner).tolist() == [[1, -2], [3, 4]]
+    assert Torch().view(value.conj().imag).owner.tolist() == [-2, 4]
+    with pytest.raises(TypeError, match="out must hold plain tensors"):
+        Torch().buffer(value.conj())
+
+
+def test_tensors_to_write_into(torch: Any) -> None:
+    value = torch.zeros(4, 6, dtype=torch.float64)
+    assert Torch().buffer(value).strides is None
+    part = Torch().buffer(value[:, ::2])
+    assert (part.shape, part.strides, part.address) == ((4, 3), (48, 16), value.data_ptr())
+    with pytest.raises(TypeError, match="in forward order"):
+        Torch().buffer(torch.zeros(1).expand(4))
+
+
+@pytest.fixture
+def jax(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = pytest.importorskip("jax", reason="JAX is not installed")
+    monkeypatch.setattr(frameworks, "CUDA", CPU)
+    return module
+
+
+def test_jax_arrays(jax: Any) -> None:
+    value = jax.numpy.arange(6, dtype=jax.numpy.bfloat16).reshape(2, 3)
+    assert device_type_of(value) is None, "it is on the host"
+    asked: list[int] = []
+
+    def capsule(stream: int) -> Any:
+        asked.append(stream)
+        return value.__dlpack__()
+
+    plain = SimpleNamespace(
+        shape=value.shape, dtype=value.dtype, __dlpack_device__=value.__dlpack_device__, __dlpack__=capsule
+    )
+    seen = Jax().view(plain)
+    assert asked == [1], "the legacy default stream waits until it is computed"
+    assert (seen.address, seen.shape, seen.dtype.name) == (value.unsafe_buffer_pointer(), (2, 3), "bfloat16")
+    assert (seen.ordinal, seen.stream) == (0, 1)
+    with pytest.raises(TypeError, match="cannot be changed"):
+        Jax().buffer(value)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 50)], ids=str)
+def test_jax_takes_memory_over_without_a_copy(jax: Any, shape: tuple[int, ...]) -> None:
+    kept: list[np.ndarray] = []
+
+    def allocate(ordinal: int, nbytes: int) -> Any:
+        assert nbytes >= 1
+        raw = np.zeros(nbytes + 64, np.uint8)
+        kept.append(raw)
+        return SimpleNamespace(address=-(-raw.__array_interface__["data"][0] // 64) * 64, raw=raw)
+
+    ((made, address),) = Jax().make([(shape, SINGLE)], 0, allocate)
+    begin = address - kept[0].__array_interface__["data"][0]
+    size = int(np.prod(shape, dtype=int))
+    kept[0][begin : begin + 4 * size].view(SINGLE)[:] = np.arange(size)
+    (result,) = Jax().finish([made])
+    assert isinstance(result, jax.Array)
+    np.testing.assert_array_equal(result, np.arange(size, dtype=SINGLE).reshape(shape))
+    if size:
+        assert result.unsafe_buffer_pointer() == address
+
+
+def test_jax_arrays_that_are_not_on_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sharded() -> tuple[int, int]:
+        raise BufferError("only supported for unsharded arrays")
+
+    with pytest.raises(TypeError, match="on one GPU, got a JAX array that is not: only supported for unsharded"):
+        Jax().view(SimpleNamespace(__dlpack_device__=sharded))
+    with pytest.raises(TypeError, match="on DLPack's device type 3"):
+        Jax().view(SimpleNamespace(__dlpack_device__=lambda: (3, 0)))
+
+
+class OfNumba:
+    """What Numba's device arrays have."""
+
+    __module__ = "numba.cuda.cudadrv.devicearray"
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {"data": (4096, False)}
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str = "<f4") -> None:
+        self.shape, self.strides, self.dtype = shape, strides, np.dtype(dtype)
+        self.stream: Any = 0
+        self.device_ctypes_pointer = SimpleNamespace(value=4096)
+        self.gpu_data = SimpleNamespace(context=SimpleNamespace(device=SimpleNamespace(id=2)))
+
+
+def test_numba_arrays() -> None:
+    value = OfNumba((2, 3), (12, 4))
+    assert isinstance(device_type_of(value), Numba)
+    seen = Numba().view(value)
+    assert (seen.address, seen.shape, seen.dtype, seen.ordinal, seen.stream) == (4096, (2, 3), SINGLE, 2, 1)
+    assert Numba().view(OfNumba((1, 3), (400, 4))).shape == (1, 3)
+    with pytest.raises(TypeError, match="without gaps"):
+        Numba().view(OfNumba((2, 3), (4, 8)))
+    with pytest.raises(TypeError, match="byte order"):
+        Numba().view(OfNumba((2,), (4,), ">f4"))
+    assert Numba().buffer(OfNumba((2, 3), (4, 8))).strides == (4, 8)
+
+
+@pytest.mark.parametrize(("setting", "stream"), [(0, 1), (1, 2)])
+def test_numba_has_a_default_stream_for_each_thread_if_told_so(
+    monkeypatch: pytest.MonkeyPatch, setting: int, stream: int
+) -> None:
+    config = SimpleNamespace(CUDA_PER_THREAD_DEFAULT_STREAM=setting)
+    monkeypatch.setitem(sys.modules, "numba.cuda.core.config", config)
+    frameworks._numba_default_stream.cache_clear()
+    try:
+        assert Numba().view(OfNumba((2,), (4,))).stream == Numba().stream(0) == stream
+        streamed = OfNumba((2,), (4,))
+        streamed.stream = 77
+        assert Numba().view(streamed).stream == 77
+    finally:
+        frameworks._numba_default_stream.cache_clear()
+
+
+class OfCuPy:
+    """What CuPy's arrays have."""
+
+    __module__ = "cupy"
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.shape, self.strides, self.dtype = shape, strides, SINGLE
+        self.data = SimpleNamespace(ptr=8192, device_id=1)
+        self.flags = SimpleNamespace(c_contiguous=strides == (12, 4))
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    current = SimpleNamespace(get_current_stream=lambda ordinal: SimpleNamespace(ptr=70 + ordinal))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=current))
+    return iter(())
+
+
+def test_cupy_arrays(cupy: Iterator[None]) -> None:
+    value = OfCuPy((2, 3), (12, 4))
+    assert isinstance(device_type_of(value), CuPy)
+    seen = CuPy().view(value)
+    assert (seen.address, seen.shape, seen.ordinal, seen.stream) == (8192, (2, 3), 1, 71)
+    assert CuPy().buffer(OfCuPy((2, 3), (24, 8))).strides == (24, 8)
+    value.dtype = np.dtype(">f4")
+    with pytest.raises(TypeError, match="byte order"):
+        CuPy().view(value)
+
+
+def test_arrays_of_others_are_refused_with_what_to_do() -> None:
+    class Unknown:
+        def __dlpack_device__(self) -> tuple[int, int]:
+            return 2, 0
+
+    with pytest.raises(TypeError, match=r"expected a GPU array of torch, cupy, numba, jax.*torch\.from_dlpack"):
+        device_type_of(Unknown())
+
+
+def test_strides_to_write_by() -> None:
+    assert write_strides((2, 3), (12, 4), 4) is None
+    assert write_strides((1, 3), (400, 4), 4) is None
+    assert write_strides((0, 3), (-1, 0), 4) is None
+    assert write_strides((2, 3), (4, 8), 4) == (4, 8)
+    for strides in ((4, 4), (8, 4), (0, 4), (-12, 4)):
+        with pytest.raises(TypeError, match="in forward order"):
+            write_strides((2, 3), strides, 4)

@@ -1,0 +1,239 @@
+"""Per-replica values: what they refuse, and how nests are taken apart and put together."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import pickle
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiodist import DistributedValues, Mirrored, PerReplica
+from aiodist._arrays.values import regroup, select_replica
+
+KINDS = pytest.mark.parametrize("kind", [PerReplica, Mirrored])
+HELP = r"a \w+ of 2 components is not one array; pass it to strategy\.run.*strategy\.reduce.*value\.values"
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+@KINDS
+def test_components_are_a_tuple(kind: Any) -> None:
+    value = kind([1, "b"])
+    assert value.values == (1, "b")
+    assert isinstance(value, DistributedValues)
+    assert repr(value) == f"{kind.__name__}:{{\n  0: 1\n  1: 'b'\n}}"
+
+
+@KINDS
+def test_no_components(kind: Any) -> None:
+    with pytest.raises(ValueError, match="needs one component for each replica, got none"):
+        kind([])
+
+
+USES: dict[str, Any] = {
+    "iter": iter,
+    "len": len,
+    "index": lambda v: v[0],
+    "bool": bool,
+    "float": float,
+    "int": int,
+    "array": np.asarray,
+    "array of a dtype": lambda v: np.array(v, np.float32),
+    "negative": operator.neg,
+    "absolute": abs,
+    "in": lambda v: 1 in v,
+    "unpacking": lambda v: [*v],
+    "sum": sum,
+    "numpy function": np.sum,
+    "less": lambda v: v < 1,
+    "greater or equal": lambda v: operator.ge(v, v),
+    "in-place": lambda v: exec("v += 1", {"v": v}),
+    "range": range,
+    **{
+        f"{name} {side}": (lambda v, f=f: f(v, 2)) if side == "left" else (lambda v, f=f: f(np.ones(2), v))
+        for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "lshift")
+        for side in ("left", "right")
+        for f in [getattr(operator, name)]
+    },
+}
+
+
+@KINDS
+@pytest.mark.parametrize("use", USES)
+def test_use_as_one_array_says_what_to_do(kind: Any, use: str) -> None:
+    with pytest.raises(TypeError, match=HELP):
+        USES[use](kind([np.ones(2), np.ones(2)]))
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_comparison_with_an_array_is_refused(left: bool) -> None:
+    value = PerReplica([1, 2])
+    with pytest.raises(TypeError, match=HELP):
+        operator.eq(value, np.ones(2)) if left else operator.eq(np.ones(2), value)
+
+
+def test_equality_is_identity_and_hashes_work() -> None:
+    value = PerReplica([1, 2])
+    assert value == value  # noqa: PLR0124
+    assert value != PerReplica([1, 2])
+    assert {value: 1}[value] == 1
+
+
+@KINDS
+def test_copies_and_pickles(kind: Any) -> None:
+    value = kind([1, (2, 3)])
+    for other in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        assert type(other) is kind
+        assert other.values == value.values
+
+
+# regroup
+
+
+@pytest.mark.parametrize("leaf", [np.ones(2), np.float32(1), np.array(3), np.int64(1), np.bool_(True)])
+def test_arrays_become_per_replica_even_where_they_are_one_object(leaf: Any) -> None:
+    value = regroup([leaf, leaf])
+    assert isinstance(value, PerReplica)
+    assert all(component is leaf for component in value.values)
+
+
+@pytest.mark.parametrize("leaf", [None, "text", 3, object(), True, ...])
+def test_identical_object_comes_back_bare(leaf: Any) -> None:
+    assert regroup([leaf, leaf, leaf]) is leaf
+
+
+def test_other_objects_become_per_replica_where_they_differ() -> None:
+    assert regroup(["a", "b"]).values == ("a", "b")
+    assert regroup([None, 3]).values == (None, 3)
+    assert regroup([float("1.5"), float("1.5")]).values == (1.5, 1.5)
+
+
+def test_nests_are_regrouped_leaf_by_leaf() -> None:
+    values = [OrderedDict(a=[i, None], b=Pair({"x": "same"}, (i,))) for i in range(2)]
+    value = regroup(values)
+    assert isinstance(value, OrderedDict)
+    assert value["a"][0].values == (0, 1)
+    assert value["a"][1] is None
+    assert isinstance(value["b"], Pair)
+    assert value["b"].left == {"x": "same"}
+    assert value["b"].right[0].values == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        (({"a": 1}, {"b": 1}), r"value\['a'\] stands on replica 0 only, value\['b'\] stands on replica 1 only"),
+        (((1, 2), (1,)), r"value\[1\] stands on replica 0 only"),
+        (((1, 2), [1, 2]), r"value is \(\*, \*\) on replica 0 and \[\*, \*\] on replica 1"),
+        (({"a": (1,)}, {"a": 1}), r"value\['a'\] is \(\*,\) on replica 0 and \* on replica 1"),
+        (({"a": None}, {}), r"value\['a'\] stands on replica 0 only"),
+        ((None, (1,)), r"value is \* on replica 0 and \(\*,\) on replica 1"),
+    ],
+)
+def test_different_structures(values: tuple[Any, Any], path: str) -> None:
+    with pytest.raises(ValueError, match=f"results must have the same structure: {path}"):
+        regroup(values)
+
+
+def test_the_value_of_one_replica_is_that_value() -> None:
+    value = {"a": np.ones(2)}
+    assert regroup([value]) is value
+
+
+def test_keys_that_cannot_be_sorted() -> None:
+    assert regroup([{1: 0, "a": 1}, {"a": 1, 1: 5}])[1].values == (0, 5)
+
+
+# select_replica
+
+
+def test_per_replica_values_give_their_component_at_any_depth() -> None:
+    nest = {"a": [PerReplica([1, 2])], "b": Pair(Mirrored([3, 4]), "bare")}
+    assert select_replica(1, nest, 2) == {"a": [2], "b": Pair(4, "bare")}
+    assert select_replica(0, PerReplica([{"x": 1}, 5]), 2) == {"x": 1}
+
+
+@pytest.mark.parametrize("nest", [[1, 2], {"a": 1}, (), [], {}, None, [[None]], {1, 2}])
+def test_nest_that_holds_none_is_passed_as_the_object_itself(nest: Any) -> None:
+    assert select_replica(0, nest, 3) is nest
+
+
+@pytest.mark.parametrize("nest", [PerReplica([1]), [PerReplica([1, 2, 3])], {"a": Mirrored([1, 2, 3])}])
+def test_another_number_of_components(nest: Any) -> None:
+    with pytest.raises(ValueError, match=r"expected a per-replica value with 2 components.* with [13]"):
+        select_replica(0, nest, 2)
+
+
+# Round trips over random nests.
+
+LEAVES = st.one_of(
+    st.none(),
+    st.integers(-3, 3),
+    st.floats(allow_nan=False),
+    st.text(max_size=2),
+    st.integers(0, 3).map(np.arange),
+    st.integers(-3, 3).map(np.int16),
+)
+
+
+def nests_of(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Draw nests of every kind of container."""
+    return st.recursive(
+        leaves,
+        lambda inner: st.one_of(
+            st.lists(inner, max_size=3),
+            st.lists(inner, max_size=3).map(tuple),
+            st.dictionaries(st.one_of(st.text(max_size=2), st.integers()), inner, max_size=3),
+            st.dictionaries(st.text(max_size=2), inner, max_size=3).map(OrderedDict),
+            st.tuples(inner, inner).map(lambda pair: Pair(*pair)),
+        ),
+        max_leaves=8,
+    )
+
+
+def walk(value: Any) -> Any:
+    """Return a nest in terms that `==` compares: what is in it, and what it is made of."""
+    if isinstance(value, dict):
+        items = value.items() if isinstance(value, OrderedDict) else sorted(value.items(), key=repr)
+        return type(value).__name__, [(key, walk(item)) for key, item in items]
+    if isinstance(value, list | tuple):
+        return type(value).__name__, [walk(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return type(value).__name__, str(value.dtype), value.shape, value.tolist()
+    return type(value).__name__, value
+
+
+def varied(nest: Any, replica_id: int) -> Any:
+    """Return a nest of the same structure with other leaves."""
+    if isinstance(nest, Pair):
+        return Pair(*(varied(item, replica_id) for item in nest))
+    if isinstance(nest, dict):
+        return type(nest)((key, varied(item, replica_id)) for key, item in nest.items())
+    if isinstance(nest, list | tuple):
+        return type(nest)(varied(item, replica_id) for item in nest)
+    return nest if isinstance(nest, str | None) else nest + replica_id
+
+
+@given(nests_of(LEAVES), st.integers(1, 4))
+def test_select_undoes_regroup(nest: Any, count: int) -> None:
+    values = [varied(nest, replica_id) for replica_id in range(count)]
+    together = regroup(values)
+    for replica_id, value in enumerate(values):
+        assert walk(select_replica(replica_id, together, count)) == walk(value)
+
+
+@given(nests_of(st.one_of(LEAVES, st.integers(0, 9).map(lambda k: PerReplica([np.int64(k), np.int64(k + 1)])))))
+def test_regroup_undoes_select(nest: Any) -> None:
+    values = [select_replica(replica_id, nest, 2) for replica_id in range(2)]
+    again = regroup(values)
+    for replica_id in range(2):
+        assert walk(select_replica(replica_id, again, 2)) == walk(values[replica_id])

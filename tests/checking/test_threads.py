@@ -1,0 +1,131 @@
+"""Which threads could act, and which only wait for what another one does."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from aiodist.checking import threads
+from aiodist.checking.threads import busy_threads
+
+
+def names(found: list[threading.Thread]) -> list[str]:
+    return [thread.name for thread in found]
+
+
+def wait_until_idle() -> None:
+    while busy_threads(pause=0.0002):
+        pass
+
+
+@contextmanager
+def nobody_else_runs() -> Iterator[None]:
+    """Keep the interpreter's lock, so that a thread that has been woken stays where it was."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1000)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
+@pytest.mark.parametrize(("wait", "busy"), [(None, False), (20, True)])
+def test_thread_counts_as_busy_when_it_can_wake_by_itself(wait: float | None, busy: bool) -> None:
+    release, inside = threading.Event(), threading.Event()
+
+    def waits() -> None:
+        inside.set()
+        release.wait(wait)
+
+    thread = threading.Thread(target=waits, name="waits")
+    thread.start()
+    inside.wait()
+    while not any(t is thread for t in threading.enumerate()):
+        pass
+    found = thread in busy_threads(pause=0.05)
+    release.set()
+    thread.join()
+    assert found is busy
+
+
+def wake_by_queue() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    items: queue.Queue[int] = queue.Queue()
+    return items.get, lambda: items.put(1)
+
+
+def wake_by_event() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    event = threading.Event()
+    return event.wait, event.set
+
+
+@pytest.mark.parametrize("way", [wake_by_queue, wake_by_event])
+def test_thread_that_has_been_woken_is_busy_before_it_runs(
+    way: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
+) -> None:
+    wait, wake = way()
+    thread = threading.Thread(target=wait, name="waits")
+    thread.start()
+    wait_until_idle()
+    with nobody_else_runs():
+        wake()
+        found = thread in threads._busy()
+    thread.join()
+    assert found
+
+
+def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -> None:
+    with ThreadPoolExecutor(2, "pool") as pool:
+        both = threading.Barrier(2)
+        for work in [pool.submit(both.wait) for _ in range(2)]:
+            work.result()
+        for _ in range(50):
+            wait_until_idle()
+            with nobody_else_runs():
+                work = pool.submit(int)
+                found = names(threads._busy())
+            assert [name for name in found if name.startswith("pool_")]
+            work.result()
+
+
+def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
+    pool = ThreadPoolExecutor(1, "pool")
+    pool.submit(int).result()
+    wait_until_idle()
+    with nobody_else_runs():
+        pool.shutdown(wait=False)
+        found = names(threads._busy())
+    pool.shutdown()
+    assert "pool_0" in found
+
+
+def test_thread_that_trio_keeps_for_its_next_job_is_idle_until_it_has_one() -> None:
+    async def main() -> None:
+        await trio.to_thread.run_sync(int)
+
+    trio.run(main)
+    wait_until_idle()
+    assert any(thread.name.startswith("Trio thread") for thread in threading.enumerate())
+    done = threading.Event()
+    with nobody_else_runs():
+        trio.lowlevel.start_thread_soon(int, lambda _: done.set())
+        found = names(threads._busy())
+    assert done.wait(20)
+    assert [name for name in found if name.startswith("Trio thread")]
+
+
+def test_executor_that_has_lost_count_of_its_threads_is_believed_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(1, "pool") as pool:
+        pool.submit(int).result()
+        wait_until_idle()
+        assert pool._idle_semaphore.acquire(timeout=0)
+        assert "pool_0" in names(threads._busy())
+        monkeypatch.setattr(threads, "_PATIENCE", 0.0)
+        assert "pool_0" not in names(threads._busy())

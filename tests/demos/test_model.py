@@ -1,0 +1,119 @@
+"""The language model: gradients against finite differences, parts of a batch against the whole, and what it writes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from aiodist._demos.model import LanguageModel, Weights, cross_entropy, nats
+
+RNG = np.random.default_rng(2)
+MODEL = LanguageModel(symbols=5, context=3, width=2, hidden=(6, 4))
+INPUTS, TARGETS = RNG.integers(0, 5, (9, 3)), RNG.integers(0, 5, 9)
+LOGITS = RNG.normal(size=(9, 5))
+
+
+@pytest.fixture
+def weights() -> Weights:
+    """Return weights in float64, where differences of 1e-6 can be told, and off the rectifiers' kinks.
+
+    With biases of zero a unit whose inputs are all cut off stands exactly at its kink, where there is no derivative.
+    """
+    rng = np.random.default_rng(9)
+    first = MODEL.init(np.random.default_rng(0))
+    return {name: weight + 0.1 * rng.standard_normal(weight.shape) for name, weight in first.items()}
+
+
+def numerical_gradients(loss: Callable[[], float], weights: Weights, by: float = 1e-6) -> Weights:
+    """Return (loss(w + by) - loss(w - by)) / (2 by) for every element of every weight."""
+    gradients = {name: np.zeros_like(weight) for name, weight in weights.items()}
+    for name, weight in weights.items():
+        for index in np.ndindex(weight.shape):
+            kept = weight[index]
+            weight[index] = kept + by
+            above = loss()
+            weight[index] = kept - by
+            gradients[name][index] = (above - loss()) / (2 * by)
+            weight[index] = kept
+    return gradients
+
+
+def assert_close(actual: Weights, expected: Weights, tolerance: float) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(actual[name], value, rtol=1e-5, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("hidden", [(), (6, 4)])
+def test_gradients_are_those_of_finite_differences(hidden: tuple[int, ...], weights: Weights) -> None:
+    model = LanguageModel(symbols=5, context=3, width=2, hidden=hidden)
+    if not hidden:
+        weights = {name: w.astype(np.float64) for name, w in model.init(np.random.default_rng(0)).items()}
+    surprise, gradients = model.nats_and_gradients(weights, INPUTS, TARGETS, 0.3)
+    assert surprise.tolist() == pytest.approx(nats(model.logits(weights, INPUTS), TARGETS).tolist())
+    expected = numerical_gradients(lambda: 0.3 * float(nats(model.logits(weights, INPUTS), TARGETS).sum()), weights)
+    assert_close(gradients, expected, 1e-7)
+
+
+@pytest.mark.parametrize("replicas", [2, 5, 12])
+def test_sum_over_parts_is_that_over_examples(replicas: int, weights: Weights) -> None:
+    surprise, whole = MODEL.nats_and_gradients(weights, INPUTS, TARGETS, 0.3)
+    parts = [
+        MODEL.nats_and_gradients(weights, INPUTS[mine], TARGETS[mine], 0.3)
+        for mine in np.array_split(np.arange(len(TARGETS)), replicas)  # more replicas than examples: some have none
+    ]
+    np.testing.assert_allclose(np.concatenate([one for one, _ in parts]), surprise)
+    assert_close({name: np.sum([one[name] for _, one in parts], axis=0) for name in whole}, whole, 1e-12)
+
+
+def test_first_weights_are_float32_near_uniform_and_of_the_seed() -> None:
+    weights, again = (MODEL.init(np.random.default_rng(1)) for _ in range(2))
+    assert {weight.dtype for weight in weights.values()} == {np.dtype(np.float32)}
+    assert all(np.array_equal(weights[name], again[name]) for name in weights)
+    surprise, _ = MODEL.nats_and_gradients(weights, INPUTS, TARGETS, 0.3)
+    assert surprise.mean() == pytest.approx(np.log(5), rel=0.3)
+
+
+def test_order_of_characters_matters(weights: Weights) -> None:
+    forth, back = MODEL.logits(weights, np.array([[0, 1, 2], [2, 1, 0]]))
+    assert not np.allclose(forth, back)
+
+
+def test_nats_are_minus_the_logarithm_of_the_softmax() -> None:
+    surprise, _ = cross_entropy(LOGITS, TARGETS, 0.3)
+    assert surprise.tolist() == nats(LOGITS, TARGETS).tolist()
+    for row, target, found in zip(LOGITS.tolist(), TARGETS.tolist(), surprise.tolist(), strict=True):
+        assert found == pytest.approx(-math.log(math.exp(row[target]) / sum(map(math.exp, row))))
+
+
+def test_large_logits_do_not_overflow() -> None:
+    logits = np.array([[1e4, 0.0], [-1e4, 1e4]], np.float32)
+    surprise, gradient = cross_entropy(logits, np.array([0, 0]), 1.0)
+    assert surprise.tolist() == pytest.approx([0, 2e4])
+    assert gradient.tolist() == [[0, 0], [-1, 1]]
+
+
+def test_examining_in_pieces_is_examining_at_once(weights: Weights) -> None:
+    inputs, targets = RNG.integers(0, 5, (9000, 3)), RNG.integers(0, 5, 9000)
+    loss, right = MODEL.examine(weights, inputs, targets)
+    logits = MODEL.logits(weights, inputs)
+    assert loss == pytest.approx(nats(logits, targets).mean())
+    assert right == pytest.approx((logits.argmax(axis=1) == targets).mean())
+
+
+def test_sample_depends_on_the_seed_alone(weights: Weights) -> None:
+    first, again, other = (MODEL.sample(weights, INPUTS[0], 60, seed=seed) for seed in (1, 1, 2))
+    assert first.shape == (60,)
+    assert set(first.tolist()) <= set(range(5))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_cold_sample_takes_the_likeliest(weights: Weights) -> None:
+    codes = INPUTS[0]
+    for code in MODEL.sample(weights, codes, 20, seed=0, temperature=1e-6):
+        assert code == MODEL.logits(weights, codes[-3:][None])[0].argmax()
+        codes = np.append(codes, code)
