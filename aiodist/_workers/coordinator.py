@@ -18,16 +18,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from aiodist._core.analysis import analyse, find_cycle
+from aiodist._core.analysis import analyse, cannot_complete, find_cycle
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import GroupKey, MemberRecord, ReplicaFacts, Snapshot, merge
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import (
     Ask,
+    GaveUp,
     GroupTag,
     Lost,
     Message,
     OpenGroup,
+    Query,
     ReleaseGroup,
     Report,
     Trouble,
@@ -84,6 +86,8 @@ class Coordinator:
                 self._release(rank, message.tag)
             case _ if self.outcome is not None:
                 yield rank, self.outcome
+            case GaveUp():
+                yield from self.lose(rank, message.why)
             case Trouble():
                 yield from self._hear(rank, message)
             case Waiting():
@@ -126,22 +130,38 @@ class Coordinator:
         if self.outcome is None and not any(rank in case.parts for case in self._cases.values()):
             yield from self._end(Lost(rank, why))
 
-    # Replicas that wait for each other.
+    # Replicas that wait for each other, or for one that has ended.
 
     def _hear_of_waiting(self, rank: int, message: Waiting) -> Sent:
-        """Look whether replicas of several workers wait for each other.
+        """Look whether replicas of several workers wait for ever.
 
         The snapshots are of different moments. Still, a cycle in them is one: a replica that does nothing but wait goes
         on only when another member posts, and the first of the cycle to go on would need a post of the next, which
-        waits itself since before; a post from before that stands in the next one's snapshot.
+        waits itself since before; a post from before that stands in the next one's snapshot. And a replica that has
+        ended without a collective never makes it.
         """
-        if message.run in self._cases:
+        run = message.run
+        if run in self._cases:
             return
-        waiting = self._waiting.setdefault(message.run, {})
+        waiting = self._waiting.setdefault(run, {})
+        is_first = not waiting
         waiting[rank] = message.snapshot
-        if find_cycle(merge(waiting.values())):
-            self._cases[message.run] = _Case()
-            yield from self._ask(Ask(message.run))
+        whole = merge(waiting.values())
+        if find_cycle(whole) or cannot_complete(whole):
+            self._cases[run] = _Case()
+            yield from self._ask(Ask(run))
+        elif is_first:
+            yield from self._query(run)
+
+    def look_again(self) -> Sent:
+        """Ask again what replicas wait in; whoever keeps the time calls this every second."""
+        for run in self._waiting:
+            if run not in self._cases and self.outcome is None:
+                yield from self._query(run)
+
+    def _query(self, run: int) -> Sent:
+        for other in range(self._layout.workers):
+            yield other, Query(run)
 
     # Groups.
 

@@ -87,7 +87,10 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Replicas of a worker do nothing but wait in collectives: ``snapshot.blocked``. There may be a cycle."""
+    """What a worker's replicas wait in, while nothing is wrong there: ``snapshot.blocked`` do nothing else.
+
+    The first that the coordinator hears makes it query the others, again and again, as long as they may be waited for.
+    """
 
     run: int
     snapshot: Snapshot
@@ -100,6 +103,13 @@ class Ask:
     run: int
     group: GroupKey | None = None
     number: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """The coordinator asks for a worker's `Waiting`: another one's replicas wait, perhaps for this one's."""
+
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +126,13 @@ class Lost:
     """A worker is gone."""
 
     rank: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """The worker cannot go on: its engine has failed."""
+
     why: str
 
 
@@ -151,7 +168,7 @@ class ReleaseGroup:
     tag: int
 
 
-Message: TypeAlias = Trouble | Waiting | Ask | Report | Lost | OpenGroup | GroupTag | ReleaseGroup
+Message: TypeAlias = Trouble | Waiting | Ask | Query | Report | Lost | GaveUp | OpenGroup | GroupTag | ReleaseGroup
 
 
 def encode(message: Message) -> bytes:
@@ -229,6 +246,8 @@ _KINDS: Final[Mapping[str, tuple[Callable[..., Message], Mapping[str, Any]]]] = 
     ),
     "Waiting": (Waiting, {"run": int, "snapshot": dict}),
     "Ask": (Ask, {"run": int, "group": _NONE, "number": (int, _NONE)}),
+    "Query": (Query, {"run": int}),
+    "GaveUp": (GaveUp, {"why": str}),
     "Report": (Report, {"run": int, "report": dict, "failures": list}),
     "Lost": (Lost, {"rank": int, "why": str}),
     "OpenGroup": (OpenGroup, {"run": int, "group": list, "workers": list}),

@@ -165,8 +165,7 @@ class RecordBuffers:
     def _read_all(self) -> Found:
         own = self._record
         whole = self._found = self._all.tobytes()
-        head = _HEAD.pack(own.digest, own.flags, own.notice)
-        if own.notice is Notice.NONE and all([whole.startswith(head, begin) for begin in self._begins]):
+        if own.notice is Notice.NONE and self._all_begin_with(_HEAD.pack(own.digest, own.flags, own.notice)):
             return Found(Agreement.ALIKE, own.digest, own.flags, True)
         rows = [_HEAD.unpack_from(whole, begin) for begin in self._begins]
         notices = [notice for _, _, notice in rows]
@@ -174,6 +173,12 @@ class RecordBuffers:
         agreement = _agreement(min(notices), max(notices), len(digests) <= 1)
         alike = len({flags for _, flags, _ in rows}) == 1
         return Found(agreement, next(iter(digests), own.digest), rows[0][1], alike)
+
+    def _all_begin_with(self, head: bytes) -> bool:
+        for begin in self._begins:  # noqa: SIM110  (in the way of every step, where `all` takes three times as long)
+            if not self._found.startswith(head, begin):
+                return False
+        return True
 
     def _read_least(self) -> Found:
         whole = self._all

@@ -78,7 +78,7 @@ class State(enum.Enum):
         AGREEING: a record has been brought.
         MOVING: values are being moved.
         OVER: all have ended.
-        FROZEN: the workers have diverged, or one of them is in trouble. Nothing is brought any more.
+        FROZEN: the workers have diverged, or one of them is in trouble: nothing is brought any more.
     """
 
     IDLE = enum.auto()
@@ -109,6 +109,7 @@ class Session:
         self._chain = blake2b(name.encode(), digest_size=16).digest()
         self._queue: deque[Step] = deque()
         self._joined = self._ended = False
+        self._limit: int | None = None
         self._brought = self._chain
 
     # What the local replicas do.
@@ -125,9 +126,11 @@ class Session:
         """Note that all local replicas have ended, behind the steps posted so far."""
         self._ended = True
 
-    def freeze(self) -> None:
-        """Bring nothing any more."""
-        if self.state is not State.OVER:
+    def freeze(self, number: int | None = None) -> None:
+        """Bring nothing any more from the step of that number on; None: from now on."""
+        limit = self.number if number is None else number
+        self._limit = limit if self._limit is None else min(limit, self._limit)
+        if self.state in (State.IDLE, State.AGREEING) and self.number >= self._limit:
             self.state = State.FROZEN
 
     # What is agreed on.
@@ -175,10 +178,10 @@ class Session:
 
     def moved(self) -> None:
         """Note that the step's values have been moved, or that the join is complete."""
-        if self.state is State.MOVING:
-            self.state = State.IDLE
         self.step = None
         self.number += 1
+        frozen = self._limit is not None and self.number >= self._limit
+        self.state = State.FROZEN if frozen else State.IDLE
 
     def finish_join(self) -> None:
         """Note that all replicas of all workers have joined, and go on."""

@@ -150,6 +150,14 @@ class Done:
 
 DONE: Final = Done()
 
+OF_VALUES: Final = (TypeError, ValueError, OverflowError)
+"""Errors of values, which every worker has alike; any other is the engine's, and may be one worker's alone."""
+
+
+def as_bytes(array: Array) -> Array:
+    """Return the bytes of an array that lies in one piece."""
+    return array.reshape(-1).view(np.uint8)
+
 
 def parts_of(whole: Array, counts: Sequence[int], places: Sequence[int] | None = None) -> list[Array]:
     """Return the parts of a buffer that begin at these places; None: each behind the one before it."""
