@@ -19,22 +19,22 @@ from aiodist._core.errors import (
 )
 from aiodist._core.report import (
     CallRecord,
-    Camp,
     CollectiveReport,
     Divergence,
     Location,
-    Parting,
+    Partition,
     Reason,
     ReplicaReport,
     ReplicaState,
 )
+from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
-from aiodist.collective.recorder import RecordedCall, Recorder, RunRecord
+from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
 from aiodist.data.contexts import InputContext, ValueContext
 from aiodist.data.dataset import NumpyDataset
 from aiodist.data.distributed import DistributedDataset, DistributedIterator
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.handle import CollectiveHandle
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.handle import CollectiveHandle
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cross_device_ops import (
     CrossDeviceOps,
@@ -54,7 +54,6 @@ from aiodist.strategy.mirrored import MirroredStrategy
 from aiodist.strategy.v1 import CollectiveHints
 from aiodist.strategy.variable import Variable
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
-from aiodist.tools.tracing.trace import trace
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:
@@ -126,9 +125,8 @@ __all__ = [
     "ReplicaState",
     "Reason",
     "CallRecord",
-    "Camp",
+    "Partition",
     "Divergence",
-    "Parting",
     "Location",
     # To see what replicas did, and when.
     "Recorder",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aiodist.tools.cli import main
+from aiodist._tools.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

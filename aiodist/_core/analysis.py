@@ -8,7 +8,7 @@ than every other, nobody is to blame, and all are suspects.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from aiodist._core import render
@@ -60,11 +60,11 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
         slot = _slot(group, overdue.number)
         if slot is not None:
             return _Case(snapshot, group, slot, overdue.seconds).report()
-    in_trouble = [
-        (group, slot) for group in snapshot.groups if (slot := _first_in_trouble(snapshot, group)) is not None
-    ]
+    ended = _ended(snapshot)
+    first = ((group, _first_in_trouble(snapshot.order_check, group, ended)) for group in snapshot.groups)
+    in_trouble = [(group, slot) for group, slot in first if slot is not None]
     if in_trouble:
-        group, slot = min(in_trouble, key=lambda each: _says_little(snapshot, *each))
+        group, slot = min(in_trouble, key=lambda found: _says_little(found[0], found[1], ended))
         return _Case(snapshot, group, slot, 0.0).report()
     if snapshot.deadlocked:
         return _deadlock(snapshot)
@@ -103,14 +103,13 @@ def _slot(group: GroupRecord, number: int | None) -> SlotRecord | None:
     return next((slot for slot in group.open if slot.number == number), None)
 
 
-def _first_in_trouble(snapshot: Snapshot, group: GroupRecord) -> SlotRecord | None:
+def _first_in_trouble(order_check: OrderCheck, group: GroupRecord, ended: Collection[int]) -> SlotRecord | None:
     """Return the first collective of a group that cannot complete any more; None where all still can.
 
     Where replicas are missing from the creation of a group, one that somebody waits in says more.
     """
-    ended = _ended(snapshot)
     for slot in group.open:
-        if len(_partitions(snapshot.order_check, group, slot)) > 1:
+        if len(_partitions(order_check, group, slot)) > 1:
             return slot
         says_most = slot.number >= 0 or len(group.open) == 1
         if says_most and any(_is_gone(group, member, slot, ended) for member in _missing(group, slot)):
@@ -143,12 +142,11 @@ def cannot_complete(snapshot: Snapshot) -> bool:
     return False
 
 
-def _says_little(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord) -> tuple[bool, bool]:
+def _says_little(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -> tuple[bool, bool]:
     """Whether nobody waits in a collective, and whether members are missing that may yet come to it.
 
     Those may wait in a collective of another group, and it is that one which keeps them.
     """
-    ended = _ended(snapshot)
     elsewhere = (member for member in _missing(group, slot) if not _is_gone(group, member, slot, ended))
     return not slot.waiting, any(True for _ in elsewhere)
 
@@ -193,18 +191,17 @@ class _Posted(NamedTuple):
 def _partitions(order_check: OrderCheck, group: GroupRecord, slot: SlotRecord) -> list[_Posted]:
     """Return who has come to a collective, by what their posts mean; the largest partition first."""
     left = {member.replica_id for member in group.members if _left(group, member, slot)}
-    found: dict[Hashable, tuple[list[int], Post]] = {}
+    found: dict[Hashable, list[tuple[tuple[int, ...], Post]]] = {}
     for post, replicas in slot.posts:
-        own = [i for i in replicas if i not in left] if left else replicas
+        own = tuple(i for i in replicas if i not in left) if left else replicas
         if own:
             key = "join" if slot is group.join else fingerprint(order_check, post)
-            found.setdefault(key, ([], post))[0].extend(own)
-    each = [_Posted(tuple(sorted(replicas)), _post_of_first(slot, replicas, post)) for replicas, post in found.values()]
+            found.setdefault(key, []).append((own, post))
+    each = []
+    for alike in found.values():
+        first = min(alike, key=lambda one: min(one[0]))
+        each.append(_Posted(tuple(sorted(i for replicas, _ in alike for i in replicas)), first[1]))
     return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
-
-
-def _post_of_first(slot: SlotRecord, replicas: Iterable[int], otherwise: Post) -> Post:
-    return slot.post_of(min(replicas)) or otherwise
 
 
 # One collective in trouble.
@@ -376,7 +373,7 @@ def _races(firsts: Sequence[ReplicaReport], facts: Mapping[int, ReplicaFacts]) -
             return ()
         calls = facts[replica.replica_id].child_calls
         found += [text for at, text in calls if (at.file, at.line) == (call.file, call.line)][:1]
-    return tuple(found) if len(found) == len(firsts) == 2 else ()
+    return tuple(sorted(found)) if len(found) == len(firsts) == 2 else ()
 
 
 def _time_limits(replicas: Iterable[ReplicaFacts]) -> tuple[str, ...]:
@@ -403,18 +400,13 @@ def replica_reports(snapshot: Snapshot, group: GroupRecord, slot: SlotRecord | N
         group: the group whose collectives are told of.
         slot: the collective that is asked about; None for none in particular.
     """
+    calls = _Calls(group)
     facts = {each.replica_id: each for each in snapshot.replicas}
-    histories = _Histories(group)
-    reports = []
-    for member in group.members:
-        known = facts.get(member.replica_id)
-        if known is not None:
-            reports.append(_replica(known, _waits_in(group, member, known, slot), histories))
-    return reports
+    return [_replica(facts[m.replica_id], calls, slot) for m in group.members if m.replica_id in facts]
 
 
-def _replica(known: ReplicaFacts, posted: tuple[int, Post] | None, histories: _Histories) -> ReplicaReport:
-    record = None if posted is None else histories.record(*posted)
+def _replica(known: ReplicaFacts, calls: _Calls, slot: SlotRecord | None) -> ReplicaReport:
+    record = calls.waits_in(known, slot)
     waits = record is not None and record.sequence_number >= 0
     state = known.end or (ReplicaState.WAITING if waits else ReplicaState.RUNNING)
     return ReplicaReport(
@@ -423,7 +415,7 @@ def _replica(known: ReplicaFacts, posted: tuple[int, Post] | None, histories: _H
         state=state,
         call=record.call if record else None,
         location=record.location if record else None,
-        history=histories.of(known.replica_id),
+        history=calls.history(known.replica_id),
         stack=() if state.ended else known.stack,
         returned=known.returned,
         ended_at=known.ended_at,
@@ -431,125 +423,117 @@ def _replica(known: ReplicaFacts, posted: tuple[int, Post] | None, histories: _H
     )
 
 
-def _waits_in(
-    group: GroupRecord, member: MemberRecord, known: ReplicaFacts, slot: SlotRecord | None
-) -> tuple[int, Post] | None:
-    """Return the collective that a replica waits in: this one if it is there, else the first that it has not left.
-
-    Nobody waits in the creation of a group, so there it is enough to have been there.
-    """
-    if known.end is not None and (slot is None or slot.number >= 0):
-        return None
-    if member.joined and group.join is not None:
-        post = group.join.post_of(member.replica_id)
-        return None if post is None or _left(group, member, group.join) else (group.join.number, post)
-    candidates = [slot] if slot is not None and slot is not group.join else []
-    candidates += [each for each in group.open if each.number >= 0]
-    for each in candidates:
-        post = each.post_of(member.replica_id)
-        if post is not None and not _left(group, member, each):
-            return each.number, post
-    return None
-
-
-class _Histories:
-    """The replicas' histories. Most are alike, so those that are share one tuple."""
+class _Calls:
+    """What the members of a group called. Most called the same, so histories that are alike are one tuple."""
 
     def __init__(self, group: GroupRecord) -> None:
-        members = len(group.members)
-        self._records: dict[tuple[int, int], CallRecord] = {}
+        self._group = group
+        self._members = {member.replica_id: member for member in group.members}
         self._common: list[CallRecord] = []
         self._own: dict[int, list[CallRecord]] = {}
-        self._made: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
-        slots = [slot for slot in (*group.history, *group.open) if slot.number >= 0]
-        for slot in [*slots, *([group.join] if group.join is not None else [])]:
-            if len(slot.posts) == 1 and len(slot.posts[0][1]) == members:
-                self._common.append(self.record(slot.number, slot.posts[0][0]))
+        self._open: dict[int, dict[int, CallRecord]] = {}
+        self._histories: dict[tuple[CallRecord, ...], tuple[CallRecord, ...]] = {}
+        for slot in group.history:
+            self._add(slot)
+        for slot in (*group.open, *([group.join] if group.join is not None else [])):
+            self._open[slot.number] = self._add(slot)
+
+    def _add(self, slot: SlotRecord) -> dict[int, CallRecord]:
+        """Add what was called in a slot to the histories, and return it by replica."""
+        calls = {}
+        for post, replicas in slot.posts:
+            record = CallRecord(slot.number, str(post.call), post.location)
+            calls.update(dict.fromkeys(replicas, record))
+            if slot.number < 0:
                 continue
-            for post, replicas in slot.posts:
-                record = self.record(slot.number, post)
+            if len(replicas) == len(self._members):
+                self._common.append(record)
+            else:
                 for replica_id in replicas:
                     self._own.setdefault(replica_id, []).append(record)
+        return calls
 
-    def record(self, number: int, post: Post) -> CallRecord:
-        key = number, id(post)
-        found = self._records.get(key)
-        if found is None:
-            found = self._records[key] = CallRecord(number, str(post.call), post.location)
-        return found
-
-    def of(self, replica_id: int) -> tuple[CallRecord, ...]:
+    def history(self, replica_id: int) -> tuple[CallRecord, ...]:
+        """Return the last calls of a replica, newest last."""
         own = tuple(self._own.get(replica_id, ()))
-        found = self._made.get(own)
-        if found is None:
-            found = self._made[own] = tuple(sorted((*self._common, *own), key=lambda record: record.sequence_number))
-        return found
+        if own not in self._histories:
+            self._histories[own] = tuple(sorted((*self._common, *own), key=lambda record: record.sequence_number))
+        return self._histories[own]
+
+    def waits_in(self, known: ReplicaFacts, slot: SlotRecord | None) -> CallRecord | None:
+        """Return the collective that a replica waits in: this one if it is there, else the first that it has not left.
+
+        Nobody waits in the creation of a group, so there it is enough to have been there.
+        """
+        group, member = self._group, self._members.get(known.replica_id)
+        if member is None or (known.end is not None and (slot is None or slot.number >= 0)):
+            return None
+        candidates = [each for each in group.open if each.number >= 0]
+        if slot is not None and slot.number in self._open:
+            candidates.insert(0, slot)
+        if member.joined and group.join is not None:
+            candidates = [group.join]
+        for each in candidates:
+            if known.replica_id in self._open[each.number] and not _left(group, member, each):
+                return self._open[each.number][known.replica_id]
+        return None
 
 
 # Replicas that wait for each other.
 
 
-class _Wait(NamedTuple):
-    """An open collective that replicas wait in: its group, by index, and its number."""
+class Waiting(NamedTuple):
+    """An open collective that replicas wait in, and the group that it is of."""
 
-    group: int
-    number: int
+    group: GroupRecord
+    slot: SlotRecord
 
 
-def find_cycle(snapshot: Snapshot) -> list[tuple[int, GroupRecord, SlotRecord]]:
+def find_cycle(snapshot: Snapshot) -> list[tuple[int, Waiting]]:
     """Return a cycle of replicas that wait for each other in collectives, each with what it waits in for the next.
 
     Only those that the snapshot knows to be blocked are taken for waiting; empty where there is no cycle.
     """
-    waits: dict[int, list[_Wait]] = {}
-    blockers: dict[_Wait, list[int]] = {}
-    for index, group in enumerate(snapshot.groups):
-        for slot in (*group.open, *([group.join] if group.join is not None else [])):
-            missing = [member.replica_id for member in _missing(group, slot)]
-            if not missing or not slot.waiting:
-                continue
-            wait = _Wait(index, slot.number)
-            blockers[wait] = missing
-            for replica_id in slot.waiting:
-                waits.setdefault(replica_id, []).append(wait)
-    blocked = {i: waits[i] for i in snapshot.blocked if i in waits}
+    waits = _waits(snapshot)
+    every = {id(each.slot): each for own in waits.values() for each in own}
+    blockers = {key: [member.replica_id for member in _missing(*each)] for key, each in every.items()}
+    blocked = {i: [id(each.slot) for each in waits[i]] for i in snapshot.blocked if i in waits}
     left = stuck(blocked, blockers)
-    shared = {wait: [i for i in blockers[wait] if i in left] for i in left for wait in blocked[i]}
-    cycle = shortest_cycle({i: shared[blocked[i][0]] for i in left}, sorted(left))
-    return [(i, *_of_wait(snapshot, blocked[i][0])) for i in cycle]
+    among_left = {key: [i for i in blockers[key] if i in left] for key in {blocked[i][0] for i in left}}
+    cycle = shortest_cycle({i: among_left[blocked[i][0]] for i in left}, sorted(left))
+    return [(i, every[blocked[i][0]]) for i in cycle]
 
 
-def _of_wait(snapshot: Snapshot, wait: _Wait) -> tuple[GroupRecord, SlotRecord]:
-    group = snapshot.groups[wait.group]
-    slot = next((slot for slot in group.open if slot.number == wait.number), group.join)
-    assert slot is not None
-    return group, slot
+def _waits(snapshot: Snapshot) -> dict[int, list[Waiting]]:
+    """Return what each replica waits in, group by group."""
+    waits: dict[int, list[Waiting]] = {}
+    for group in snapshot.groups:
+        for slot in (*group.open, *([group.join] if group.join is not None else [])):
+            for replica_id in slot.waiting:
+                waits.setdefault(replica_id, []).append(Waiting(group, slot))
+    return waits
 
 
-def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, GroupRecord, SlotRecord]]) -> CollectiveReport:
-    waits_in = {i: (group, slot) for i, group, slot in cycle}
+def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> CollectiveReport:
+    on_it = dict(cycle)
+    waits = _waits(snapshot)
+    calls: dict[int, _Calls] = {}
     replicas = []
     for each in snapshot.replicas:
-        group, slot = waits_in.get(each.replica_id) or _waiting_elsewhere(snapshot, each.replica_id)
-        alone = replace(group, members=tuple(m for m in group.members if m.replica_id == each.replica_id))
-        member = replica_reports(snapshot, alone if alone.members else snapshot.groups[0], slot)
-        replicas += [found for found in member if found.replica_id == each.replica_id]
+        elsewhere = waits.get(each.replica_id, [Waiting(snapshot.groups[0], _NOTHING)])[0]
+        group, slot = on_it.get(each.replica_id, elsewhere)
+        if id(group) not in calls:
+            calls[id(group)] = _Calls(group)
+        replicas.append(_replica(each, calls[id(group)], slot))
     steps = []
-    for i, group, slot in cycle:
+    for i, (group, slot) in cycle:
         post = slot.post_of(i)
-        assert post is not None
+        assert post is not None, "it waits in it"
         number = None if slot is group.join else slot.number
         steps.append(Step(i, str(post.call), number, render.group_label(group), post.location))
-    suspects = tuple(sorted(waits_in))
-    return CollectiveReport(Reason.CYCLE, cycle[0][2].number, tuple(replicas), suspects, render.cycle_text(steps))
-
-
-def _waiting_elsewhere(snapshot: Snapshot, replica_id: int) -> tuple[GroupRecord, SlotRecord | None]:
-    for group in snapshot.groups:
-        for slot in group.open:
-            if replica_id in slot.waiting:
-                return group, slot
-    return snapshot.groups[0], None
+    return CollectiveReport(
+        Reason.CYCLE, cycle[0][1].slot.number, tuple(replicas), tuple(sorted(on_it)), render.cycle_text(steps)
+    )
 
 
 def _deadlock(snapshot: Snapshot) -> CollectiveReport:

@@ -121,6 +121,7 @@ class Call:
         source: the id of the replica whose value counts (the root, where a kind has one); None where there is none.
         function: the merge function; None where there is none.
         members: the ids in a group that is made; None where none is.
+        subject: what it is made on, where there may be several of one kind: a variable, by its number.
         name: stands in for the call site.
         structure: the nest as text, with `LEAF` for every leaf; None for a single leaf, and where there is no value.
         paths: the key path of every leaf, e.g. ``['w'][0]``.
@@ -137,6 +138,7 @@ class Call:
     source: int | None = None
     function: Function | None = None
     members: tuple[int, ...] | None = None
+    subject: str | None = None
     name: str | None = None
     structure: str | None = None
     paths: tuple[str, ...] = ()
@@ -221,7 +223,7 @@ def compare(a: Call, b: Call) -> Reason | None:  # noqa: C901, PLR0911  (one ret
     """Return the first thing in which two calls differ, call sites left out; None where they are the same."""
     if a is b or a == b:
         return None
-    if a.kind != b.kind:
+    if a.kind != b.kind or a.subject != b.subject:
         return Reason.KIND
     if a.name != b.name:
         return Reason.NAME

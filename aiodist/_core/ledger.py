@@ -89,6 +89,11 @@ class Slot:
         self.missing = len(group.members)
         self.waiters: list[Any] = [None] * self.missing
 
+    @property
+    def first(self) -> Post:
+        """What the first member to come has posted here."""
+        return _post(self.call, self.code, self.offset, self.path)
+
     def post_of(self, position: int) -> Post:
         """Return what the member at that position has posted here."""
         found = self.others.get(position) if self.others is not None else None
@@ -188,9 +193,12 @@ class Group:
         joining: the join's slot, while a member has joined.
         doomed: the number from which on no slot is matched any more; None while all is well.
         history: the last matched collectives.
+        unmet: slots that were completed with an error, before all members had posted them alike.
     """
 
-    def __init__(self, ledger: Ledger, key: GroupKey, replicas: Sequence[Replica], made_at: tuple[Any, int] | None) -> None:
+    def __init__(
+        self, ledger: Ledger, key: GroupKey, replicas: Sequence[Replica], made_at: tuple[Any, int] | None
+    ) -> None:
         self.ledger = ledger
         self.key = key
         self.size = len(key[0])
@@ -204,6 +212,7 @@ class Group:
         self.joining: Slot | None = None
         self.doomed: int | None = None
         self.history: deque[tuple[int, Call, Any, int, Path | None, Any, tuple[int, ...]]] = deque(maxlen=HISTORY)
+        self.unmet: list[Slot] = []
         self._first_gone = _NEVER  # the lowest number that a member has ended or joined before
         self._making: dict[tuple[tuple[int, ...], str | None], _Making] = {}
         self._unsettled: set[int] | None = None
@@ -274,13 +283,13 @@ class Group:
 
     def _match(self, slot: Slot) -> None:
         slot.matched = True
-        self.history.append(
-            (slot.number, slot.call, slot.code, slot.offset, slot.path, slot.others, slot.absent)
-        )
+        self.history.append((slot.number, slot.call, slot.code, slot.offset, slot.path, slot.others, slot.absent))
 
     def complete(self, slot: Slot) -> None:
         """Note that a slot has its result, or its error."""
         slot.complete = True
+        if not slot.matched:
+            self.unmet.append(slot)
         if slot is self.joining:
             self.joining = None
         else:
@@ -444,7 +453,9 @@ class Group:
                 posts[key] = _post(call, code, offset, path)
             return posts[key]
 
-        def slot_record(number: int, of: dict[int, tuple[Call, Any, int, Path | None]], waiting: tuple[int, ...]) -> SlotRecord:
+        def slot_record(
+            number: int, of: dict[int, tuple[Call, Any, int, Path | None]], waiting: tuple[int, ...]
+        ) -> SlotRecord:
             found: dict[Post, list[int]] = {}
             for member in in_order:
                 if member.position in of:
@@ -454,7 +465,9 @@ class Group:
         def of_slot(slot: Slot, number: int) -> SlotRecord:
             first = (slot.call, slot.code, slot.offset, slot.path)
             there = (m for m in self.members if slot is self.joining or m.sequence > slot.number)
-            of = {m.position: (slot.others or {}).get(m.position, first) for m in there if m.position not in slot.absent}
+            of = {
+                m.position: (slot.others or {}).get(m.position, first) for m in there if m.position not in slot.absent
+            }
             if slot is self.joining:
                 of = dict(slot.others or {})
             waiting = tuple(m.replica_id for m in in_order if slot.waiters[m.position] is not None)
@@ -467,12 +480,14 @@ class Group:
             if others is None and not absent:
                 history.append(SlotRecord(number, ((post(call, code, offset, path), tuple(sorted(everyone))),)))
                 continue
-            of = {position: (call, code, offset, path) for position in range(len(self.members)) if position not in absent}
+            of = {
+                position: (call, code, offset, path) for position in range(len(self.members)) if position not in absent
+            }
             history.append(slot_record(number, {**of, **(others or {})}, ()))
-        made_at = self._made_at()
+        left = [*self.open.values(), *(slot for slot in self.unmet if slot.number < _JOINED)]
         return GroupRecord(
             self.key,
-            made_at,
+            self._made_at(),
             tuple(
                 MemberRecord(
                     m.replica_id,
@@ -483,7 +498,7 @@ class Group:
                 for m in in_order
             ),
             tuple(history),
-            tuple(of_slot(self.open[number], number) for number in sorted(self.open)),
+            tuple(of_slot(slot, slot.number) for slot in sorted(left, key=lambda slot: slot.number)),
             None if self.joining is None else of_slot(self.joining, self.number_of_join()),
         )
 

@@ -61,22 +61,29 @@ def shortest_cycle(follows: Mapping[Node, Iterable[Node]], order: Sequence[Node]
         follows: the nodes that each node waits for.
         order: all nodes.
     """
-    rank = {node: index for index, node in enumerate(order)}
     best: list[Node] = []
-    for start in order:
-        found = _way_back(follows, start, len(best) or len(order) + 1)
-        if found and (not best or len(found) < len(best)):
+    done: set[Node] = set()
+    starts = list(reversed(order))
+    while starts and len(best) not in (1, 2):
+        start = starts.pop()
+        if start in done:
+            continue
+        found = _way_back(follows, start, done, len(best) or len(order) + 1)
+        done.add(start)  # no other cycle that is looked for passes through it
+        if found:
             best = found
-        if len(best) in (1, 2):
-            break
+            starts += found  # the last first: in a ring it leads to what is done at once
     if not best:
         return []
+    rank = {node: index for index, node in enumerate(order)}
     first = min(range(len(best)), key=lambda index: rank[best[index]])
     return best[first:] + best[:first]
 
 
-def _way_back(follows: Mapping[Node, Iterable[Node]], start: Node, shorter_than: int) -> list[Node]:
-    """Return the shortest way from a node back to itself, if it has fewer nodes than that."""
+def _way_back(
+    follows: Mapping[Node, Iterable[Node]], start: Node, without: Collection[Node], shorter_than: int
+) -> list[Node]:
+    """Return the shortest way from a node back to itself without some others, if it has fewer nodes than that."""
     came: dict[Node, Node] = {}
     queue = deque([(start, 1)])
     seen: set[int] = set()
@@ -94,7 +101,7 @@ def _way_back(follows: Mapping[Node, Iterable[Node]], start: Node, shorter_than:
                 while way[-1] != start:
                     way.append(came[way[-1]])
                 return way[::-1]
-            if other not in came:
+            if other not in came and other not in without:
                 came[other] = node
                 queue.append((other, length + 1))
     return []

@@ -1,4 +1,10 @@
-"""The demos of the command line: real training, and an error on purpose.
+"""The demos of the command line: real training, and an error on purpose. Each module imports only earlier ones.
 
-Modules, each of which imports only earlier ones: interruption, terminal, model, corpus, training, text, mismatch.
+- `interruption`: Ctrl-C ends a run in order.
+- `terminal`: where demos print, and a run's progress.
+- `model`: the character language model, in plain NumPy.
+- `corpus`: the text that it learns.
+- `training`: data-parallel training of it.
+- `text`: the demo that trains, examines, and prints a sample.
+- `mismatch`: the demo of the report on replicas that disagree.
 """

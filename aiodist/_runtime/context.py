@@ -17,7 +17,6 @@ from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
-from aiodist._collectives.kinds import Kind
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Member, Path
 from aiodist._core.render import group_label
@@ -34,8 +33,8 @@ from aiodist_kernels import ReduceOp
 T = TypeVar("T")
 
 _RETIRED: Final = -1
-_ANY_THREAD: Final = 0
-_NO_RUN: Final = -2
+ANY_THREAD: Final = 0
+NO_RUN: Final = -2
 
 
 class RunOfReplica(Protocol):
@@ -89,7 +88,7 @@ class ReplicaContext(Block):
         replica_id_in_sync_group: its id.
     """
 
-    __slots__ = ("__weakref__", "_branches", "_member", "_of_run", "_run", "_thread", "_worker", "replica")
+    __slots__ = ("__weakref__", "branches", "member", "of_run", "_run", "thread", "_worker", "replica")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         if not hasattr(strategy, "standing_run"):
@@ -99,45 +98,45 @@ class ReplicaContext(Block):
         index = requests.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
         if not 0 <= index < len(members):
             raise ValueError(f"replica_id_in_sync_group must be from 0 to {len(members) - 1}, got {index}")
-        self._bind(run, members[index], None)
+        self.bind(run, members[index], None)
 
     @classmethod
     def of(cls, run: Any, member: Member, worker: DeviceThread | None) -> Self:
         """Return the context of a replica that runs."""
         context = cls.__new__(cls)
-        context._bind(run, member, worker)
+        context.bind(run, member, worker)
         return context
 
-    def _bind(self, run: Any, member: Member, worker: DeviceThread | None) -> None:
+    def bind(self, run: Any, member: Member, worker: DeviceThread | None) -> None:
         Block.__init__(self)
         self._run: RunOfReplica = run
-        self._member = member
+        self.member = member
         self._worker = worker
-        self._thread = run.thread
-        self._of_run: ReplicaContext | None = None
-        self._branches: WeakSet[ReplicaContext] | None = None
+        self.thread = run.thread
+        self.of_run: ReplicaContext | None = None
+        self.branches: WeakSet[ReplicaContext] | None = None
         self.replica = member.replica
 
     def retire(self) -> None:
         """Refuse collectives from now on: the replica's function is over."""
-        self._thread = _RETIRED
-        for branch in self._branches or ():
-            branch._thread = _RETIRED
+        self.thread = _RETIRED
+        for branch in self.branches or ():
+            branch.thread = _RETIRED
 
     def __repr__(self) -> str:
         me = f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
-        label = group_label(self._member.group.record())
+        label = group_label(self.member.group.record())
         return f"<ReplicaContext: {me if label is None else f'{me} in {label}'} on {self.devices[0]}>"
 
     @property
     def replica_id_in_sync_group(self) -> int:
         """This replica's id, from 0; in a group that `new_group` made, its position there."""
-        return self._member.rank
+        return self.member.rank
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas the sync group has."""
-        return self._member.group.size
+        return self.member.group.size
 
     @property
     def strategy(self) -> Any:
@@ -147,12 +146,7 @@ class ReplicaContext(Block):
     @property
     def devices(self) -> tuple[str, ...]:
         """The replica's devices, in canonical form."""
-        return (self._run.device_of(self._member.replica_id),)
-
-    @property
-    def member(self) -> Member:
-        """The replica in the ledger's group."""
-        return self._member
+        return (self._run.device_of(self.member.replica_id),)
 
     def all_reduce(
         self,
@@ -181,8 +175,8 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives a nest like ``value``. MEAN of integers is float64.
         """
-        if current.get() is not self or self._thread != get_ident():
-            self._check("all_reduce")
+        if current.get() is not self or self.thread != get_ident():
+            self.check("all_reduce")
         op = reduce_op if type(reduce_op) is ReduceOp else requests.reduce_op(reduce_op)
         frame = _getframe(1)
         structure = None
@@ -193,10 +187,10 @@ class ReplicaContext(Block):
             structure, spec, leaves = requests.described(value)
             request = requests.request(kinds.ALL_REDUCE, op, None, requests.checked_name(name), structure, spec)
         if options is None and experimental_hints is None and out is None and not self._run.paths:
-            return self._run.post(self._member, request, frame.f_code, frame.f_lasti, leaves, structure)
+            return self._run.post(self.member, request, frame.f_code, frame.f_lasti, leaves, structure)
         options = requests.options(options, experimental_hints)
         buffers = None if out is None else self._out_buffers(out, request, structure, leaves)
-        return self._issue(frame, request, leaves, structure, options=options, out=buffers)
+        return self.issue(frame, request, leaves, structure, options=options, out=buffers)
 
     def all_gather(
         self, value: Any, axis: int, options: CommunicationOptions | None = None, *, name: str | None = None
@@ -212,12 +206,12 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives a nest like ``value``.
         """
-        self._check("all_gather")
+        self.check("all_gather")
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
         axes = kinds.axes_of(spec, axis)
         request = requests.request(kinds.ALL_GATHER, None, axes, name, structure, kinds.ragged(spec, axes))
-        return self._issue(_getframe(1), request, leaves, structure, options=requests.options(options, None))
+        return self.issue(_getframe(1), request, leaves, structure, options=requests.options(options, None))
 
     def broadcast(self, value: Any, source: int = 0, *, name: str | None = None) -> CollectiveHandle[Any]:
         """Give every replica the value of one.
@@ -230,12 +224,12 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives a nest like ``value``.
         """
-        self._check("broadcast")
+        self.check("broadcast")
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
         source = requests.replica_id(source, "source")
         request = requests.request(kinds.BROADCAST, None, source, name, structure, spec)
-        return self._issue(_getframe(1), request, leaves, structure)
+        return self.issue(_getframe(1), request, leaves, structure)
 
     def reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, axis: int = 0, *, name: str | None = None
@@ -251,12 +245,12 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives a nest like ``value``.
         """
-        self._check("reduce_scatter")
+        self.check("reduce_scatter")
         name = requests.checked_name(name)
         op = requests.reduce_op(reduce_op)
         structure, spec, leaves = requests.described(value)
         request = requests.request(kinds.REDUCE_SCATTER, op, kinds.axes_of(spec, axis), name, structure, spec)
-        return self._issue(_getframe(1), request, leaves, structure)
+        return self.issue(_getframe(1), request, leaves, structure)
 
     def all_to_all(
         self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
@@ -272,12 +266,12 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives a nest like ``value``.
         """
-        self._check("all_to_all")
+        self.check("all_to_all")
         name = requests.checked_name(name)
         structure, spec, leaves = requests.described(value)
         axes = kinds.split_axes_of(spec, split_axis, concat_axis)
         request = requests.request(kinds.ALL_TO_ALL, None, axes, name, structure, spec)
-        return self._issue(_getframe(1), request, leaves, structure)
+        return self.issue(_getframe(1), request, leaves, structure)
 
     def barrier(self, *, name: str | None = None) -> CollectiveHandle[None]:
         """Wait until every replica is here.
@@ -288,13 +282,13 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives None.
         """
-        if current.get() is not self or self._thread != get_ident():
-            self._check("barrier")
+        if current.get() is not self or self.thread != get_ident():
+            self.check("barrier")
         frame = _getframe(1)
         if name is None and not self._run.paths:
-            return self._run.post(self._member, _BARRIER, frame.f_code, frame.f_lasti, None)
+            return self._run.post(self.member, _BARRIER, frame.f_code, frame.f_lasti, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
-        return self._issue(frame, request, None, None)
+        return self.issue(frame, request, None, None)
 
     def merge_call(
         self,
@@ -319,12 +313,12 @@ class ReplicaContext(Block):
             A handle; its await gives this replica's component of what ``merge_fn`` returned. An exception in it is
             raised there, too, and comes out of `run` once.
         """
-        self._check("merge_call")
+        self.check("merge_call")
         if not callable(merge_fn):
             raise TypeError(f"merge_call expects a function, got {merge_fn!r}")
         call = MergeCall(merge_fn, *requests.call_arguments(args, kwargs))
         request = requests.merge_request(merge_fn, call.args, call.kwargs, requests.checked_name(name))
-        return self._issue(_getframe(1), request, call, None)
+        return self.issue(_getframe(1), request, call, None)
 
     def join(self) -> CollectiveHandle[int]:
         """Take part in the others' collectives with nothing, until every replica has joined.
@@ -337,9 +331,9 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives the id of the replica that joined last, as this context counts.
         """
-        self._check("join")
+        self.check("join")
         frame = _getframe(1)
-        return self._run.join(self._member, frame.f_code, frame.f_lasti)
+        return self._run.join(self.member, frame.f_code, frame.f_lasti)
 
     def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
         """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.
@@ -362,7 +356,7 @@ class ReplicaContext(Block):
             TypeError: an argument of the wrong type.
             ValueError: no replicas, unknown ones, one that is given twice; or this one is not among them.
         """
-        self._check("new_group")
+        self.check("new_group")
         name = requests.checked_name(name)
         ids = requests.replica_ids(replica_ids, self.num_replicas_in_sync)
         me = self.replica_id_in_sync_group
@@ -373,11 +367,11 @@ class ReplicaContext(Block):
             )
         frame = _getframe(1)
         path = call_path(frame) if self._run.paths and name is None else None
-        member = self._run.new_group(self._member, ids, name, frame.f_code, frame.f_lasti, path)
+        member = self._run.new_group(self.member, ids, name, frame.f_code, frame.f_lasti, path)
         context = self.of(self._run, member, self._worker)
-        of_run = context._of_run = self._of_run or self
-        of_run._branches = of_run._branches if of_run._branches is not None else WeakSet()
-        of_run._branches.add(context)
+        of_run = context.of_run = self.of_run or self
+        of_run.branches = of_run.branches if of_run.branches is not None else WeakSet()
+        of_run.branches.add(context)
         return context
 
     async def run_sync(self, fn: Callable[..., T], *args: Any) -> T:
@@ -397,13 +391,13 @@ class ReplicaContext(Block):
             ReplicaContextError: the call is made outside this replica.
             TypeError: ``fn`` is no plain function.
         """
-        self._check("run_sync")
+        self.check("run_sync")
         requests.check_plain(fn)
         if self._worker is None:  # outside a run no device has a thread of its own
             return await anyio.to_thread.run_sync(fn, *args)
         return await self._worker.run(fn, *args)
 
-    def _issue(
+    def issue(
         self,
         frame: FrameType,
         request: Request,
@@ -417,7 +411,7 @@ class ReplicaContext(Block):
         if self._run.paths and request.call.name is None:
             path = call_path(frame)
         return self._run.post(
-            self._member, request, frame.f_code, frame.f_lasti, leaves, structure, path=path, options=options, out=out
+            self.member, request, frame.f_code, frame.f_lasti, leaves, structure, path=path, options=options, out=out
         )
 
     def _out_buffers(self, given: Any, request: Request, structure: Any, leaves: Any) -> OutBuffers:
@@ -443,49 +437,49 @@ class ReplicaContext(Block):
 
     # A collective asked for in the wrong place.
 
-    def _check(self, what: str) -> None:
+    def check(self, what: str) -> None:
         """Check that the replica may issue collectives through this context, here and now.
 
         Raises:
             ReplicaContextError: it may not.
         """
-        thread = self._thread
+        thread = self.thread
         if thread == _RETIRED:
             raise ReplicaContextError(
-                f"{what} was called through the context of {self._me()}, whose function has ended; "
+                f"{what} was called through the context of {self.who()}, whose function has ended; "
                 "a replica's collectives are issued, and its child tasks end, before its function returns"
             )
-        if thread == _NO_RUN:
+        if thread == NO_RUN:
             raise ReplicaContextError(
-                f"{what} was called through a context of {self._me()} that was made by hand; the other replicas are "
+                f"{what} was called through a context of {self.who()} that was made by hand; the other replicas are "
                 "not running: use `await strategy.run(fn)` and, in fn, `get_replica_context()`"
             )
-        if thread != _ANY_THREAD and thread != get_ident():
+        if thread != ANY_THREAD and thread != get_ident():
             raise ReplicaContextError(
-                f"{what} of {self._me()} was called in the thread {threading.current_thread().name!r}; "
+                f"{what} of {self.who()} was called in the thread {threading.current_thread().name!r}; "
                 "collectives are issued in the event loop's thread: return the value from run_sync and pass it there"
             )
         here = current.get()
-        if here is self or (here is None and thread == _ANY_THREAD):
+        if here is self or (here is None and thread == ANY_THREAD):
             return
         if isinstance(here, CrossReplica):
             raise ReplicaContextError(
-                f"{what} of {self._me()} was called in cross-replica context (under strategy.scope() or in a merge "
+                f"{what} of {self.who()} was called in cross-replica context (under strategy.scope() or in a merge "
                 "function); there, combine per-replica values with `await strategy.reduce(op, value, axis)` or gather"
             )
         if here is None:
             raise ReplicaContextError(
-                f"{what} was called through the context of {self._me()} outside that replica; "
+                f"{what} was called through the context of {self.who()} outside that replica; "
                 "collectives are issued inside the function that strategy.run runs"
             )
         if here.replica is not self.replica:  # else one is that of a group
             raise ReplicaContextError(
-                f"{what} was called through the context of {self._me()} inside {here._me()}; "
+                f"{what} was called through the context of {self.who()} inside {here.who()}; "
                 "each replica uses its own: ctx = aiodist.get_replica_context()"
             )
 
-    def _me(self) -> str:
-        return f"replica {self._member.replica_id} of {self._member.group.ledger.root.size}"
+    def who(self) -> str:
+        return f"replica {self.member.replica_id} of {self.member.group.ledger.root.size}"
 
 
 _BARRIER = Request.of_kind(kinds.BARRIER)

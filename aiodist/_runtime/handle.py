@@ -11,7 +11,7 @@ import sys
 import warnings
 from asyncio import CancelledError, Future
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
@@ -31,6 +31,7 @@ class Owner(Protocol):
     closed: bool
     loop: Any
     threads: Any
+    observer: Any
 
     def blocked(self, member: Member, slot: Rendezvous) -> None:
         """Note that a replica waits in a collective that is not complete."""
@@ -77,6 +78,11 @@ class CollectiveHandle(Generic[T]):
     def slot(self) -> Rendezvous:
         """The collective."""
         return self._slot
+
+    @property
+    def observer(self) -> Any:
+        """Who is told what happens in its run."""
+        return self._run.observer
 
     @property
     def member(self) -> Member:

@@ -602,6 +602,4 @@ def _has_time_limit(waiter: Waiter) -> bool:
         if (callable(when) and when() is not None) or (isinstance(deadline, (int, float)) and deadline != math.inf):
             return True
     frames = (link.frame for link in waiter.chain if link.frame is not None)
-    return any(
-        frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in frames
-    )
+    return any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in frames)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
+from aiodist._collectives.host import in_native_order
 from aiodist._collectives.work import Work
 from aiodist._core.ledger import Slot
 from aiodist._runtime.requests import Request
@@ -77,8 +78,14 @@ class Rendezvous(Slot):
             devices: the replicas' devices, by position.
         """
         request = self.request
-        spec = request.collective.spec
-        if spec is None:
+        if request.compute is not None:
+            self.shared = True
+            made = request.compute(self.values, self.options)
+            if type(made) is Work:
+                return made
+            self.take(made, shared=True)
+            return None
+        if request.collective.spec is None:
             self.take(None, shared=True)
             return None
         executor = request.executor(
@@ -88,9 +95,8 @@ class Rendezvous(Slot):
             tuple(devices) if request.on_devices else (),
         )
         outs = None if self.outs is None else {position: out.leaves for position, out in self.outs.items()}
-        result = executor.run(
-            self.values, self.options.bytes_per_pack, outs, native_order=self.others is None
-        )
+        values = self.values if self.others is None else [in_native_order(value) for value in self.values]
+        result = executor.run(values, self.options.bytes_per_pack, outs)
         if type(result) is Work:
             self.shared = executor.shared
             return result
@@ -101,8 +107,10 @@ class Rendezvous(Slot):
         """Keep the result."""
         self.result = result
         self.shared = shared
-        self.plain = shared and self.outs is None and (
-            result is None or self.request.collective.spec is None or self.request.collective.spec.single
+        self.plain = (
+            shared
+            and self.outs is None
+            and (result is None or self.request.collective.spec is None or self.request.collective.spec.single)
         )
 
     def read(self, position: int, structure: nests.Structure | None) -> Any:

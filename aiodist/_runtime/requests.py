@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,12 +21,15 @@ from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafType, Spec, describe
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
-from aiodist._collectives.collective import Collective, executor
-from aiodist._collectives.kinds import Kind
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import Collective, Kind
 from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
 from aiodist_kernels import ReduceOp
 
 _MOST_KEPT = 4096
+
+
+Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
 
 
 class Request:
@@ -37,15 +40,17 @@ class Request:
         call: the same, as the ledger compares it.
         op: the reduce op.
         shape, dtype: of a single NumPy array; None for everything else.
+        compute: makes the result of the values and options, where no plan does; None otherwise.
         on_devices: whether there are arrays on GPUs among the leaves.
         checked_for: for how many replicas it was last found to be one that can be carried out.
     """
 
-    __slots__ = ("_executors", "call", "checked_for", "collective", "dtype", "on_devices", "op", "shape")
+    __slots__ = ("_executors", "call", "checked_for", "collective", "compute", "dtype", "on_devices", "op", "shape")
 
-    def __init__(self, collective: Collective, call: Call) -> None:
+    def __init__(self, collective: Collective, call: Call, compute: Compute | None = None) -> None:
         self.collective = collective
         self.call = call
+        self.compute = compute
         self.op = collective.op
         spec = collective.spec
         plain = spec is not None and spec.single and spec.marks == (None,) and collective.detail is None
@@ -79,7 +84,7 @@ class Request:
         key = size, absent, accumulate, devices
         found = self._executors.get(key)
         if found is None:
-            found = self._executors[key] = executor(self.collective, size, absent, accumulate, devices)
+            found = self._executors[key] = executor(self.collective, size, absent, accumulate)
         return found
 
 
@@ -95,7 +100,9 @@ def array_request(kind: Kind, op: ReduceOp | None, shape: tuple[int, ...], dtype
     return found
 
 
-def request(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Request:
+def request(
+    kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None
+) -> Request:
     """Return the request for a described value."""
     key = (kind, op, detail, name, structure, spec)
     found = _requests.get(key)
@@ -133,9 +140,7 @@ def _new(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structu
     return Request(Collective(kind, op, detail, spec), call_of(kind, op, detail, name, structure, spec))
 
 
-def call_of(
-    kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None
-) -> Call:
+def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Call:
     """Return what is asked for as plain data."""
     paths: tuple[str, ...] = ()
     if structure is not None:

@@ -34,7 +34,6 @@ import inspect
 import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextvars import copy_context
 from functools import partial
 from threading import get_ident
 from types import FrameType
@@ -52,11 +51,11 @@ from aiodist._core.call import Call as PlainCall
 from aiodist._core.call import place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer, who_observes
-from aiodist._core.ledger import Group, Ledger, Member, Path, Slot
+from aiodist._core.ledger import Group, Ledger, Member, Path
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
 from aiodist._core.snapshot import ReplicaFacts, Snapshot
 from aiodist._core.text import ids
-from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.context import ANY_THREAD, NO_RUN, ReplicaContext
 from aiodist._runtime.current import current
 from aiodist._runtime.device_thread import DeviceThread
 from aiodist._runtime.handle import CollectiveHandle
@@ -151,9 +150,7 @@ class Run:
         self.devices = tuple(devices)
         self.options = options
         self.first = first
-        self.ledger = Ledger(
-            range(first, first + len(devices)), order_check, total=total, slot_type=Rendezvous
-        )
+        self.ledger = Ledger(range(first, first + len(devices)), order_check, total=total, slot_type=Rendezvous)
         self.paths = order_check is OrderCheck.CALL_PATH
         self.closed = False
         self.error: CollectiveError | None = None
@@ -180,9 +177,20 @@ class Run:
         self._handle = loop.handle
         self._clock, self._wakes_at_once = loop.clock, loop.wakes_at_once
 
-    def now(self) -> int:
-        """Return the time on the event loop's clock, in nanoseconds."""
-        return int(self.loop.fine_clock() * 1e9)
+    def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
+        """Tell an observer what happens, with handles that tell it of awaits."""
+        self.observer = observer
+        self._handle = handle
+
+    def progress(self) -> tuple[int, ...]:
+        """Return numbers of which one changes whenever a replica gets further."""
+        return self.ledger.progress()
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Tells the time on the event loop's clock, in seconds, in small steps."""
+        clock: Callable[[], float] = self.loop.fine_clock
+        return clock
 
     def state_of(self, member: Member) -> _State:
         """Return what is known of a replica."""
@@ -274,7 +282,8 @@ class Run:
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group
         try:
-            kinds.check_present(slot.request.collective, slot.absent)
+            if slot.absent:
+                slot.request.collective.check_present(slot.absent)
             work = slot.compute([self.device_of(member.replica_id) for member in group.members])
             if work is not None:
                 self._compute_in_threads(slot, work)
@@ -658,10 +667,15 @@ def _how_it_returned(state: _State) -> tuple[str | None, Location | None]:
     return text, None if frame is None else place(frame.f_code, frame.f_lasti).location
 
 
-def new_solo_run(strategy: Any, device: str, order_check: OrderCheck, options: CommunicationOptions) -> Run:
-    """Return a run of one replica outside any event loop: whatever it asks for is complete at once."""
-    run = Run(strategy, (device,), order_check, options)
-    run.attach(SoloLoop(partial(merge, strategy, run.finish_merge)), _InThisThread(), 0)
+def new_standing_run(run: Run) -> Run:
+    """Return a run for contexts that are made by hand.
+
+    A replica that is alone needs no event loop: whatever it asks for is complete at once. Of several, none runs.
+    """
+    if run.ledger.root.size > 1:
+        run.thread = NO_RUN
+    else:
+        run.attach(SoloLoop(partial(merge, run.strategy, run.finish_merge)), _InThisThread(), ANY_THREAD)
     return run
 
 
@@ -720,7 +734,10 @@ class _Replicas:
             async with create_task_group() as tasks:
                 self._attach(new_loop(tasks), observer)
                 members = run.ledger.root.members
-                names = [f"replica {m.replica_id} of {_name(self._calls[0][0])} ({run.device_of(m.replica_id)})" for m in members]
+                names = [
+                    f"replica {m.replica_id} of {_name(self._calls[0][0])} ({run.device_of(m.replica_id)})"
+                    for m in members
+                ]
                 run.loop.start([partial(self._drive, member) for member in members], names)
             reported = await self._conclude()
             if reported is not None or self._cancellations:
@@ -850,7 +867,9 @@ class _Replicas:
             if not self._failures:
                 error.add_note(note_of_failure(run.ledger, member.replica, run.device_of(member.replica_id)))
             else:
-                error.add_note(f"replica {member.replica_id} of {run.ledger.root.size} on {run.device_of(member.replica_id)}")
+                error.add_note(
+                    f"replica {member.replica_id} of {run.ledger.root.size} on {run.device_of(member.replica_id)}"
+                )
         self._failures[member.replica_id] = error
         return ReplicaState.FAILED
 
@@ -872,3 +891,7 @@ def _is_only(error: BaseException, kinds_of_error: tuple[type[BaseException], ..
     if isinstance(error, BaseExceptionGroup):
         return all(_is_only(inner, kinds_of_error) for inner in error.exceptions)
     return isinstance(error, kinds_of_error)
+
+
+DRIVE = _Replicas._drive.__code__  # noqa: SLF001  (its own)
+"""The code in whose frame a replica's function runs: ``run`` and ``member`` are among its variables."""

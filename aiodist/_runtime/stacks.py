@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import Any, NamedTuple
 
+from aiodist._core.ledger import Path
 from aiodist._core.report import Location
 
 _PLUMBING = ("aiodist._", "aiodist.testing", "asyncio.", "trio.", "anyio.")

@@ -1,15 +1,19 @@
-"""The stall report: a warning when the replicas of a run stand still, saying who waits for what.
+"""The stall watch: what is said of a run whose replicas stand still, and the proof that some of them always will.
 
 On an ordinary event loop nobody can know whether what a replica awaits will come. So when none of a run's replicas has
 issued a collective, completed one or ended for a while, and one of them waits in a collective, that is told as a
-warning, once for each time they stand still, and nothing else is done; an error is what a collective's own timeout is
-for. Values on their way between workers get on as long as operations of theirs are completed.
+warning, once for each time they stand still; an error is what a collective's own timeout is for. Before that, once
+nothing has moved for a second, the tasks are looked at: where it is certain that replicas wait for each other, and
+nothing else can wake them, the run ends with a `DeadlockError`.
 
-One timer an event loop looks after all runs in it, a few times in the time allowed; a run that begins and ends between
-two looks costs the entry in a dict. On a loop that can prove that nothing will ever run again (it says so by an
-attribute ``proves_standstill``) there is no timer, for a pending timer would count as something to come.
+One timer an event loop looks after all runs in it, about once a second; a run that begins and ends between two looks
+costs the entry in a dict. On a loop that can prove that nothing will ever run again (it says so by an attribute
+``proves_standstill``) there is no timer, for a pending timer would count as something to come.
 
-What was rejected: a timer for each run or meeting (a training loop makes thousands of runs a second); a thread that
+A warning that cannot be shown (standard error is closed, a handler raises, a filter makes errors of warnings) must not
+end a correct program: there is no caller to raise anything in.
+
+What was rejected: a timer for each run or collective (a training loop makes thousands of runs a second); a thread that
 looks from outside (it cannot look at tasks while they run); logging (a person who has set up none would see nothing,
 where a warning is shown by default, as asyncio's and trio's own are).
 """
@@ -21,31 +25,29 @@ import logging
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary, ref
 
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.errors import StallWarning
-from aiodist.collective.callsite import location
-from aiodist.replica.engine import running_on_trio
+from aiodist._core.ledger import Slot
+from aiodist._runtime.loop import running_on_trio
 
 if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
-    from aiodist.collective.rendezvous import Rendezvous
+    from aiodist._runtime.scheduler import Run
 
 TASK_NAME: Final = "aiodist stall report"
 """The name of its task, on trio."""
 
 _LOOKS = 4
+_LONGEST_PAUSE = 0.5
+_PROOF_SECONDS = 1.0
 _MOST_LINES = 20
 _ELSEWHERE = (
     "all of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
     "CommunicationOptions ends such a wait by an error that names them, and says where they are"
-)
-_ON_THEIR_WAY = (
-    "all replicas have arrived, and values that they have brought do not come: timeout_seconds of CommunicationOptions "
-    "ends such a wait by an error"
 )
 After = Callable[[float, Callable[[], None]], object]
 _log = logging.getLogger("aiodist")
@@ -71,98 +73,76 @@ class StallWatch:
 
     def __init__(self, seconds: float, after: After, clock: Callable[[], float]) -> None:
         self._seconds = seconds
+        self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE)
         self._after = after
         self._clock = clock
-        self._runs: dict[SyncGroup, _Seen] = {}
+        self._runs: dict[Run, _Seen] = {}
         self._ticks = False
 
-    def add(self, group: SyncGroup) -> None:
+    def add(self, run: Run) -> None:
         """Look after a run from now on."""
-        self._runs[group] = _Seen()
+        self._runs[run] = _Seen()
         if not self._ticks:
             self._ticks = True
-            self._after(self._seconds / _LOOKS, self._tick)
+            self._after(self._pause, self._tick)
 
-    def remove(self, group: SyncGroup) -> None:
+    def remove(self, run: Run) -> None:
         """Look after a run no more."""
-        self._runs.pop(group, None)
+        self._runs.pop(run, None)
 
     def _tick(self) -> None:
         self._ticks = bool(self._runs)
-        for group, seen in self._runs.items():
-            self._look(group, seen)
+        for run, seen in list(self._runs.items()):
+            self._look(run, seen)
         if self._ticks:
-            self._after(self._seconds / _LOOKS, self._tick)
+            self._after(self._pause, self._tick)
 
-    def _look(self, group: SyncGroup, seen: _Seen) -> None:
-        now, progress = self._clock(), _progress(group)
+    def _look(self, run: Run, seen: _Seen) -> None:
+        now, progress = self._clock(), run.progress()
         if progress != seen.progress:
             seen.progress, seen.since, seen.told = progress, now, False
-        elif now - seen.since >= self._seconds and not seen.told:
-            meeting = _waited_for(group)
-            if meeting is not None:
-                seen.told = True
-                _warn(group, meeting, now - seen.since)
+            return
+        still = now - seen.since
+        slot = _waited_for(run) if still >= min(_PROOF_SECONDS, self._seconds) and not seen.told else None
+        if slot is None:
+            return
+        if still >= _PROOF_SECONDS:
+            run.look_for_deadlock()
+        if still >= self._seconds and not run.closed:
+            seen.told = True
+            _warn(run, slot, still)
 
 
-def _progress(group: SyncGroup) -> tuple[int, ...]:
-    """Return numbers of which one grows whenever a replica of a run gets on."""
-    groups = group.groups()
-    return (
-        sum(member.sequence for one in groups for member in one.members),
-        sum(len(one.open) for one in groups),
-        sum(member.end is not None for member in group.members),
-        len(groups),
-        sum(come_to for _, come_to in _on_their_way(group)),
-    )
-
-
-def _on_their_way(group: SyncGroup) -> list[tuple[Rendezvous | None, int]]:
-    """Return the collectives of a run whose values move between workers, with how far each has come."""
-    bridges = [one.bridge for one in group.groups() if one.bridge is not None]
-    return [found for bridge in bridges if (found := bridge.on_its_way) is not None]
-
-
-def _waited_for(group: SyncGroup) -> Rendezvous | None:
+def _waited_for(run: Run) -> Slot | None:
     """Return the first collective of a run that somebody waits in; None for none, or when threads carry one out."""
-    meetings = [one.open[number] for one in group.groups() for number in sorted(one.open)]
-    if any(meeting.under_way for meeting in meetings):
+    slots = run.ledger.open_slots()
+    if run.threads.under_way:
         return None
-    return next((meeting for meeting in meetings if meeting.has_waiters()), None)
+    return next((slot for slot in slots if slot.has_waiters()), None)
 
 
-def _warn(group: SyncGroup, meeting: Rendezvous, seconds: float) -> None:
-    from aiodist.replica.waits import look_at_loop  # loaded when there is something to tell
+def _warn(run: Run, slot: Slot, seconds: float) -> None:
+    from aiodist._runtime.inspection import look_at_loop  # loaded when there is something to tell
 
-    place = location(meeting.code, meeting.offset)
+    place = slot.post_of(0).location
     graph = look_at_loop()
     lines = graph.lines(replicas_alone=True)
     more = [f"… and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
     cycle = graph.cycle_text()
     text = "\n  ".join(
         [
-            f"no replica has got on for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+            f"no replica has made progress for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
             *lines[:_MOST_LINES],
             *more,
             *([f"in a circle: {cycle}"] if cycle else []),
-            *([_where_it_is(group, meeting)] if meeting.agreed and not meeting.complete else []),
+            *([_ELSEWHERE] if slot.matched and run.span is not None else []),
         ]
     )
-    text += _made_differently(group)
     try:
         warnings.warn_explicit(text, StallWarning, place.file, place.line)
-    except StallWarning:  # a filter makes errors of warnings, and there is no caller to raise one in
-        _log.error(text)
-
-
-def _where_it_is(group: SyncGroup, meeting: Rendezvous) -> str:
-    return _ON_THEIR_WAY if any(meeting is moving for moving, _ in _on_their_way(group)) else _ELSEWHERE
-
-
-def _made_differently(group: SyncGroup) -> str:
-    """Say so where the workers of a run have made its strategy at different places."""
-    standing = getattr(getattr(group.bridge, "team", None), "standing", None)
-    return "" if standing is None else str(standing.made_differently)
+    except Exception:  # noqa: BLE001  (see above)
+        with suppress(Exception):
+            _log.error(text)
 
 
 # Event loops.

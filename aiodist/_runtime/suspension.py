@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from aiodist._core.report import Location
-from aiodist._runtime.waits import Awaited
 from aiodist._core.ledger import Member
 from aiodist._core.render import group_label
 from aiodist._core.report import Location

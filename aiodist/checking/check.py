@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from aiodist._core.errors import CollectiveError
+from aiodist._core.instrument import observing
 from aiodist.checking.explore import Exploration, explore, replay
 from aiodist.checking.ledger import Ledger
 from aiodist.checking.runs import NewLoop, function_program
 from aiodist.checking.schedule import Schedule
 from aiodist.checking.target import Source, Target, TargetError, TargetExitError
-from aiodist.collective.observer import observing
 from aiodist.strategy.mirrored import MirroredStrategy
 
 _MOST_SCHEDULES = 20
@@ -154,12 +154,12 @@ def _errors_of(ledger: Ledger) -> Iterator[None]:
     try:
         yield
     except SystemExit as end:
-        if end.code not in {None, 0} and not ledger.verdicts:
+        if end.code not in {None, 0} and not ledger.reports:
             raise TargetExitError(f"the target ended with exit code {end.code}") from end
     except Exception:
-        if not (ledger.verdicts or ledger.refusal):
+        if not (ledger.reports or ledger.refusal):
             raise
     if ledger.refusal is not None:
         raise ledger.refusal
-    if ledger.verdicts:
-        raise ledger.verdicts[0]
+    if ledger.reports:
+        raise ledger.reports[0]

@@ -7,27 +7,23 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from aiodist._core.analysis import replica_reports
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.text import ids, shown
+from aiodist._runtime.inspection import Waiter, WaitGraph, look_at_loop
 from aiodist._runtime.waits import Awaited
 from aiodist.checking.threads import busy_threads
-from aiodist.collective.callsite import location
-from aiodist.collective.describe import call_text
-from aiodist.collective.joining import number_of_join
-from aiodist.collective.verdict import snapshot
-from aiodist.collective.wording import ids, shown
-from aiodist.replica.waits import WaitGraph, look_at_loop
 
 if TYPE_CHECKING:
+    from aiodist._runtime.scheduler import Run
     from aiodist.checking.loop import ControlledLoop
-    from aiodist.collective.group import SyncGroup
-    from aiodist.replica.waiter import Waiter
 
 _MOST_LINES = 16
 _MOST_WAYS = 2
 _PROOF = "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them."
 
 
-def report_on(loop: ControlledLoop, group: SyncGroup | None, seconds: float | None) -> CollectiveReport:
+def report_on(loop: ControlledLoop, run: Run | None, seconds: float | None) -> CollectiveReport:
     """Return the report on a run that cannot go on.
 
     Args:
@@ -36,8 +32,8 @@ def report_on(loop: ControlledLoop, group: SyncGroup | None, seconds: float | No
         seconds: how long it took, when that was too long; None when it is proved that nothing can run.
     """
     graph = look_at_loop(loop)
-    replicas = _replicas(graph, group) if group is not None else ()
-    number, suspects = _where(group, replicas)
+    replicas = _replicas(graph, run) if run is not None else ()
+    number, suspects = _where(run, replicas)
     reason = Reason.DEADLOCK if seconds is None else Reason.TIMEOUT
     lines = [_headline(replicas, seconds), *_shortened([f"  {line}" for line in graph.lines()]), *_ways(graph)]
     cycle = graph.cycle_text()
@@ -65,28 +61,33 @@ def _late() -> list[str]:
     return [*at_work, "Where a run needs that long, give it more time: --timeout, or timeout=."]
 
 
-def _replicas(graph: WaitGraph, group: SyncGroup) -> tuple[ReplicaReport, ...]:
+def _replicas(graph: WaitGraph, run: Run) -> tuple[ReplicaReport, ...]:
     """Return what every replica does; one that waits in a collective of some group waits in that."""
-    waiters = {w.member.replica_id: w for w in graph.waiters if w.member is not None and w.member.group is group}
-    return tuple(_replica(report, waiters.get(report.replica_id)) for report in snapshot(group))
+    mine = {id(replica): replica.id for replica in run.ledger.replicas}
+    waiters = {
+        mine[id(w.member.replica)]: w for w in graph.waiters if w.member is not None and id(w.member.replica) in mine
+    }
+    snapshot = run.snapshot()
+    reports = replica_reports(snapshot, snapshot.groups[0])
+    return tuple(_replica(report, waiters.get(report.replica_id)) for report in reports)
 
 
 def _replica(report: ReplicaReport, waiter: Waiter | None) -> ReplicaReport:
     if waiter is None or waiter.suspension.kind is not Awaited.COLLECTIVE:
         return report
     handle = waiter.suspension.things[0]
-    signature, code, offset = handle._meeting.call_of(handle._member.replica_id)
-    return replace(report, state=ReplicaState.WAITING, call=call_text(signature), location=location(code, offset))
+    post = handle.slot.post_of(handle.member.position)
+    return replace(report, state=ReplicaState.WAITING, call=str(post.call), location=post.location)
 
 
-def _where(group: SyncGroup | None, replicas: Sequence[ReplicaReport]) -> tuple[int, tuple[int, ...]]:
+def _where(run: Run | None, replicas: Sequence[ReplicaReport]) -> tuple[int, tuple[int, ...]]:
     """Return the number of the first collective that is missing someone, and who; all where none is begun."""
-    if group is None:
+    if run is None:
         return 0, ()
-    number = min(group.open, default=min(member.sequence for member in group.members))
-    number = min(number, number_of_join(group))
+    root = run.ledger.root
+    number = min(min(root.open, default=root.number_of_join()), root.number_of_join())
     elsewhere = tuple(r.replica_id for r in replicas if r.state is not ReplicaState.WAITING)
-    return number, elsewhere or tuple(range(group.size))
+    return number, elsewhere or tuple(replica.id for replica in run.ledger.replicas)
 
 
 def _headline(replicas: Sequence[ReplicaReport], seconds: float | None) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiodist._core.text import shown
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import current
+from aiodist._runtime.stacks import await_chain
 from aiodist.checking.tasks import member_of
-from aiodist.collective.wording import shown
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.current import current
-from aiodist.replica.stacks import await_chain
 
 if TYPE_CHECKING:
     from aiodist.checking.loop import Step

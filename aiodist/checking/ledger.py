@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist._core.call import Call, place
+from aiodist._core.instrument import ObservedRun, Observer
 from aiodist._core.report import Location
-from aiodist.checking.listener import Listener
 from aiodist.checking.loop import ControlledLoop
 from aiodist.checking.target import TargetError
-from aiodist.collective.callsite import location
-from aiodist.collective.describe import call_text
-from aiodist.collective.signature import KIND, Signature, leaf_fields
 
 if TYPE_CHECKING:
     from aiodist._core.errors import CollectiveError
-    from aiodist.collective.group import SyncGroup
-    from aiodist.collective.rendezvous import Rendezvous
 
 
 @dataclass(slots=True, eq=False)
@@ -51,20 +47,21 @@ class Site:
     last: Counter[int] = field(default_factory=Counter)
 
 
-class Ledger(Listener):
+class Ledger(Observer):
     """An observer that writes down the collectives of a program's runs.
 
     Attributes:
         runs: how many runs of strategies there were.
         replicas: the most replicas that one had.
-        verdicts: what was raised in replicas that did not meet, also where the program caught it.
+        reports: what was raised in replicas that did not meet, also where the program caught it.
         refusal: why a run was not let begin; None when all were.
     """
 
     def __init__(self) -> None:
         self.runs = 0
         self.replicas = 0
-        self.verdicts: list[CollectiveError] = []
+        self.reports: list[CollectiveError] = []
+        self._clock: Callable[[], float] = float
         self.refusal: TargetError | None = None
         self._sites: dict[tuple[str, CodeType, int], Site] = {}
 
@@ -78,7 +75,7 @@ class Ledger(Listener):
         """How many collectives were completed."""
         return sum(site.times for site in self._sites.values())
 
-    def run_begun(self, group: SyncGroup, fn: Callable[..., Any]) -> None:
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
         """Note a run.
 
         Raises:
@@ -91,30 +88,30 @@ class Ledger(Listener):
             )
             raise self.refusal
         self.runs += 1
-        self.replicas = max(self.replicas, group.size)
+        self.replicas = max(self.replicas, len(run.ledger.replicas))
+        self._clock = run.clock
 
-    def completed(self, group: SyncGroup, meeting: Rendezvous) -> None:
+    def completed(self, slot: Any) -> None:
         """Note a collective."""
-        if meeting.error is not None or meeting.number < 0:
+        if slot.error is not None or slot.number < 0:
             return
-        signature = meeting.signature
-        key = signature[KIND].name, meeting.code, meeting.offset
+        call, members = slot.call, slot.group.members
+        key = call.kind, slot.code, slot.offset
         site = self._sites.get(key)
         if site is None:
-            place = location(meeting.code, meeting.offset)
-            site = self._sites[key] = Site(call_text(signature), signature[KIND].name, place)
+            site = self._sites[key] = Site(str(call), call.kind, place(slot.code, slot.offset).location)
         site.times += 1
-        site.bytes += _bytes(signature, meeting.result, group.size)
-        waited = group.now() / 1e9 - meeting.started
+        site.bytes += _bytes(call, slot.result, len(members))
+        waited = self._clock() - slot.started
         if waited > 0:
             site.waited += waited
             site.longest = max(site.longest, waited)
-            if meeting.last >= 0:
-                site.last[group.members[meeting.last].replica_id] += 1
+            if slot.last >= 0:
+                site.last[members[slot.last].replica_id] += 1
 
-    def judged(self, group: SyncGroup, verdict: CollectiveError) -> None:  # noqa: ARG002
+    def reported(self, run: ObservedRun, error: CollectiveError) -> None:  # noqa: ARG002
         """Note that replicas did not meet."""
-        self.verdicts.append(verdict)
+        self.reports.append(error)
 
 
 def _is_controlled() -> bool:
@@ -124,14 +121,13 @@ def _is_controlled() -> bool:
         return False
 
 
-def _bytes(signature: Signature, result: Any, size: int) -> int:
+def _bytes(call: Call, result: Any, size: int) -> int:
     """Return what all replicas brought; where their sizes differ, as in all_gather, what came out."""
-    fields = leaf_fields(signature)
-    if any(None in shape for shape, *_ in fields):
+    if any(None in shape for shape, *_ in call.leaves):
         leaves = result if isinstance(result, list) else [result]
         return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
-    return size * sum(prod(shape) * _itemsize(dtype) for shape, dtype, _ in fields)
+    return size * sum(prod(shape) * _itemsize(dtype, array) for shape, dtype, array in call.leaves)  # type: ignore[arg-type]
 
 
-def _itemsize(dtype: Any) -> int:
-    return int(getattr(dtype, "itemsize", 8))
+def _itemsize(dtype: str, array: str) -> int:
+    return 8 if array == "number" else np.dtype(dtype).itemsize

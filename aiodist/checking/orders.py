@@ -7,9 +7,9 @@ import random
 from types import CodeType
 from typing import Any, TypeAlias
 
+from aiodist._runtime.stacks import awaited_by, is_plumbing
 from aiodist.checking.loop import Step
 from aiodist.checking.schedule import ASIDE, Change, Order, Replayed
-from aiodist.replica.stacks import awaited_by, is_plumbing
 
 Places: TypeAlias = dict[tuple[CodeType | None, int], list[int]]
 """By the place in the program at which a task was to go on, the points at which that was so."""

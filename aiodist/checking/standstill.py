@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 from aiodist._core.errors import CollectiveTimeoutError, DeadlockError
 from aiodist.checking.deadlock import report_on
-from aiodist.checking.tasks import member_of
+from aiodist.checking.tasks import run_of
 
 if TYPE_CHECKING:
+    from aiodist._runtime.scheduler import Run
     from aiodist.checking.loop import ControlledLoop
-    from aiodist.collective.group import SyncGroup
 
 _UNWINDING_SECONDS = 5.0
 
@@ -41,30 +41,30 @@ class Standstill:
             CollectiveTimeoutError: the run took too long.
             DeadlockError: nothing can ever run again.
         """
-        group = _youngest(loop)
-        if group is None and self._error is not None:
+        run = _youngest(loop)
+        if run is None and self._error is not None:
             raise self._error  # tasks that the error does not reach, or that ignore it
-        error = self._error_of(loop, group, proved=proved)
+        error = self._error_of(loop, run, proved=proved)
         self._error = self._error or error
         if not proved:
             loop.course.deadline = time.monotonic() + _UNWINDING_SECONDS
-        if group is None:
+        if run is None:
             raise error
-        group.give_up(error)
+        run.fail(error)
 
     def _error_of(
-        self, loop: ControlledLoop, group: SyncGroup | None, *, proved: bool
+        self, loop: ControlledLoop, run: Run | None, *, proved: bool
     ) -> DeadlockError | CollectiveTimeoutError:
         if proved:
-            return DeadlockError(report_on(loop, group, None))
-        return CollectiveTimeoutError(report_on(loop, group, self._seconds))
+            return DeadlockError(report_on(loop, run, None))
+        return CollectiveTimeoutError(report_on(loop, run, self._seconds))
 
 
-def _youngest(loop: ControlledLoop) -> SyncGroup | None:
-    """Return the sync group, of those whose replicas run on a loop, whose run began last; None when there is none."""
-    found: list[tuple[int, SyncGroup]] = []
+def _youngest(loop: ControlledLoop) -> Run | None:
+    """Return the run, of those whose replicas run on a loop, that began last; None when there is none."""
+    found: list[tuple[int, Run]] = []
     for task in asyncio.all_tasks(loop):
-        member = member_of(task)
-        if member is not None and not member.group.closed:
-            found.append((loop.number_of(task), member.group))
+        run = run_of(task)
+        if run is not None and not run.closed:
+            found.append((loop.number_of(task), run))
     return max(found, key=lambda one: one[0])[1] if found else None

@@ -5,24 +5,33 @@ from __future__ import annotations
 from inspect import CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any
 
-from aiodist.replica.scheduler import _Run
-from aiodist.replica.stacks import awaited_by
+from aiodist._runtime.scheduler import DRIVE, Run
+from aiodist._runtime.stacks import awaited_by
 
 if TYPE_CHECKING:
     from asyncio import Task
 
-    from aiodist.collective.member import Member
-
-_DRIVE = _Run._drive.__code__
+    from aiodist._core.ledger import Member
 
 
 def member_of(task: Task[Any]) -> Member | None:
     """Return the replica whose function a task runs; None for another task."""
     awaitable: Any = task.get_coro()
     while (frame := getattr(awaitable, "cr_frame", None)) is not None:
-        if frame.f_code is _DRIVE:
+        if frame.f_code is DRIVE:
             member: Member = frame.f_locals["member"]
             return member
+        awaitable = awaited_by(awaitable) or _not_begun(awaitable)
+    return None
+
+
+def run_of(task: Task[Any]) -> Run | None:
+    """Return the run whose replica a task drives; None for another task."""
+    awaitable: Any = task.get_coro()
+    while (frame := getattr(awaitable, "cr_frame", None)) is not None:
+        if frame.f_code is DRIVE:
+            run: Run | None = frame.f_locals.get("run")
+            return run
         awaitable = awaited_by(awaitable) or _not_begun(awaitable)
     return None
 

@@ -14,10 +14,10 @@ import anyio
 import aiodist
 import aiodist_kernels
 from aiodist._core.errors import CollectiveError
+from aiodist._core.text import count, shown
 from aiodist.checking.check import SECONDS, Checked
 from aiodist.checking.ledger import Ledger, Site
 from aiodist.checking.target import TargetExitError
-from aiodist.collective.wording import count, shown
 
 _MODULES = (aiodist, aiodist_kernels, asyncio, anyio, importlib)
 _PLUMBING = (*(str(Path(module.__file__ or "").parent) for module in _MODULES), "<frozen importlib")

@@ -8,8 +8,8 @@ from typing import Any, Final, Self
 from anyio.lowlevel import checkpoint
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.current import current
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import current
 
 _END: Final = object()
 

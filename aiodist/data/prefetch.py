@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 import anyio
 from anyio.lowlevel import checkpoint
 
-from aiodist.replica.engine import running_on_trio
+from aiodist._runtime.loop import running_on_trio
 
 _END: Final = object()
 

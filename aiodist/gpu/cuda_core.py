@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -92,8 +92,7 @@ class CudaCore:
         self._reaches: dict[tuple[int, int], bool] = {}
         self._events: defaultdict[int, list[DeviceEvent]] = defaultdict(list)
         self._launch: Callable[..., None] = self._core.launch
-        self._shape = cache(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
-        self._multiprocessors = cache(lambda device: self._current(device).properties.multiprocessor_count)
+        self._shape = lru_cache(1024)(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
         self._using = _Using(self)
         self._host = HostPool(self._lock_pages)
         self._now: int | None = None  # the device that was made current; None outside of `using`
@@ -219,7 +218,7 @@ class CudaCore:
 
     def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
         """Return what launches a loaded kernel; Python's integers travel as 64 bits each."""
-        shape = self._shape(blocks(work, self._multiprocessors(device)))
+        shape = self._shape(blocks(work))
         stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
         def launch(*arguments: int) -> None:

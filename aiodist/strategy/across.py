@@ -194,7 +194,8 @@ def _part(op: ReduceOp, array: Array, axes: tuple[int, ...], accumulate: Accumul
     mean = op is ReduceOp.MEAN
     wide = np.promote_types(dtype, np.float64) if mean else rule_for(op, dtype, accumulate).accumulator
     fold = ReduceOp.SUM if mean else op
-    return np.asarray(_LOCAL[fold](array, axis=axes, dtype=wide), wide), count
+    with np.errstate(all="ignore"):  # infinities and NaN are values like others
+        return np.asarray(_LOCAL[fold](array, axis=axes, dtype=wide), wide), count
 
 
 def _whole(op: ReduceOp, dtype: np.dtype[Any], parts: Sequence[Part], axes: tuple[int, ...]) -> Array:
@@ -205,10 +206,11 @@ def _whole(op: ReduceOp, dtype: np.dtype[Any], parts: Sequence[Part], axes: tupl
         raise ValueError(
             f"{op.name} along axis {axes} needs at least one element, got empty components on every replica"
         )
-    if op is not ReduceOp.MEAN:
-        native = [array.astype(_native(array.dtype), copy=False) for array in arrays]
-        return np.asarray(kernels.reduce(op, native).astype(result))
-    with np.errstate(all="ignore"):  # the mean of nothing is NaN, as in TensorFlow
+    with np.errstate(all="ignore"):
+        if op is not ReduceOp.MEAN:
+            native = [array.astype(_native(array.dtype), copy=False) for array in arrays]
+            return np.asarray(kernels.reduce(op, native).astype(result))
+        # the mean of nothing is NaN, as in TensorFlow
         total = kernels.reduce(ReduceOp.SUM, arrays) / np.float64(sum(count for _, count in parts))
         return np.asarray(total.astype(result))
 

@@ -14,21 +14,20 @@ from typing import TYPE_CHECKING, Any
 from aiodist._arrays.host import Array
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._core.report import Reason
-from aiodist.collective.kinds import Kind
-from aiodist.collective.signature import Signature
-from aiodist.collective.work import Work
-from aiodist.replica import refusal
-from aiodist.strategy import sharing
-from aiodist.strategy.aggregation import aggregate, parts, plan_aggregate, updated
+from aiodist._arrays.leaves import Spec
+from aiodist._collectives.kinds import ALL_REDUCE, Collective
+from aiodist._collectives.work import Work
+from aiodist._core.call import Call
+from aiodist._runtime import requests
+from aiodist._runtime.requests import Request
+from aiodist.strategy.aggregation import aggregate, parts, updated
 from aiodist.strategy.changing import Change, settle
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
-from aiodist.workers.crossing import Plan, Span
 from aiodist_kernels import Accumulate, policy
 
 if TYPE_CHECKING:
-    from aiodist.replica.context import ReplicaContext
+    from aiodist._runtime.context import ReplicaContext
     from aiodist.strategy.variable import Variable
 
 
@@ -36,14 +35,11 @@ def in_replica(
     variable: Variable, context: ReplicaContext, method: str, value: Any, name: str | None, frame: FrameType
 ) -> Any:
     """Assign in a replica, and return what is to be awaited; see `Variable.assign`."""
-    refusal.check_current(context, f"variable.{method}")
+    context.check(f"variable.{method}")
     array = _converted(variable, value)
     if variable._mirrored:
-        op, path = variable.aggregation.reduce_op, context._path(frame, name)
-        kind = _kind(variable, method)
-        signature = (kind, op, None, name, None, variable.shape, variable.dtype, None, path)
-        return context._issue(frame, signature, array)
-    components, own = variable._present(), context._member.position
+        return context.issue(frame, _request(variable, method, requests.checked_name(name)), array, None)
+    components, own = variable._present(), context.member.position
     components[own] = updated(method, components[own], array)
     return _Applied(variable)
 
@@ -61,42 +57,33 @@ class _Applied:
         return self._variable
 
 
-def _kind(variable: Variable, method: str) -> Kind:
-    """Return the variable's own kind of collective for that method."""
-    kinds = variable._kinds
-    if method not in kinds:
-        kinds[method] = Kind(
+def _request(variable: Variable, method: str, name: str | None) -> Request:
+    """Return the request for what replicas assign by that method: calls for two variables never combine."""
+    key = method, name
+    if key not in variable._requests:
+        op = variable.aggregation.reduce_op
+        call = Call(
             f"{variable.name}.{method}",
-            Reason.AXIS,
-            partial(_meet, variable, method),
-            across=partial(_meet_across, variable, method),
-            token=variable._token,
+            op=None if op is None else op.name,
+            subject=variable._subject,
+            name=name,
+            shapes=(variable.shape,),
+            dtypes=(variable.dtype.name,),
+            arrays=("array",),
         )
-    return kinds[method]
+        spec = Spec((variable.shape,), (variable.dtype,), (None,), single=True)
+        collective = Collective(ALL_REDUCE, op, None, spec)
+        variable._requests[key] = Request(collective, call, partial(_meet, variable, method))
+    return variable._requests[key]
 
 
-def _meet(
-    variable: Variable, method: str, _: Signature, values: Sequence[Array], options: CommunicationOptions
-) -> Variable | Work:
+def _meet(variable: Variable, method: str, values: Sequence[Array], options: CommunicationOptions) -> Variable | Work:
     """Apply what the replicas assign: all of them have arrived."""
     settle(variable)
     if policy.blocks(values[0].nbytes * (len(values) + 2)):
         return Change(variable, method, values, options).work()
     _update_all(variable, method, aggregate(variable.aggregation, values, variable.name, options.accumulate))
     return variable
-
-
-def _meet_across(
-    variable: Variable, method: str, _: Signature, values: Sequence[Array], accumulate: Accumulate, span: Span
-) -> Plan:
-    """Plan to apply what the replicas of all workers assign."""
-    plan = plan_aggregate(variable.aggregation, values, variable.name, accumulate, span)
-
-    def finish(results: Sequence[Any]) -> Variable:
-        _update_all(variable, method, plan.finish(results))
-        return variable
-
-    return Plan(plan.transfers, finish)
 
 
 def _update_all(variable: Variable, method: str, value: Array) -> None:
@@ -110,6 +97,8 @@ def across(variable: Variable, method: str, value: Any) -> None:
     settle(variable)
     size = len(variable._present())
     if variable._mirrored and variable._strategy is not None and variable._strategy._shares_variables:
+        from aiodist.strategy import sharing
+
         sharing.check_assignable(variable, method, value)
     if isinstance(value, DistributedValues):
         _check_count(variable, value, size)

@@ -8,16 +8,12 @@ from typing import Any
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, select_replica
-from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
-from aiodist.collective.recorder import Recorder
 from aiodist.data.methods import DataMethods
-from aiodist.replica import arguments
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.engine import SoloEngine
-from aiodist.replica.merge import merge
-from aiodist.replica.refusal import ANY_THREAD, NO_RUN
-from aiodist.replica.scheduler import Call, run_replicas
+from aiodist._core.recorder import Recorder
+from aiodist._runtime import requests as arguments
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist.strategy import across, creation
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.extended import StrategyExtended
@@ -131,17 +127,22 @@ class Strategy(DataMethods, V1Strategy):
             Exception: what a replica raised, with a note that names it.
         """
         calls = self._calls(fn, args, kwargs)
-        group = self._extended.new_group(arguments.options(options, None))
-        return await self._run_calls(group, calls)
+        run = self._new_run(arguments.options(options, None))
+        return await self._run_calls(run, calls)
 
-    async def _run_calls(self, group: SyncGroup, calls: Sequence[Call]) -> Any:
-        self._recorder._begin(group)
+    def _new_run(self, options: CommunicationOptions | None = None) -> Run:
+        extended = self._extended
+        return Run(self, extended.devices, extended.order_check, extended.communication_options.merge(options))
+
+    async def _run_calls(self, run: Run, calls: Sequence[Call]) -> Any:
+        self._recorder.begin(run.ledger, run.devices)
         try:
-            results = await run_replicas(self, group, calls)
+            results = await run_replicas(run, calls)
         finally:
-            self._recorder._end(group)
-        creation.check_complete(group)
-        return regroup(results, replicas=[member.replica_id for member in group.members])
+            self._recorder.end(run.ledger, run.devices)
+        members = run.ledger.root.members
+        creation.check_complete(members)
+        return regroup(results, replicas=[member.replica_id for member in members])
 
     def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
         """Return the call that each replica of this process makes in a run."""
@@ -251,14 +252,9 @@ class Strategy(DataMethods, V1Strategy):
             return value.values
         return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
 
-    def _standing_group(self) -> SyncGroup:
-        """Return a sync group for a context that is made by hand: a replica that is alone, or none that runs."""
-        group = self._extended.new_group()
-        if group.size > 1:
-            group.thread = NO_RUN
-        else:
-            group.attach(SoloEngine(functools.partial(merge, self)), ANY_THREAD)
-        return group
+    def standing_run(self) -> Run:
+        """Return a run for a context that is made by hand: a replica that is alone, or none that runs."""
+        return new_standing_run(self._new_run())
 
 
 class _DefaultStrategy(Strategy):

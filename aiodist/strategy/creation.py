@@ -6,6 +6,7 @@ is compared as each comes by, and the end of the run shows whether all have crea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -13,11 +14,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from aiodist._arrays.options import OrderCheck
-from aiodist.collective.callsite import location, same_place
+from aiodist._core.call import place
+from aiodist._core.ledger import Group, Member
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
     from aiodist.strategy.variable import Variable
 
 
@@ -42,7 +43,7 @@ class Site(NamedTuple):
     named: bool
 
     def __str__(self) -> str:
-        return f"replica {self.replica_id} at {location(self.code, self.offset)}"
+        return f"replica {self.replica_id} at {place(self.code, self.offset).location}"
 
 
 class _Created(NamedTuple):
@@ -57,7 +58,7 @@ class Creations:
         self.counts = [0] * size
         self._unfinished: dict[int, _Created] = {}
 
-    def known(self, group: SyncGroup, spec: Spec, site: Site) -> Variable | None:
+    def known(self, group: Group, spec: Spec, site: Site) -> Variable | None:
         """Return the variable that another replica has already created as this replica's next one; None if none has.
 
         Raises:
@@ -84,29 +85,29 @@ class Creations:
             del self._unfinished[number]
 
 
-_creations: WeakKeyDictionary[SyncGroup, Creations] = WeakKeyDictionary()
+_creations: WeakKeyDictionary[Group, Creations] = WeakKeyDictionary()
 
 
-def creations_of(group: SyncGroup) -> Creations:
+def creations_of(group: Group) -> Creations:
     """Return the variables that the replicas of a run have created."""
     found = _creations.get(group)
     if found is None:
-        found = _creations[group] = Creations(group.size)
+        found = _creations[group] = Creations(len(group.members))
     return found
 
 
-def check_complete(group: SyncGroup) -> None:
+def check_complete(members: Sequence[Member]) -> None:
     """Check, at the end of a run, that every replica has created as many variables as the others.
 
     Raises:
         ValueError: one has not.
     """
-    found = _creations.get(group)
+    found = _creations.get(members[0].group)
     if found is None or len(set(found.counts)) == 1:
         return
     counts = ", ".join(
         f"replica {member.replica_id}: {count}"
-        for member, count in zip(group.members, found.counts, strict=True)
+        for member, count in zip(members, found.counts, strict=True)
         if member.position == 0 or count != found.counts[0]
     )
     raise ValueError(
@@ -115,14 +116,14 @@ def check_complete(group: SyncGroup) -> None:
     )
 
 
-def _difference(group: SyncGroup, created: _Created, spec: Spec, site: Site) -> str | None:
+def _difference(group: Group, created: _Created, spec: Spec, site: Site) -> str | None:
     known: Spec = created.variable._spec
     for field, mine, theirs in zip(Spec._fields, spec, known, strict=True):
         if mine != theirs:
             return f"{field} is {_text(theirs)} for {created.site}, {_text(mine)} for {site}"
-    if site.named or group.order_check is OrderCheck.SIGNATURE:
+    if site.named or group.ledger.order_check is OrderCheck.SIGNATURE:
         return None
-    if same_place(site.code, site.offset, created.site.code, created.site.offset):
+    if place(site.code, site.offset)[:3] == place(created.site.code, created.site.offset)[:3]:
         return None
     return f"{created.site}, {site}; where the places are meant to be one variable, give both the same name"
 

@@ -17,10 +17,9 @@ from aiodist._arrays.host import host_type_of
 from aiodist._arrays.options import CommunicationOptions, OrderCheck
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, regroup
-from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import ALL_REDUCE, BROADCAST
 from aiodist.collective.packs import packs
-from aiodist.replica import arguments
+from aiodist._runtime import requests as arguments
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed
@@ -79,10 +78,6 @@ class StrategyExtended:
             raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
         hinted = cross_device_ops.check(ops)
         return cls(resolve(devices), hinted.merge(options), OrderCheck.parse(order_check))
-
-    def new_group(self, options: CommunicationOptions | None = None) -> SyncGroup:
-        """Return a sync group for one run."""
-        return SyncGroup(self.devices, self.order_check, self.communication_options.merge(options))
 
     def _bind(self, strategy: Strategy) -> None:
         if self._strategy is not None:

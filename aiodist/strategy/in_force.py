@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.current import CrossReplica, current
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import CrossReplica, current
 from aiodist.strategy.base import Strategy, default_strategy
 
 
@@ -48,7 +48,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         raise TypeError(f"expected a strategy or None, got {strategy!r}")
     here = current.get()
     if isinstance(here, ReplicaContext) and not here.strategy._is_default:
-        raise ReplicaContextError(f"a strategy cannot be set inside replica {here._member.replica_id}")
+        raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica.id}")
     if strategy is None or strategy._is_default:
         current.set(None)
     else:

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.current import CrossReplica, current
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import CrossReplica, current
 
 if TYPE_CHECKING:
     from aiodist.strategy.base import Strategy
@@ -67,6 +67,6 @@ def require_cross_replica(strategy: object, what: str) -> None:
         )
     if isinstance(here, ReplicaContext):
         raise ReplicaContextError(
-            f"{what} was called inside replica {here._member.replica_id}; it belongs outside, or in a function "
+            f"{what} was called inside replica {here.replica.id}; it belongs outside, or in a function "
             "passed to `await ctx.merge_call(fn)`"
         )

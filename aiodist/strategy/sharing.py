@@ -26,7 +26,7 @@ from aiodist.workers.objects import Broadcast
 from aiodist_kernels import Accumulate
 
 if TYPE_CHECKING:
-    from aiodist.replica.context import ReplicaContext
+    from aiodist._runtime.context import ReplicaContext
     from aiodist.strategy.creation import Site
     from aiodist.strategy.update import Update
     from aiodist.strategy.variable import Variable

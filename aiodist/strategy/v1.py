@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
-from aiodist.replica.arguments import checked_name
+from aiodist._runtime.requests import checked_name
 from aiodist.strategy.cluster import ClusterSettings
 
 if TYPE_CHECKING:

@@ -13,17 +13,19 @@ from sys import _getframe
 from types import FrameType
 from typing import Any, NoReturn, Self
 
+import itertools
+
 import numpy as np
 
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.values import Mirrored, PerReplica
 from aiodist._core.errors import ReplicaContextError
-from aiodist.collective.kinds import Kind
-from aiodist.replica import arguments, refusal
-from aiodist.replica.context import ReplicaContext
-from aiodist.replica.current import CrossReplica, current
+from aiodist._runtime.requests import Request
+from aiodist._runtime import requests as arguments
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import CrossReplica, current
 from aiodist.strategy import aggregation as aggregating
-from aiodist.strategy import assigning, sharing
+from aiodist.strategy import assigning
 from aiodist.strategy.conversion import frozen_copy, initial_array
 from aiodist.strategy.creation import Creations, Site, Spec, creations_of
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
@@ -62,13 +64,13 @@ class Variable(ArrayLike):
             variable that is sync-on-read; the replicas create different variables.
     """
 
-    __slots__ = ("__weakref__", "_change", "_components", "_kinds", "_spec", "_strategy", "_token")
+    __slots__ = ("__weakref__", "_change", "_components", "_requests", "_spec", "_strategy", "_subject")
     _change: Any  # an assignment that is still being made, or None
     _components: list[Array]
-    _kinds: dict[str, Kind]
+    _requests: dict[tuple[str, str | None], Request]
     _spec: Spec
     _strategy: Any  # None: the default one
-    _token: tuple[int, ...] | None  # what it is called between workers, where there are several
+    _subject: str  # tells it from others of its name
 
     # Another replica may already have made what this call creates: so it is made here, and not in __init__.
     def __new__(
@@ -90,27 +92,27 @@ class Variable(ArrayLike):
         here = current.get()
         if not isinstance(here, ReplicaContext):
             if here is not None and here.strategy._shares_variables:
+                from aiodist.strategy import sharing
+
                 return sharing.created_outside(cls._made(spec, _owner(here), []), value, name, _getframe(1))
             size = 1 if here is None else here.strategy._num_local_replicas
             return cls._made(spec, _owner(here), [value] * size)
-        refusal.check_current(here, "Variable(…)")
-        here = here._of_run
+        here.check("Variable(…)")
+        here = here.of_run or here
         if here.num_replicas_in_sync == 1:
             return cls._made(spec, _owner(here), [value])
         frame = _getframe(1)
-        member = here._of_run._member
+        member = here.member
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
-        return cls._in_replica(here, spec, value, site, here._path(frame, name))
+        return cls._in_replica(here, spec, value, site)
 
     @classmethod
-    def _in_replica(cls, here: ReplicaContext, spec: Spec, value: Array, site: Site, path: Any) -> Self:
-        creations: Creations = creations_of(here._member.group)
-        variable: Any = creations.known(here._member.group, spec, site)
+    def _in_replica(cls, here: ReplicaContext, spec: Spec, value: Array, site: Site) -> Self:
+        creations: Creations = creations_of(here.member.group)
+        variable: Any = creations.known(here.member.group, spec, site)
         if variable is None:
             variable = cls._made(spec, _owner(here), [])
-        if here._member.group.bridge is not None:
-            sharing.created_in_replica(variable, here, value, site, path)
-        elif site.replica_id == 0:
+        if site.replica_id == 0:
             variable._put([value] * here.num_replicas_in_sync)
         creations.add(variable, site)
         made: Self = variable
@@ -121,8 +123,8 @@ class Variable(ArrayLike):
         variable = super().__new__(cls)
         variable._spec = spec
         variable._strategy = strategy
-        variable._kinds = {}
-        variable._token = None
+        variable._requests = {}
+        variable._subject = str(next(_numbers))
         variable._change = None
         variable._put(components)
         return variable
@@ -203,8 +205,10 @@ class Variable(ArrayLike):
             return components[0]
         context = self._replica("read")
         if context is not None:
-            return components[context._member.position]
+            return components[context.member.position]
         if not self._mirrored:
+            from aiodist.strategy import sharing
+
             sharing.check_readable(self)
         return components[0] if self._mirrored or len(components) == 1 else self._aggregate(components)
 
@@ -227,7 +231,7 @@ class Variable(ArrayLike):
             return None
         if _owner(here) is not self._strategy:
             raise ValueError(f"{self._whose()} and cannot be {verb} in a replica of {here.strategy!r}; {_OWN_OR_VALUE}")
-        return here._of_run
+        return here.of_run or here
 
     def _whose(self) -> str:
         owner = "the default strategy" if self._strategy is None else f"another strategy, {self._strategy!r},"
@@ -313,6 +317,7 @@ class Variable(ArrayLike):
         )
 
 
+_numbers = itertools.count()
 _OWN_OR_VALUE = "create it in that one's scope(), or pass its value, variable.numpy()"
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.replica.stacks import is_plumbing
+from aiodist._runtime.stacks import is_plumbing
 from aiodist.testing.running import explore
 
 _MARKER = (

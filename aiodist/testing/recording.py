@@ -7,16 +7,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from aiodist._core.instrument import Observer, observing
+from aiodist._core.ledger import Slot
 from aiodist._core.report import CallRecord
-from aiodist.checking.listener import Listener
-from aiodist.collective.callsite import location
-from aiodist.collective.describe import call_text
-from aiodist.collective.observer import observing
-from aiodist.collective.wording import count, shown
+from aiodist._core.text import count, shown
 
 if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
-    from aiodist.collective.rendezvous import Rendezvous
+    pass
 
 
 class Recording:
@@ -28,6 +25,10 @@ class Recording:
 
     def __init__(self) -> None:
         self._records: list[CallRecord] = []
+
+    def add(self, record: CallRecord) -> None:
+        """Add a call."""
+        self._records.append(record)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -47,17 +48,17 @@ class Recording:
         return [record.call for record in self._records]
 
 
-class _Recorder(Listener):
+class _Recorder(Observer):
     """The observer that fills a recording."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
 
-    def completed(self, group: SyncGroup, meeting: Rendezvous) -> None:  # noqa: ARG002
+    def completed(self, slot: Slot) -> None:
         """Record it."""
-        if meeting.error is None and meeting.number >= 0:
-            place = location(meeting.code, meeting.offset)
-            self._recording._records.append(CallRecord(meeting.number, call_text(meeting.signature), place))
+        if slot.error is None and slot.number >= 0:
+            first = slot.first
+            self._recording.add(CallRecord(slot.number, str(first.call), first.location))
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from aiodist._core.text import count
+from aiodist._runtime.loop import running_on_trio
 from aiodist.checking import explore as exploring
 from aiodist.checking.runs import Ended, Program, coroutine_program
 from aiodist.checking.schedule import Schedule
-from aiodist.collective.wording import count
-from aiodist.replica.engine import running_on_trio
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.mirrored import MirroredStrategy
 

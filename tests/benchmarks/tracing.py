@@ -21,13 +21,13 @@ import numpy as np
 
 import aiodist
 from aiodist import MirroredStrategy, get_replica_context
+from aiodist._tools.trace.page import page_of
+from aiodist._tools.trace.reader import read_trace
+from aiodist._tools.trace.recording import Collective
+from aiodist._tools.trace.summary import count_up
+from aiodist._tools.trace.writer import Tracer
 from aiodist.collective.group import HISTORY
 from aiodist.collective.observer import observing
-from aiodist.tools.tracing.page import page_of
-from aiodist.tools.tracing.reading import read_trace
-from aiodist.tools.tracing.recording import Collective
-from aiodist.tools.tracing.statistics import count_up
-from aiodist.tools.tracing.tracer import Tracer
 from tests.benchmarks.collectives import array, barrier
 
 TURNS = 15

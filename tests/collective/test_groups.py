@@ -469,10 +469,10 @@ async def test_groups_made_at_every_step_leave_nothing() -> None:
 
         for step in range(2_500):
             await one(f"step {step}")
-        assert not ctx._member.group.making
+        assert not ctx.member.group.making
         await ctx.barrier()
         gc.collect()
-        assert not ctx._member.parts
+        assert not ctx.member.parts
         assert not any(ref() for ref in alive)
 
     await run(mirrored(2), program)

@@ -56,7 +56,7 @@ async def test_after_the_join_all_go_on_in_one_order() -> None:
                 await ctx.barrier(name="step")
             last = await ctx.join()
             sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
-        return sums, ctx._member.sequence
+        return sums, ctx.member.sequence
 
     assert await results(3, program) == (([(2, 2, 3), (1, 1, 3), (0, 0, 3)], 15),) * 3
 
@@ -251,7 +251,7 @@ async def test_many_joins_leave_nothing() -> None:
             if step % 2 == ctx.replica_id_in_sync_group:
                 await ctx.barrier()
             await ctx.join()
-        assert not ctx._member.group.open
+        assert not ctx.member.group.open
 
     await run(mirrored(2), program)
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from aiodist._demos import text
-from aiodist.tools.cli import main
+from aiodist._tools.cli import main
 
 DIGEST = re.compile(r"\b([0-9a-f]{16})  replica (\d+)  (CPU:\d+)")
 

@@ -85,7 +85,7 @@ class Loading(CudaCore):
     def carry_out(self, library: int, name: bytes, arguments: Any, blocks: int, threads: int) -> None:
         try:
             form = self.forms[library]
-            assert 0 < blocks <= 32
+            assert blocks > 0
             assert threads == 256
             count = 4 if form.tabled else form.recipe.count + 3
             given = [ctypes.c_int64.from_address(arguments[i]).value for i in range(count)]

@@ -152,7 +152,7 @@ def test_framework_that_fails_loses_its_own_rows_alone(
     def fail(_: object) -> Any:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in {"torch", "cupy"})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name in {"torch", "cupy"} or None)
     monkeypatch.setattr(cuda_peers, "_torch", fail)
     monkeypatch.setattr(cuda_peers, "_cupy", lambda case: {"cupy add": 3.0})
     monkeypatch.setattr(cuda_whole_way, "took", fail)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from aiodist import MirroredStrategy, get_replica_context
+from aiodist._arrays import frameworks as frameworks_of
 from aiodist.gpu import process
-from aiodist.gpu.cuda_core import CudaCore, DeviceStream
+from aiodist.gpu.cuda_core import CudaCore
 from tests.gpu.fake_driver import FakeDriver
 
 if TYPE_CHECKING:
@@ -40,7 +42,9 @@ class Frameworks:
             stream=self.entered("torch stream"),
             ExternalStream=lambda handle, device: (handle, device),
         )
-        cupy = SimpleNamespace(Device=self.entered("cupy device"), ExternalStream=self.entered("cupy stream"))
+        cupy = SimpleNamespace(
+            Device=self.entered("cupy device"), Stream=SimpleNamespace(from_external=self.entered("cupy stream"))
+        )
         numba = SimpleNamespace(gpus={k: self.entered("numba device")(k) for k in range(2)})
         return {"torch": SimpleNamespace(cuda=torch), "cupy": SimpleNamespace(cuda=cupy), "numba.cuda": numba}
 
@@ -50,7 +54,17 @@ def frameworks(monkeypatch: pytest.MonkeyPatch) -> Frameworks:
     planted = Frameworks()
     for name, module in planted.modules().items():
         monkeypatch.setitem(sys.modules, name, module)
+    for name, handle in {"torch": 7, "cupy": 0, "numba": 2}.items():  # CuPy's default stream, and each thread's own
+        monkeypatch.setitem(frameworks_of.TYPES, name, SimpleNamespace(stream={1: handle, 0: 0}.get))
     return planted
+
+
+@dataclass(frozen=True)
+class Own:
+    """The replica's stream."""
+
+    handle = 99
+    stream = "cuda.core's"
 
 
 async def thread_of(frameworks: Frameworks, device: str) -> None:
@@ -65,14 +79,14 @@ async def test_function_runs_on_the_replicas_device_and_stream(
     plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(2)
-    streams = {("GPU:1", 1): DeviceStream(1, SimpleNamespace(handle=99))}
+    streams = {("GPU:1", 1): Own()}
     monkeypatch.setattr(FakeDriver, "replica_stream", lambda self, name, device: streams[name, device])
     await thread_of(frameworks, "GPU:1")
     assert frameworks.log == [
         "enter torch device(1,)",
         "enter torch stream((99, 1),)",
         "enter cupy device(1,)",
-        "enter cupy stream(99, 1)",
+        """enter cupy stream("cuda.core's",)""",
         "enter numba device(1,)",
         "the function",
         "leave numba device",
@@ -81,6 +95,33 @@ async def test_function_runs_on_the_replicas_device_and_stream(
         "leave torch stream",
         "leave torch device",
     ]
+
+
+@pytest.mark.anyio
+async def test_cupy_before_version_14_takes_a_handle(
+    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(2)
+    monkeypatch.setattr(FakeDriver, "replica_stream", lambda *_: Own())
+    monkeypatch.setattr(sys.modules["cupy"].cuda, "Stream", object, raising=False)
+    monkeypatch.setattr(sys.modules["cupy"].cuda, "ExternalStream", frameworks.entered("cupy stream"), raising=False)
+    await thread_of(frameworks, "GPU:1")
+    assert "enter cupy stream(99, 1)" in frameworks.log
+
+
+@pytest.mark.anyio
+async def test_function_comes_behind_what_its_caller_enqueued_and_before_what_follows(
+    plant: Callable[..., Any], frameworks: Frameworks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = plant(2)
+    monkeypatch.setattr(FakeDriver, "replica_stream", lambda *_: Own())
+    log = frameworks.log = machine.driver.log
+    await thread_of(frameworks, "GPU:1")
+    steps = [entry[:2] if isinstance(entry, tuple) else entry for entry in log]
+    begin, end = steps.index("enter torch device(1,)"), steps.index("leave torch device")
+    theirs = [("foreign", 1, 1), ("foreign", 1, 7)]
+    assert steps[:begin] == [step for stream in theirs for step in (("record", stream), ("wait", Own()))]
+    assert steps[end + 1 :] == [("record", Own()), *[("wait", stream) for stream in theirs]]
 
 
 @pytest.mark.anyio

@@ -43,7 +43,6 @@ FLOORS: Mapping[str, int] = {
     "aiodist._torch": 10,
     "aiodist._demos": 12,
     "aiodist._tools": 12,
-    "aiodist.tools": 12,
     "aiodist.checking": 12,
     "aiodist.testing": 12,
     "aiodist": 12,

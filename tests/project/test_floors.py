@@ -16,14 +16,14 @@ SOUND = {
     "kernels/aiodist_kernels/__init__.py": "from aiodist_kernels.sums import fold",
     "kernels/aiodist_kernels/sums.py": "import functools\nimport numpy as np\nfold = functools.reduce",
     "aiodist/__init__.py": "from aiodist.strategy.mirrored import Mirror as Mirror",
-    "aiodist/__main__.py": "from aiodist.tools.cli import main",
+    "aiodist/__main__.py": "from aiodist._tools.cli import main",
     "aiodist/_arrays/__init__.py": "",
     "aiodist/_arrays/words.py": "import optree",
     "aiodist/collective/__init__.py": "",
     "aiodist/collective/meeting.py": "import aiodist_kernels\nfrom .._arrays import words\nfrom . import names",
     "aiodist/collective/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
     "aiodist/strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
-    "aiodist/tools/cli.py": "from aiodist._demos import text\nfrom aiodist.testing_helpers import check",
+    "aiodist/_tools/cli.py": "from aiodist._demos import text\nfrom aiodist.testing_helpers import check",
     "aiodist/_demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
     "aiodist/testing_helpers.py": "",
 }
@@ -86,7 +86,7 @@ def test_import_circle_inside_a_floor_is_found(tmp_path: Path, text: str) -> Non
 
 
 def test_public_names_cannot_lead_to_a_program_that_uses_them(tmp_path: Path) -> None:
-    (found,) = plant(tmp_path, {"aiodist/__init__.py": "from aiodist.tools.cli import main as main"})
+    (found,) = plant(tmp_path, {"aiodist/__init__.py": "from aiodist._tools.cli import main as main"})
     assert found.startswith("floor 12: import circle")
 
 

@@ -35,7 +35,7 @@ LATER = {
     "aiodist.replica.looking",
     "aiodist.replica.suspension",
     "aiodist.replica.team",
-    "aiodist.tools.tracing.tracer",
+    "aiodist._tools.trace.writer",
     "aiodist.workers.state",
     "json",
     "pathlib",

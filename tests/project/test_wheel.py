@@ -79,10 +79,10 @@ def test_wheel_names_licence_and_pythons(metadata: Message) -> None:
 def test_wheel_installs_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entry_points = archive.read(f"{INFO}/entry_points.txt").decode()
-    assert entry_points.split("\n")[:2] == ["[console_scripts]", "aiodist = aiodist.tools.cli:main"]
+    assert entry_points.split("\n")[:2] == ["[console_scripts]", "aiodist = aiodist._tools.cli:main"]
 
 
 def test_wheel_is_importable_alone(wheel: Path, tmp_path: Path) -> None:
-    program = "import aiodist, aiodist_kernels, aiodist.tools.cli; print(aiodist.__file__, aiodist_kernels.__file__)"
+    program = "import aiodist, aiodist_kernels, aiodist._tools.cli; print(aiodist.__file__, aiodist_kernels.__file__)"
     printed = run_python(["-c", program], tmp_path, sources=[wheel])
     assert printed.split() == [str(wheel / "aiodist/__init__.py"), str(wheel / "aiodist_kernels/__init__.py")]

@@ -246,8 +246,8 @@ async def test_every_replica_gets_its_own_order_of_keys() -> None:
 
 async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> None:
     ctx = get_replica_context()
-    before = dict(ctx._member.group.open)
+    before = dict(ctx.member.group.open)
     with warned() as told:
         ctx.merge_call(len)
     assert ["never awaited merge_call" in warning.text for warning in told] == [True]
-    assert ctx._member.group.open == before
+    assert ctx.member.group.open == before

@@ -56,6 +56,12 @@ async def test_reduce_along_axes(op: ReduceOp) -> None:
         np.testing.assert_allclose(await reduced(op, per_replica(A, B), axis), wanted, rtol=1e-14)
 
 
+@pytest.mark.parametrize(("op", "values"), [("MEAN", [np.inf, -np.inf]), ("SUM", [6e4, 6e4]), ("PRODUCT", [6e4, 6e4])])
+async def test_infinity_and_nan_along_an_axis_are_results_without_a_warning(op: str, values: list[float]) -> None:
+    result = await reduced(op, per_replica(np.array(values, np.float16), np.ones(2, np.float16)), 0)
+    assert not np.isfinite(result)
+
+
 async def test_mean_of_a_ragged_batch_divides_by_the_true_count() -> None:
     parts = np.arange(4.0), np.array([10.0]), np.zeros(0)
     result = await reduced("MEAN", per_replica(*parts), 0, count=3)

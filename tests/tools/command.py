@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from aiodist.tools.cli import main
+from aiodist._tools.cli import main
 from tests.project.paths import SOURCES
 
 ESCAPES = re.compile(r"\x1b\[[\d;?]*[A-Za-z]")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.tools.cli import main
+from aiodist._tools.cli import main
 from tests.tools.command import behind_pipe, environment, in_terminal
 from tests.tools.test_cli import usage_error
 

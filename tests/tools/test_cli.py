@@ -8,8 +8,8 @@ import sys
 import pytest
 
 import aiodist
-from aiodist.tools.argument_types import devices, natural, positive
-from aiodist.tools.cli import main
+from aiodist._tools.cli import main
+from aiodist._tools.usage import devices, natural, positive
 from tests.tools.command import environment
 
 
@@ -69,7 +69,7 @@ def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], argume
 
 
 def test_command_line_loads_nothing_heavy_before_it_knows_what_to_do() -> None:
-    program = "import aiodist.tools.cli, sys; print({'rich', 'sklearn', 'numba', 'trio'} & set(sys.modules))"
+    program = "import aiodist._tools.cli, sys; print({'rich', 'sklearn', 'numba', 'trio'} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment(), stdout=subprocess.PIPE, text=True, check=True
     )

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from aiodist._arrays import gpus
-from aiodist.tools import doctor
-from aiodist.tools.cli import main
-from aiodist.tools.mpi_launcher import Flavour
-from aiodist.tools.usage import UsageError
+from aiodist._tools import doctor
+from aiodist._tools.cli import main
+from aiodist._tools.launch.mpi_launcher import Flavour
+from aiodist._tools.usage import UsageError
 from tests.project.paths import ROOT
 
 NO_GPU = gpus.Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")

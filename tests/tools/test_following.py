@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aiodist._arrays import environment
-from aiodist.tools.following import LAST_WORDS_SECONDS, _Asked, _Job
+from aiodist._tools.launch.following import LAST_WORDS_SECONDS, _Asked, _Job
 from aiodist.workers.meeting import Stage, told_to_the_launcher
 
 

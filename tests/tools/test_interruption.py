@@ -114,10 +114,10 @@ def test_interruption_in_the_midst_of_an_import_ends_with_our_code(tmp_path: Pat
     """A class that is being made executes strings, of which Python notes that they were interrupted."""
     (tmp_path / "program.py").write_text(
         "import argparse, sys\n"
-        "from aiodist.tools import cli\n"
+        "from aiodist._tools import cli\n"
         "def command(_):\n"
         "    exec('raise KeyboardInterrupt')\n"
-        "sys.exit(cli._run(argparse.Namespace(command=command)))\n"
+        "sys.exit(cli.run(argparse.Namespace(command=command)))\n"
     )
     ended = subprocess.run(
         [sys.executable, "-m", "program"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.tools import leftovers
-from aiodist.tools.usage import UsageError
+from aiodist._tools.launch import leftovers
+from aiodist._tools.usage import UsageError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="files are looked at as Linux shows them")
 

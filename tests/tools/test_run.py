@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 
 from aiodist._arrays.environment import with_workers
-from aiodist.tools import mpi_launcher, worker_agent
-from aiodist.tools.usage import UsageError
+from aiodist._tools.launch import mpi_launcher, worker_agent
+from aiodist._tools.usage import UsageError
 from tests.tools.command import environment, exit_code
 from tests.tools.jobs import LIMIT_SECONDS, Job, Jobs
 

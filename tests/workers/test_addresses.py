@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from aiodist.tools.switchboard import Switchboard
-from aiodist.tools.worker_agent import _Lines
+from aiodist._tools.launch.switchboard import Switchboard
+from aiodist._tools.launch.worker_agent import _Lines
 from aiodist.workers import star
 from aiodist.workers.addresses import Listening, first_connection, own_numbers, plain_number
 from aiodist.workers.health import Health
@@ -70,7 +70,7 @@ def test_star_is_made_by_either_family(family: socket.AddressFamily) -> None:
 def test_agents_reach_the_launcher_and_are_asked_by_either_family(
     family: socket.AddressFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("aiodist.tools.switchboard.own_numbers", lambda: [HERE[family]])
+    monkeypatch.setattr("aiodist._tools.launch.switchboard.own_numbers", lambda: [HERE[family]])
     switchboard = Switchboard(tmp_path)
     lines = _Lines(switchboard.address, [])
     lines.tell("ended", 3)

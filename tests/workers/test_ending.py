@@ -20,7 +20,7 @@ from aiodist import (
 )
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import Reason
-from aiodist.tools.following import _Asked, _Job
+from aiodist._tools.launch.following import _Asked, _Job
 from aiodist.workers import finalising
 from aiodist.workers.ending import is_echo, tell_of_echo
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.tools.switchboard import Switchboard
+from aiodist._tools.launch.switchboard import Switchboard
 from aiodist.workers import health
 from aiodist.workers.health import FROZEN_SECONDS, SILENT_SECONDS, SUSPICIOUS_SECONDS, Health
 from aiodist.workers.joining import Hello

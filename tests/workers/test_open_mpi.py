@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodist.tools.mpi_launcher import Flavour, find_launcher, flavour_of
-from aiodist.tools.usage import UsageError
+from aiodist._tools.launch.mpi_launcher import Flavour, find_launcher, flavour_of
+from aiodist._tools.usage import UsageError
 from tests.tools.jobs import Job, Jobs
 from tests.workers.launched import JOB
 

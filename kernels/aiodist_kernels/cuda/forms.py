@@ -21,6 +21,9 @@ from aiodist_kernels.rules import Rule, rule_for
 
 VECTOR_BYTES: Final = 16
 THREADS: Final = 256
+GRID: Final = 2**31 - 1
+"""Blocks that one launch can have."""
+
 VECTORS_PER_THREAD: Final = 4
 """Of one chunk of a leaf: 16 KiB of each buffer for one block, a few microseconds of work."""
 
@@ -83,9 +86,9 @@ def copying(size: int) -> Form:
     return Form(dataclasses.replace(recipe, count=1), tabled=True)
 
 
-def blocks(work: int, multiprocessors: int) -> int:
-    """Return how many blocks to launch for so many threads' worth of work, which they take in turns.
+def blocks(work: int) -> int:
+    """Return how many blocks to launch for so many threads' worth of work: a thread for each, as far as a grid reaches.
 
-    Eight blocks of 256 threads fill a multiprocessor; more would only wait in line.
+    A grid that only fills the device, and goes round, was 2 to 6 % slower on an H100 wherever memory is the limit.
     """
-    return max(1, min(-(-work // THREADS), 8 * multiprocessors))
+    return max(1, min(-(-work // THREADS), GRID))

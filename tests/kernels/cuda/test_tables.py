@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist_kernels.cuda.forms import VECTOR_BYTES, blocks, form_for
+from aiodist_kernels.cuda.forms import THREADS, VECTOR_BYTES, blocks, form_for
 from aiodist_kernels.cuda.tables import FIRST, Leaf, pack
 from aiodist_kernels.recipes import components
 from tests.kernels.cuda.cases import CASES, Case
@@ -37,6 +37,8 @@ def test_every_lane_is_in_one_chunk(case: Case, fields: list[tuple[int, list[int
     assert list(covered.values()) == wanted
 
 
-@given(work=st.integers(0, 1 << 40), multiprocessors=st.integers(1, 200))
-def test_grid_fills_the_device_and_no_more(work: int, multiprocessors: int) -> None:
-    assert 1 <= blocks(work, multiprocessors) <= max(1, 8 * multiprocessors)
+@given(work=st.integers(0, 1 << 50))
+def test_grid_has_a_thread_for_each_as_far_as_it_reaches(work: int) -> None:
+    count = blocks(work)
+    assert 1 <= count < 1 << 31
+    assert count == (1 << 31) - 1 or (count - 1) * THREADS < max(work, 1) <= count * THREADS

@@ -12,8 +12,8 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy
-from aiodist.tools.tracing.page import page_of, write_page
-from aiodist.tools.tracing.reading import read_trace
+from aiodist._tools.trace.page import page_of, write_page
+from aiodist._tools.trace.reader import read_trace
 from tests.tools.tracing.browser import CHROMIUM, Browser
 from tests.tools.tracing.traced import virtual_time
 

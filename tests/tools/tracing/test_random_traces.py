@@ -77,7 +77,7 @@ def test_any_program_gives_a_valid_trace(kept: int, programs: list[tuple[int, li
                 tasks.start_soon(one, *program)
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("aiodist.tools.tracing.tracer.KEPT_ARRIVALS", kept)
+        patch.setattr("aiodist._tools.trace.writer.KEPT_ARRIVALS", kept)
         with aiodist.trace(Path(folder) / "run.json") as path:
             if trio:
                 anyio.run(main, backend="trio")

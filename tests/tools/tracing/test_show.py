@@ -11,10 +11,9 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy
-from aiodist.tools.cli import main
-from aiodist.tools.tracing.reading import TraceFileError, read_trace
-from aiodist.tools.tracing.show import duration, size
-from aiodist.tools.tracing.statistics import count_up
+from aiodist._tools.cli import main
+from aiodist._tools.trace.reader import TraceFileError, read_trace
+from aiodist._tools.trace.summary import count_up, duration, size
 from tests.tools.tracing.traced import virtual_time
 
 

@@ -11,9 +11,9 @@ import pytest
 import aiodist
 from aiodist import ReplicaContext
 from aiodist._arrays import environment
-from aiodist.tools.tracing.page import page_of
-from aiodist.tools.tracing.reading import TraceFile, read_trace
-from aiodist.tools.tracing.statistics import count_up
+from aiodist._tools.trace.page import page_of
+from aiodist._tools.trace.reader import TraceFile, read_trace
+from aiodist._tools.trace.summary import count_up
 from tests.tools.tracing.traced import events_of
 from tests.workers.simulated import Job
 

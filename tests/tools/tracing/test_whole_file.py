@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import aiodist
-from aiodist.tools.tracing.whole_file import WholeFile
+from aiodist._tools.trace.writer import AtomicFile
 from tests.project.paths import environment
 from tests.tools.tracing.traced import collectives, events_of
 
@@ -106,10 +106,10 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_file_stands_nowhere_before_it_is_whole(tmp_path: Path) -> None:
-    file = WholeFile(tmp_path / "run.json")
+    file = AtomicFile(tmp_path / "run.json")
     file.write("half")
     assert not (tmp_path / "run.json").exists()
-    file.keep()
+    file.commit()
     assert (tmp_path / "run.json").read_text() == "half"
     assert (tmp_path / "run.json").stat().st_mode & 0o777 == 0o666 & ~_umask()
 
@@ -122,7 +122,7 @@ def _umask() -> int:
 
 def test_file_behind_a_link_is_replaced_not_the_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "run.json")
-    WholeFile(tmp_path / "link").keep()
+    AtomicFile(tmp_path / "link").commit()
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "run.json").exists()
 
@@ -171,8 +171,8 @@ def test_disk_that_fills_up_on_the_way_is_told_at_the_end(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     ended = []
-    monkeypatch.setattr("aiodist.tools.tracing.tracer.KEPT_ARRIVALS", 2)
-    monkeypatch.setattr("aiodist.tools.tracing.events.EventWriter.lines", fail)
+    monkeypatch.setattr("aiodist._tools.trace.writer.KEPT_ARRIVALS", 2)
+    monkeypatch.setattr("aiodist._tools.trace.writer.EventWriter.lines", fail)
     with pytest.raises(OSError, match="No space left"):  # noqa: PT012, SIM117
         with aiodist.trace(tmp_path / "run.json"):
             asyncio.run(aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step))

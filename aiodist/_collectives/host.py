@@ -1,0 +1,528 @@
+"""The host executor: plans carried out over NumPy arrays, scalars, Python numbers and `IndexedSlices`.
+
+Leaves are never put together in one buffer first: copying them costs more than the calls that it saves. What would hold
+up the event loop is returned as `Work` for worker threads. The first large reduction of its sort that a compiled
+kernel would make quicker waits there until the kernel is compiled; all others are served by NumPy, with the same bits.
+
+A result never shares memory with an input, and arrays in it are views of a read-only base: they may be shared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark, LeafType, is_array
+from aiodist._arrays.slices import IndexedSlices
+from aiodist._collectives import out
+from aiodist._collectives.kinds import Collective
+from aiodist._collectives.out import Outs
+from aiodist._collectives.plan import Cut, LeafPlan, Result
+from aiodist._collectives.work import Call, Work, thread_count
+from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, policy, pool
+from aiodist_kernels.layout import empty_like
+from aiodist_kernels.rules import Finish, rule_for
+
+Array = np.ndarray[Any, Any]
+Column = Sequence[Any]
+"""One leaf of all replicas that take part, in replica order."""
+
+LOOK_FROM: Final = 256 * 1024
+"""Bytes brought by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
+
+
+# One leaf.
+
+
+def fold(op: ReduceOp, column: Column, mark: LeafMark, accumulate: Accumulate = "native", among: bool = False) -> Any:
+    """Return a left fold of leaves in their order, of the type that they have; foreign arrays as NumPy's.
+
+    Args:
+        op: the reduce op.
+        column: the leaves, of one shape and dtype.
+        mark: what they are.
+        accumulate: as in `aiodist_kernels.reduce`.
+        among: the leaf is one of a nest.
+    """
+    if is_array(mark):
+        return kernels.reduce_alike(op, column, accumulate, among)
+    if mark == LeafType.PYTHON_NUMBER:
+        return kernels.reduce_numbers(op, column)
+    if mark == LeafType.INDEXED_SLICES:
+        return fold_slices(op, column, accumulate)
+    return kernels.reduce_scalars(op, column, accumulate)
+
+
+def fold_slices(op: ReduceOp, column: Sequence[IndexedSlices], accumulate: Accumulate = "native") -> IndexedSlices:
+    """Return the replicas' rows added up by index, for MEAN divided by the number of replicas; read-only.
+
+    Rows are added in the order of the replicas, and within a replica in the order in which they stand: a left fold in
+    the accumulator that a dense reduction of the dtype has. Nothing dense is ever made of them.
+    """
+    rule = rule_for(op, column[0].dtype, accumulate)
+    rows = np.concatenate([np.asarray(part.values, rule.accumulator) for part in column])
+    indices, first, place = np.unique(
+        np.concatenate([part.indices for part in column]), return_index=True, return_inverse=True
+    )
+    total = rows[first]
+    further = np.ones(len(rows), bool)
+    further[first] = False
+    np.add.at(total, place[further], rows[further])
+    if rule.finish is Finish.DIVIDE:
+        total /= len(column)
+    elif rule.finish is Finish.SCALE:
+        total *= 1 / len(column)
+    return IndexedSlices(frozen(total.astype(rule.result, copy=False)), frozen(indices), column[0].dense_shape)
+
+
+def made(result: Result, arrays: Sequence[Any], inputs: int) -> Any:
+    """Return what a plan's result is made of these arrays, in memory of its own.
+
+    Args:
+        result: the result.
+        arrays: the inputs, and behind them the totals of folds, which nobody else sees.
+        inputs: how many inputs there are.
+    """
+    parts = [arrays[source] for source in result.sources]
+    if result.cut is not None:
+        parts = [part(array, result.cut) for array in parts]
+    if len(parts) > 1:
+        assert result.axis is not None
+        return put_together(parts, result.axis)
+    return parts[0] if result.sources[0] >= inputs else copied(parts[0])
+
+
+def part(array: Array, cut: Cut) -> Array:
+    """Return one of the equal parts of an array, a view."""
+    step = array.shape[cut.axis] // cut.count
+    where = (slice(None),) * cut.axis
+    return array[(*where, slice(cut.index * step, (cut.index + 1) * step))]
+
+
+def copied(leaf: Any) -> Any:
+    """Return a copy of an array, in this machine's byte order; anything else as it is."""
+    if not isinstance(leaf, np.ndarray):
+        return leaf
+    native = leaf.dtype.newbyteorder("=")
+    if leaf.nbytes < pool.POOLED_FROM:
+        return np.array(leaf, dtype=native, order="K", subok=False)
+    copy = empty_like(leaf, native)
+    np.copyto(copy, leaf)
+    return copy
+
+
+def put_together(arrays: Sequence[Array], axis: int) -> Array:
+    """Return arrays one behind the other along an axis, in this machine's byte order."""
+    native = arrays[0].dtype.newbyteorder("=")
+    if sum([array.nbytes for array in arrays]) < pool.POOLED_FROM:
+        return np.concatenate([array.astype(native, copy=False) for array in arrays], axis=axis)
+    shape = list(arrays[0].shape)
+    shape[axis] = sum([array.shape[axis] for array in arrays])
+    fortran = all(array.flags.f_contiguous and not array.flags.c_contiguous for array in arrays)
+    together = pool.results.empty(shape, native, "F" if fortran else "C")
+    return np.concatenate(arrays, axis=axis, out=together)
+
+
+def frozen(array: Array) -> Array:
+    """Return an array, whose memory nobody else has written about, as a view that flags cannot make writeable."""
+    base = array.base
+    array.setflags(False)  # type: ignore[call-arg]  # by position: the keyword alone takes as long as the call
+    if isinstance(base, np.ndarray):
+        base.setflags(False)  # type: ignore[call-arg]
+        return array
+    return array[...]
+
+
+def in_native_order(value: Any) -> Any:
+    """Return what a replica brings, a leaf or a list of leaves, with its arrays in this machine's byte order."""
+    if isinstance(value, list):
+        return [in_native_order(leaf) for leaf in value]
+    if isinstance(value, np.ndarray) and not value.dtype.isnative:
+        return value.astype(value.dtype.newbyteorder("="))
+    return value
+
+
+def packs(sizes: Sequence[int | None], bytes_per_pack: int) -> list[range]:
+    """Return the places of consecutive leaves that are one unit of work, by TensorFlow's rule for ``bytes_per_pack``.
+
+    A pack closes when it has more bytes than were asked for: so packs are few and large rather than many and small.
+    With 0, or where the size of a leaf is not known, all leaves are one pack.
+
+    Args:
+        sizes: the bytes of each leaf; None where they are not known, as of `IndexedSlices`.
+        bytes_per_pack: from 0.
+    """
+    if bytes_per_pack == 0 or not sizes or None in sizes:
+        return [range(len(sizes))]
+    starts: list[int] = []
+    held = 0
+    for place, size in enumerate(sizes):
+        if not starts or held > bytes_per_pack:
+            starts.append(place)
+            held = 0
+        held += size or 0
+    return [range(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
+
+
+# Kernels.
+
+_no_compiler = False
+
+
+@cache
+def _pays_from(op: ReduceOp, dtype: np.dtype[Any], count: int, accumulate: Accumulate) -> int:
+    return kernels.pays_from(KernelSpec(op, dtype, count, accumulate))
+
+
+def lacking_kernel(op: ReduceOp, column: Column, accumulate: Accumulate) -> KernelSpec | None:
+    """Return the kernel that would fold arrays quicker, if it is not there and can be compiled."""
+    first, count = column[0], len(column)
+    if _no_compiler or first.nbytes < _pays_from(op, first.dtype, count, accumulate):
+        return None
+    spec = KernelSpec(op, first.dtype, count, accumulate)
+    return None if kernels.is_ready(spec) else spec
+
+
+def _compile(specs: Sequence[KernelSpec]) -> None:
+    """Compile kernels, some tenths of a second each; where Numba does not work, NumPy goes on serving."""
+    global _no_compiler  # noqa: PLW0603  (the process has one compiler)
+    try:
+        kernels.warm(specs)
+    except ImportError:  # `aiodist doctor` says why
+        _no_compiler = True
+
+
+# A collective.
+
+
+class _Leaf(NamedTuple):
+    """One leaf of a collective.
+
+    Attributes:
+        plan: what becomes of it.
+        mark: what it is.
+        whole: its one result is a fold of all inputs.
+        moved: the inputs of which parts are copied into results.
+        nbytes: the bytes of one input; None where that differs between replicas.
+    """
+
+    plan: LeafPlan
+    mark: LeafMark
+    whole: bool
+    moved: Sequence[int]
+    nbytes: int | None
+
+
+def _leaf(plan: LeafPlan, shape: Sequence[int | None], dtype: Any, mark: LeafMark) -> _Leaf:
+    whole = plan.folds == (range(plan.size),) and plan.results == (Result((plan.size,)),)
+    moved = [source for source in plan.results[0].sources if source < plan.size]  # the same for every other result
+    nbytes = None
+    if mark == LeafType.PYTHON_NUMBER:
+        nbytes = 0
+    elif mark != LeafType.INDEXED_SLICES:
+        nbytes = _nbytes(shape, dtype)
+    return _Leaf(plan, mark, whole, moved, nbytes)
+
+
+def _nbytes(shape: Sequence[int | None], dtype: np.dtype[Any]) -> int | None:
+    nbytes = dtype.itemsize
+    for size in shape:
+        if size is None:
+            return None
+        nbytes *= size
+    return nbytes
+
+
+class HostExecutor:
+    """Carries out one collective's plan, again and again.
+
+    Args:
+        collective: what is asked for.
+        size: how many positions there are.
+        absent: those that take part with nothing.
+        accumulate: as in `aiodist_kernels.reduce`.
+
+    Attributes:
+        shared: one result serves all; else there is a list of results by position, with None for those that are absent
+            or brought buffers.
+        run: carries it out; see `HostExecutor.general`.
+    """
+
+    def __init__(
+        self, collective: Collective, size: int, absent: Sequence[int] = (), accumulate: Accumulate = "native"
+    ) -> None:
+        kind, spec = collective.kind, collective.spec
+        self.size = size
+        self.positions = [position for position in range(size) if position not in absent]
+        self.op, self.accumulate = collective.op, accumulate
+        self.single = spec is not None and spec.single
+        plans = collective.without(absent).plans(len(self.positions))
+        self.leaves = [_leaf(plan, *fields) for plan, *fields in zip(plans, *spec[:3], strict=True)] if spec else []
+        self.of_each = not kind.shared
+        self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in self.leaves)
+        sizes = [leaf.nbytes for leaf in self.leaves if leaf.nbytes is not None]
+        self.is_small = len(sizes) == len(self.leaves) and sum(sizes) * len(self.positions) < LOOK_FROM
+        self.run: Callable[..., Any] = self.general
+        if not self.leaves:
+            self.run = self._quick_nothing(spec is None)
+        elif self.is_small and not absent and all(leaf.whole and leaf.mark is None for leaf in self.leaves):
+            self.run = self._quick_array() if self.single else self._quick_nest()
+
+    def _quick_nothing(self, no_value: bool) -> Callable[..., Any]:
+        """Return the way of what has no leaves."""
+        nothing: Any = None if no_value else []
+        return lambda *_: nothing if self.shared else [list(nothing) for _ in range(self.size)]
+
+    def _quick_array(self) -> Callable[..., Any]:
+        """Return the way of one small array, the commonest value: straight to the kernel."""
+        op, accumulate, general, reduce = self.op, self.accumulate, self.general, kernels.reduce_alike
+        assert op is not None
+
+        def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+            if outs is not None:
+                return general(values, bytes_per_pack, outs)
+            total = reduce(op, values, accumulate)
+            if total.base is not None:
+                return frozen(total)
+            total.setflags(False)  # type: ignore[call-arg]
+            return total[...]
+
+        return run
+
+    def _quick_nest(self) -> Callable[..., Any]:
+        """Return the way of a nest of small arrays."""
+        op, accumulate, general, reduce = self.op, self.accumulate, self.general, kernels.reduce_alike
+        assert op is not None
+
+        def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+            if outs is not None:
+                return general(values, bytes_per_pack, outs)
+            return [frozen(reduce(op, column, accumulate)) for column in zip(*values, strict=True)]
+
+        return run
+
+    def general(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+        """Carry it out.
+
+        Args:
+            values: by position, what each replica brings: a leaf, or a list of leaves; anything for who is absent.
+            bytes_per_pack: see `packs`.
+            outs: buffers that the results are wanted in, from `out.checked`.
+
+        Returns:
+            The result: a leaf or a list of leaves for all; or by position, see ``shared``. Or the `Work` that it is.
+        """
+        if len(self.positions) < self.size:
+            values = [values[position] for position in self.positions]
+        columns: list[Column] = [values] if self.single else list(zip(*values, strict=True))
+        run = _Run(self, columns, outs or {})
+        if self.is_small or not policy.blocks(sum(map(self.cost, self.leaves, columns))):
+            return run.now()
+        return run.work(bytes_per_pack)
+
+    def cost(self, leaf: _Leaf, column: Column) -> int:
+        """Return about how many bytes could be moved in the time that a leaf takes."""
+        if leaf.mark == LeafType.INDEXED_SLICES:
+            return policy.SLOWNESS_BY_ROWS * sum([part.values.nbytes for part in column])
+        if not is_array(leaf.mark):
+            return 0
+        cost = 2 * sum([column[i].nbytes for i in leaf.moved])
+        for inputs in leaf.plan.folds:
+            assert self.op is not None
+            cost += kernels.cost(self.op, column[0].dtype, column[0].size, len(inputs), self.accumulate)
+        return cost
+
+    def handed_out(self, by_leaf: Sequence[Sequence[Any]], outs: Outs) -> Any:
+        """Return results by leaf as ``shared`` says."""
+        if self.shared:
+            leaves = [results[0] for results in by_leaf]
+            return leaves[0] if self.single else leaves
+        takers = [place for place, position in enumerate(self.positions) if position not in outs]
+        columns = [self._each(leaf, results, takers) for leaf, results in zip(self.leaves, by_leaf, strict=True)]
+        found: list[Any] = [None] * self.size
+        for row, place in zip(zip(*columns, strict=True), takers, strict=True):
+            found[self.positions[place]] = row[0] if self.single else list(row)
+        return found
+
+    def _each(self, leaf: _Leaf, results: Sequence[Any], takers: Sequence[int]) -> Sequence[Any]:
+        mark = leaf.mark
+        if self.of_each:
+            own = [results[place] for place in takers]
+            return [mark.give(result) for result in own] if isinstance(mark, HostType) else own
+        if isinstance(mark, HostType):
+            return mark.give_each(results[0], len(takers))
+        return [results[0]] * len(takers)
+
+
+class _Run:
+    """One collective under way.
+
+    Args:
+        executor: whose collective it is.
+        columns: by leaf, the inputs.
+        outs: by position, the buffers that results are wanted in.
+    """
+
+    def __init__(self, executor: HostExecutor, columns: Sequence[Column], outs: Outs) -> None:
+        self._executor = executor
+        self._columns = columns
+        self._outs = outs
+        self._totals: list[list[Any]] = [[None] * len(leaf.plan.folds) for leaf in executor.leaves]
+        self._targets = self._straight() if outs else None
+
+    def _straight(self) -> Sequence[Array] | None:
+        """Return the first replica's buffers, if results may be written straight into them: nobody takes others."""
+        executor, columns = self._executor, self._columns
+        if len(self._outs) < len(executor.positions):
+            return None
+        if not all(leaf.whole and is_array(leaf.mark) for leaf in executor.leaves):
+            return None
+        targets = self._outs[executor.positions[0]]
+        if len(targets) > 1:
+            inputs = {out.span(array, place) for place, column in enumerate(columns) for array in column}
+            written = [out.span(array, place) for place, array in enumerate(targets)]
+            if out.entangled(inputs, written, out.same_leaf):
+                return None
+        return targets
+
+    def now(self) -> Any:
+        """Return the result, made in this thread."""
+        self._fold(range(len(self._columns)))
+        return self._end()
+
+    def work(self, bytes_per_pack: int) -> Work:
+        """Return the calls that make the result: one for each pack, or as it is quickest."""
+        executor, lacking = self._executor, self._lacking()
+        if lacking:
+            return _work_of(partial(self._compile_first, lacking))
+        phases: list[Sequence[Call]] = []
+        if executor.op is not None:
+            phases.append(self._calls_by_pack(bytes_per_pack) if bytes_per_pack else self._calls_by_cost())
+        if all(leaf.whole for leaf in executor.leaves) and executor.shared:
+            if not self._outs:
+                return Work(phases, lambda: executor.handed_out(self._results(), {}))
+            copies = self._copies(self._totals)
+            return Work([*phases, copies], lambda: executor.handed_out(self._results(), self._outs))
+        end = _work_of(self._end)
+        return Work([*phases, *end.phases], end.result)
+
+    def _compile_first(self, specs: Sequence[KernelSpec]) -> Any:
+        _compile(specs)
+        return self.now()
+
+    def _end(self) -> Any:
+        """Return the result of what has been folded, with copies in the buffers that are wanted."""
+        by_leaf = self._results()
+        for call in self._copies(by_leaf):
+            call()
+        return self._executor.handed_out(by_leaf, self._outs)
+
+    # Folds.
+
+    def _fold(self, places: Sequence[int]) -> None:
+        executor, targets, among = self._executor, self._targets, len(self._columns) > 1
+        for place in places:
+            column, leaf = self._columns[place], executor.leaves[place]
+            for number, inputs in enumerate(leaf.plan.folds):
+                assert executor.op is not None
+                if targets is not None:
+                    target = targets[place]
+                    total = kernels.reduce(executor.op, column, out=target, accumulate=executor.accumulate)
+                else:
+                    of = column if leaf.whole else [column[i] for i in inputs]
+                    total = fold(executor.op, of, leaf.mark, executor.accumulate, among)
+                self._totals[place][number] = total
+
+    def _lacking(self) -> list[KernelSpec]:
+        """Return the kernels that would make folds quicker, and are not there."""
+        op, accumulate, leaves = self._executor.op, self._executor.accumulate, self._executor.leaves
+        if op is None:
+            return []
+        arrays = [column for column, leaf in zip(self._columns, leaves, strict=True) if is_array(leaf.mark)]
+        lacking = [lacking_kernel(op, column, accumulate) for column in arrays]
+        return list(dict.fromkeys(spec for spec in lacking if spec is not None))
+
+    def _calls_by_pack(self, bytes_per_pack: int) -> list[Call]:
+        sizes = [leaf.nbytes for leaf in self._executor.leaves]
+        return [partial(self._fold, pack) for pack in packs(sizes, bytes_per_pack)]
+
+    def _calls_by_cost(self) -> list[Call]:
+        """Return calls that cost about the same: large leaves in pieces, small ones some to a call."""
+        calls: list[Call] = []
+        batch: list[int] = []
+        held = 0
+        for place, leaf in enumerate(self._executor.leaves):
+            cost = self._executor.cost(leaf, self._columns[place])
+            if cost >= policy.LEAST_MOVED_BY_A_THREAD and is_array(leaf.mark):
+                calls.extend(self._pieces(place, cost))
+                continue
+            batch.append(place)
+            held += cost
+            if held >= policy.LEAST_MOVED_BY_A_THREAD:
+                calls.append(partial(self._fold, batch))
+                batch, held = [], 0
+        if batch:
+            calls.append(partial(self._fold, batch))
+        return calls
+
+    def _pieces(self, place: int, cost: int) -> list[Call]:
+        executor, column, calls = self._executor, self._columns[place], []
+        assert executor.op is not None
+        folds = executor.leaves[place].plan.folds
+        for number, inputs in enumerate(folds):
+            pieces = kernels.cut(
+                executor.op,
+                [column[i] for i in inputs],
+                out=None if self._targets is None else self._targets[place],
+                accumulate=executor.accumulate,
+                parts=policy.parts(cost // len(folds), thread_count()),
+            )
+            self._totals[place][number] = pieces.result
+            calls += pieces.calls
+        return calls
+
+    # What comes of them.
+
+    def _results(self) -> list[list[Any]]:
+        return [self._results_of(place) for place in range(len(self._columns))]
+
+    def _results_of(self, place: int) -> list[Any]:
+        leaf, totals = self._executor.leaves[place], self._totals[place]
+        if self._targets is not None:
+            return totals
+        plain = not isinstance(leaf.mark, HostType)  # a framework takes over memory that it can write to
+        if plain:
+            totals = [frozen(total) if isinstance(total, np.ndarray) else total for total in totals]
+        if leaf.whole:
+            return totals
+        arrays, inputs = [*self._columns[place], *totals], len(self._columns[place])
+        results = [made(result, arrays, inputs) for result in leaf.plan.results]
+        return [frozen(r) if plain and isinstance(r, np.ndarray) and r.flags.writeable else r for r in results]
+
+    def _copies(self, by_leaf: Sequence[Sequence[Any]]) -> list[Call]:
+        """Return what copies results into the buffers that are wanted; those may not be there yet."""
+        straight = 0 if self._targets is None else 1
+        positions = [position for position in self._executor.positions if position in self._outs][straight:]
+        return [
+            partial(_copy, buffer, by_leaf[place], self._place_of(position))
+            for position in positions
+            for place, buffer in enumerate(self._outs[position])
+        ]
+
+    def _place_of(self, position: int) -> int:
+        return self._executor.positions.index(position) if self._executor.of_each else 0
+
+
+def _copy(buffer: Array, results: Sequence[Any], place: int) -> None:
+    np.copyto(buffer, results[place])
+
+
+def _work_of(make: Callable[[], Any]) -> Work:
+    """Return work that is one call."""
+    results: list[Any] = []
+    return Work([[lambda: results.append(make())]], results.pop)

@@ -1,0 +1,236 @@
+"""The table of collectives: what each kind is called, what it accepts, how many results it has, and its plan.
+
+To add one: a row here and a function in `plan`. What it accepts is said in the row's terms, so that all kinds refuse in
+the same words; every executor carries out whatever a plan says.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist._arrays.leaves import LeafType, Spec
+from aiodist._collectives import plan
+from aiodist._collectives.plan import LeafPlan
+from aiodist_kernels import ReduceOp
+from aiodist_kernels.rules import rule_for
+
+
+class Detail(enum.Enum):
+    """What a call says beside its op and value.
+
+    AXIS is one axis for each leaf, AXES a pair for each: along which it is cut, and along which it is put together.
+    """
+
+    NONE = "none"
+    AXIS = "axis"
+    AXES = "axes"
+    SOURCE = "source"
+    FUNCTION = "function"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """A kind of collective.
+
+    Attributes:
+        name: as it is called on a replica context.
+        plan: makes the plan of a leaf of the number of inputs and what the call's detail says of the leaf. None where
+            nothing is computed of values, as in a barrier, or a function of the user's does it.
+        detail: what the call's detail is.
+        reduces: it takes a reduce op, and leaves that the op is defined for; else leaves of any dtype but objects.
+        takes_slices: it takes `IndexedSlices`.
+        cut: what the axis is called along which every leaf must have equal parts for all replicas; None for none.
+        shared: one result serves all replicas; else there is one for each.
+    """
+
+    name: str
+    plan: Callable[[int, Any], LeafPlan] | None = None
+    detail: Detail = Detail.NONE
+    reduces: bool = False
+    takes_slices: bool = False
+    cut: str | None = None
+    shared: bool = True
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+ALL_REDUCE: Final = Kind("all_reduce", plan.all_reduce, reduces=True, takes_slices=True)
+ALL_GATHER: Final = Kind("all_gather", plan.all_gather, Detail.AXIS)
+BROADCAST: Final = Kind("broadcast", plan.broadcast, Detail.SOURCE)
+REDUCE_SCATTER: Final = Kind("reduce_scatter", plan.reduce_scatter, Detail.AXIS, reduces=True, cut="axis", shared=False)
+ALL_TO_ALL: Final = Kind("all_to_all", plan.all_to_all, Detail.AXES, cut="split_axis", shared=False)
+BARRIER: Final = Kind("barrier")
+NEW_GROUP: Final = Kind("new_group")
+JOIN: Final = Kind("join")
+MERGE_CALL: Final = Kind("merge_call", detail=Detail.FUNCTION, shared=False)
+
+BY_NAME: Final = {
+    kind.name: kind
+    for kind in (
+        ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, NEW_GROUP, JOIN, MERGE_CALL,
+    )
+}  # fmt: skip
+
+
+class Collective(NamedTuple):
+    """What replicas ask for together.
+
+    Attributes:
+        kind: the kind.
+        op: the reduce op, for kinds that take one.
+        detail: what the kind says: for AXIS and AXES a tuple with an item for each leaf, counted from the front; for
+            SOURCE the position of the replica whose value counts.
+        spec: what each of them brings; None for nothing.
+    """
+
+    kind: Kind
+    op: ReduceOp | None = None
+    detail: Any = None
+    spec: Spec | None = None
+
+    def check(self, size: int) -> None:
+        """Check that so many replicas can carry it out.
+
+        Raises:
+            TypeError: the op does not take a leaf's dtype, or the kind a leaf.
+            ValueError: a size that cannot be cut into equal parts; a source that is no replica; an op that does not
+                combine `IndexedSlices`.
+        """
+        kind, spec = self.kind, self.spec
+        if spec is None:
+            return
+        if not kind.takes_slices and LeafType.INDEXED_SLICES in spec.marks:
+            raise TypeError(
+                f"{kind.name} does not take IndexedSlices, all_reduce does; pass their .values and .indices"
+            )
+        for dtype, mark in zip(spec.dtypes, spec.marks, strict=True):
+            if self.op is not None:
+                check_reducible(self.op, dtype, mark)
+            elif isinstance(dtype, np.dtype) and dtype.hasobject:
+                raise TypeError(
+                    f"expected arrays of numbers, got dtype {dtype}: Python objects would be shared by the replicas; "
+                    "return them from the replica function, or pass them to merge_call"
+                )
+        if kind.cut is not None:
+            for shape, detail in zip(spec.shapes, self.detail, strict=True):
+                _check_divisible(shape, detail if kind.detail is Detail.AXIS else detail[0], size, kind.cut)
+        if kind.detail is Detail.SOURCE and not 0 <= self.detail < size:
+            raise ValueError(f"source must be a replica id from 0 to {size - 1}, got {self.detail}")
+
+    def check_present(self, absent: Sequence[int]) -> None:
+        """Check that it can be carried out without some replicas.
+
+        Args:
+            absent: the positions of those that have joined.
+
+        Raises:
+            ValueError: it takes a value of one of them.
+        """
+        kind, is_from_one = self.kind, self.kind.detail is Detail.SOURCE
+        if kind.shared and not (is_from_one and self.detail in absent):
+            return
+        which = f"replica {self.detail}'s value" if is_from_one else "a value of every replica"
+        *others, last = map(str, sorted(absent))
+        who = f"replicas {', '.join(others)} and {last} have" if others else f"replica {last} has"
+        raise ValueError(
+            f"{kind.name} needs {which}, and {who} joined; make it before the first joins, or after the last has"
+        )
+
+    def without(self, absent: Sequence[int]) -> Collective:
+        """Return it as those ask for it who have not joined: its source is a place among them."""
+        if not absent or self.kind.detail is not Detail.SOURCE:
+            return self
+        return self._replace(detail=self.detail - sum(position < self.detail for position in absent))
+
+    def of(self, places: Sequence[int]) -> Collective:
+        """Return it for some of the leaves, as a nest."""
+        assert self.spec is not None
+        per_leaf = self.kind.detail in (Detail.AXIS, Detail.AXES)
+        detail = tuple([self.detail[place] for place in places]) if per_leaf else self.detail
+        return self._replace(detail=detail, spec=self.spec.of(places))
+
+    def plans(self, size: int) -> list[LeafPlan]:
+        """Return the plan of each leaf, for so many inputs."""
+        if self.kind.plan is None or self.spec is None:
+            return []
+        count = len(self.spec.shapes)
+        per_leaf = self.kind.detail in (Detail.AXIS, Detail.AXES)
+        details = self.detail if per_leaf else (self.detail,) * count
+        return [self.kind.plan(size, detail) for detail in details]
+
+
+def check_reducible(op: ReduceOp, dtype: Any, mark: Any) -> None:
+    """Check that an op takes leaves of a dtype.
+
+    Raises:
+        TypeError: it does not.
+        ValueError: `IndexedSlices`, and the op is neither SUM nor MEAN.
+    """
+    if mark == LeafType.PYTHON_NUMBER:
+        kernels.check_number(op, dtype)
+    elif mark != LeafType.INDEXED_SLICES:
+        kernels.result_dtype(op, dtype)
+    elif op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(
+            f"IndexedSlices are reduced by SUM or MEAN, in which rows that are not there count as zeros; got {op.name}"
+        )
+    else:
+        rule_for(op, dtype)
+
+
+def _check_divisible(shape: Sequence[int | None], axis: int, size: int, what: str) -> None:
+    length = shape[axis]
+    if length is not None and length % size:
+        raise ValueError(
+            f"the size along {what}={axis} must be divisible by the {size} replicas, got {length} in shape "
+            f"{tuple(shape)}; pad it, or cut it before the call"
+        )
+
+
+# Axes, as callers give them.
+
+
+def normalized_axis(axis: Any, rank: int, what: str = "axis") -> int:
+    """Return an axis counted from the front.
+
+    Raises:
+        TypeError: ``axis`` is no integer.
+        ValueError: it is out of range, or the value has no axes.
+    """
+    if isinstance(axis, bool) or not hasattr(axis, "__index__"):
+        raise TypeError(f"{what} must be an int, got {axis!r}")
+    index: int = axis.__index__()
+    if rank == 0:
+        raise ValueError(f"{what}={index} needs arrays with at least one axis, got a scalar; pass np.array([value])")
+    if not -rank <= index < rank:
+        raise ValueError(f"{what} must be from {-rank} to {rank - 1} for an array with {rank} axes, got {index}")
+    return index % rank
+
+
+def axes_of(spec: Spec, axis: Any, what: str = "axis") -> tuple[int, ...]:
+    """Return the axis of each leaf, counted from the front.
+
+    Raises:
+        TypeError: ``axis`` is no integer.
+        ValueError: it is out of range for a leaf.
+    """
+    return tuple([normalized_axis(axis, len(shape), what) for shape in spec.shapes])
+
+
+def split_axes_of(spec: Spec, split_axis: Any, concat_axis: Any) -> tuple[tuple[int, int], ...]:
+    """Return for each leaf the axes of an all_to_all, counted from the front; see `axes_of`."""
+    splits, concats = axes_of(spec, split_axis, "split_axis"), axes_of(spec, concat_axis, "concat_axis")
+    return tuple(zip(splits, concats, strict=True))
+
+
+def ragged(spec: Spec, axes: Sequence[int]) -> Spec:
+    """Return a spec of leaves whose sizes along their axes may differ between replicas."""
+    shapes = [(*shape[:axis], None, *shape[axis + 1 :]) for shape, axis in zip(spec.shapes, axes, strict=True)]
+    return spec._replace(shapes=tuple(shapes))

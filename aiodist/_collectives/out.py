@@ -1,0 +1,181 @@
+"""``out=``: callers' own buffers for results, and what memory may be written while other memory is read.
+
+Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. What other
+replicas bring is not known before all have come. Then memory is compared by its bounds: a result is written straight
+into a buffer unless that could change what another result is made of; else it is made apart, and copied.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.array_utils import byte_bounds
+
+import aiodist_kernels as kernels
+from aiodist._arrays.device import DeviceArray, DeviceType
+from aiodist._arrays.frameworks import device_type_of
+from aiodist._arrays.host import class_name
+from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, is_array
+from aiodist._collectives.kinds import Collective
+from aiodist_kernels import ReduceOp
+
+Array = np.ndarray[Any, Any]
+Outs = Mapping[int, Sequence[Any]]
+"""By position, a replica's buffers, one for each leaf."""
+
+_MOST_WORK = 1_000
+"""How long NumPy may look whether two arrays that lie among each other share an element; beyond, they count as such."""
+
+
+def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any]) -> list[Any]:
+    """Return a replica's buffers for its results as they are written into.
+
+    Args:
+        collective: what is asked for; a reduction.
+        leaves: what the replica brings, as it takes part.
+        buffers: the buffers as they were given, one for each leaf.
+
+    Raises:
+        TypeError: one is no array, of another kind than the leaf, or has another dtype than the result.
+        ValueError: it has another shape than the result, is read-only, on another GPU, or overlaps what it may not.
+    """
+    spec, op = collective.spec, collective.op
+    assert spec is not None
+    assert op is not None
+    found = [
+        _on_device(buffer, leaf, mark, op) if isinstance(mark, DeviceType) else _on_host(buffer, *described, op)
+        for buffer, leaf, mark, *described in zip(
+            buffers, leaves, spec.marks, spec.shapes, spec.dtypes, spec.marks, strict=True
+        )
+    ]
+    _check_apart([buffer for buffer in found if isinstance(buffer, np.ndarray)])
+    there = [place for place, buffer in enumerate(found) if isinstance(buffer, DeviceArray) and buffer.nbytes]
+    inputs = [span(leaves[place], place) for place in there]
+    if entangled(inputs, [span(found[place], place) for place in there], same_place):
+        raise ValueError(
+            "out must overlap neither the value nor itself, except that a buffer may be the very array that it is the "
+            "result of"
+        )
+    return found
+
+
+def _on_host(out: Any, shape: tuple[int | None, ...], dtype: Any, mark: LeafMark, op: ReduceOp) -> Array:
+    buffer = describe_leaf(out)[3]
+    if not (is_array(mark) or mark == LeafType.NUMPY_SCALAR) or not isinstance(buffer, np.ndarray):
+        raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
+    expected = kernels.result_dtype(op, dtype)
+    if buffer.dtype != expected:
+        raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
+    if buffer.shape != shape:
+        raise ValueError(f"out must have the result's shape {shape}, got {buffer.shape}")
+    if not buffer.flags.writeable:
+        raise ValueError("out must be writeable, got a read-only array")
+    return buffer
+
+
+def _on_device(out: Any, value: DeviceArray, mark: DeviceType, op: ReduceOp) -> DeviceArray:
+    if device_type_of(out) is not mark:
+        raise TypeError(f"out must hold {mark.name} arrays on GPUs, where the value has them, got a {class_name(out)}")
+    buffer, expected = mark.buffer(out), kernels.result_dtype(op, value.dtype)
+    if buffer.dtype != expected:
+        raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
+    if tuple(buffer.shape) != tuple(value.shape):
+        raise ValueError(f"out must have the result's shape {tuple(value.shape)}, got {tuple(buffer.shape)}")
+    if buffer.ordinal != value.ordinal:
+        raise ValueError(f"out must be on the value's GPU, number {value.ordinal}, got one on number {buffer.ordinal}")
+    return buffer
+
+
+def _check_apart(buffers: Sequence[Array]) -> None:
+    """Check that every element of every buffer has memory of its own."""
+    for buffer in buffers:
+        if _overlaps_itself(buffer):
+            raise ValueError(
+                f"out must have memory for each element, got an array of shape {buffer.shape} whose elements overlap: "
+                f"its strides are {buffer.strides}"
+            )
+    for one, other in combinations(buffers, 2):
+        if np.may_share_memory(one, other) and _share(one, other):
+            raise ValueError("out must have a buffer of its own for each leaf, got two that share memory")
+
+
+def _overlaps_itself(buffer: Array) -> bool:
+    if buffer.flags.forc or not buffer.size:
+        return False
+    reach = buffer.itemsize
+    for step, size in sorted((abs(step), size) for step, size in zip(buffer.strides, buffer.shape, strict=True)):
+        if size > 1:
+            if step < reach:
+                return True
+            reach += step * (size - 1)
+    return False
+
+
+def _share(one: Array, other: Array) -> bool:
+    try:
+        return np.shares_memory(one, other, max_work=_MOST_WORK)
+    except np.exceptions.TooHardError:
+        return True
+
+
+# What may be written while what is read.
+
+
+class Span(NamedTuple):
+    """Memory by its bounds, and the place of the leaf that it belongs to."""
+
+    begin: int
+    end: int
+    leaf: int
+
+
+def span(array: Array | DeviceArray, leaf: int) -> Span:
+    """Return the bounds of an array's memory."""
+    if isinstance(array, np.ndarray):
+        return Span(*byte_bounds(array), leaf)
+    if array.strides is None or not all(array.shape):
+        return Span(array.address, array.address + array.nbytes, leaf)
+    last = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True))
+    return Span(array.address, array.address + last + array.dtype.itemsize, leaf)
+
+
+def same_leaf(read: Span, written: Span) -> bool:
+    """Whether a result lies in memory of what it is itself made of, which kernels on the host deal with."""
+    return read.leaf == written.leaf
+
+
+def same_place(read: Span, written: Span) -> bool:
+    """Whether a result lies in the very place of what it is itself made of, which a kernel on one GPU may."""
+    return read == written
+
+
+def nowhere(read: Span, written: Span) -> bool:  # noqa: ARG001  (as those above)
+    """Say that no result may lie in what is read, as where several GPUs read it."""
+    return False
+
+
+def entangled(inputs: Iterable[Span], outs: Sequence[Span], harmless: Callable[[Span, Span], bool]) -> bool:
+    """Return whether writing results may change what others are made of, or other results.
+
+    Args:
+        inputs: the memory that is read.
+        outs: the memory that is written.
+        harmless: whether a result may lie in memory that is read and overlaps it.
+    """
+    reads = [(*found, False) for found in set(inputs) if found.begin < found.end]
+    writes = [(*found, True) for found in outs if found.begin < found.end]
+    near: list[tuple[int, int, int, bool]] = []  # what reaches as far as the one that is looked at begins
+    for begin, end, leaf, written in sorted([*reads, *writes], key=operator.itemgetter(0)):
+        near = [other for other in near if other[1] > begin]
+        for other_begin, other_end, other_leaf, other_written in near:
+            one, other = Span(begin, end, leaf), Span(other_begin, other_end, other_leaf)
+            if written and other_written:
+                return True
+            if (written and not harmless(other, one)) or (other_written and not harmless(one, other)):
+                return True
+        near.append((begin, end, leaf, written))
+    return False

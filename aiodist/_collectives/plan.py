@@ -1,0 +1,85 @@
+"""Plans: how the replicas' inputs become their results. A plan is data, the same for any shape and dtype.
+
+There are three things that can become of arrays: they are folded into one, cut into equal parts, and put together:
+
+    all_reduce       one fold of all                                 broadcast    the source's, as it is
+    reduce_scatter   one fold of all, cut: a part for each           all_gather   all, put together
+    all_to_all       all, cut: the i-th parts, put together, for replica i
+
+An executor reads a plan leaf by leaf. It decides where and in how many steps each fold and copy is made, never what
+comes out: a fold is a left fold in the order that the plan gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+
+class Cut(NamedTuple):
+    """One of so many equal parts of an array along an axis."""
+
+    axis: int
+    index: int
+    count: int
+
+
+class Result(NamedTuple):
+    """What one result is made of.
+
+    Attributes:
+        sources: arrays, in the order in which they are put together. An input is its replica's place among those that
+            take part; behind the inputs come the totals of the plan's folds.
+        cut: which part of each is taken; None for the whole.
+        axis: along which they are put together, where they may be several.
+    """
+
+    sources: Sequence[int]
+    cut: Cut | None = None
+    axis: int | None = None
+
+
+class LeafPlan(NamedTuple):
+    """What becomes of one leaf.
+
+    Attributes:
+        size: how many inputs there are.
+        folds: for each total, the inputs that are folded into it, in this order.
+        results: one for all replicas, or one for each.
+    """
+
+    size: int
+    folds: Sequence[Sequence[int]]
+    results: Sequence[Result]
+
+
+@lru_cache(maxsize=1024)
+def all_reduce(size: int, _: Any = None) -> LeafPlan:
+    """Plan an all_reduce of so many inputs."""
+    return LeafPlan(size, (range(size),), (Result((size,)),))
+
+
+@lru_cache(maxsize=1024)
+def all_gather(size: int, axis: int) -> LeafPlan:
+    """Plan an all_gather along an axis."""
+    return LeafPlan(size, (), (Result(range(size), axis=axis),))
+
+
+@lru_cache(maxsize=1024)
+def broadcast(size: int, source: int) -> LeafPlan:
+    """Plan a broadcast from the input at a place."""
+    return LeafPlan(size, (), (Result((source,)),))
+
+
+@lru_cache(maxsize=1024)
+def reduce_scatter(size: int, axis: int) -> LeafPlan:
+    """Plan a reduce_scatter along an axis."""
+    return LeafPlan(size, (range(size),), [Result((size,), Cut(axis, index, size)) for index in range(size)])
+
+
+@lru_cache(maxsize=1024)
+def all_to_all(size: int, axes: tuple[int, int]) -> LeafPlan:
+    """Plan an all_to_all that cuts along the first axis and puts together along the second."""
+    split, concat = axes
+    return LeafPlan(size, (), [Result(range(size), Cut(split, index, size), concat) for index in range(size)])

@@ -1,0 +1,50 @@
+"""Work: a result that would keep the event loop's thread from everything else for too long."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeAlias
+
+Call: TypeAlias = Callable[[], object]
+
+MOST_WORKERS = 8
+"""Reductions are bound by memory, which a few cores keep busy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Work:
+    """What worker threads call to make a result. It keeps all memory that they read and write.
+
+    Attributes:
+        phases: calls to make in any order, in any threads, each once; those of a phase when all those of the phases
+            before it have returned.
+        result: returns the result, when all have returned; for the event loop's thread.
+        ready: returns whether the calls would only find everything done; None where that cannot be.
+    """
+
+    phases: Sequence[Sequence[Call]]
+    result: Callable[[], Any]
+    ready: Callable[[], bool] | None = None
+
+    def then(self, make: Callable[[Any], Any]) -> Work:
+        """Return this work, and behind it, in a worker thread too, what makes another result of its result."""
+        made: list[Any] = []
+        return Work([*self.phases, [lambda: made.append(make(self.result()))]], made.pop)
+
+    def carry_out(self) -> Any:
+        """Make the result in this thread, and return it."""
+        for calls in self.phases:
+            for call in calls:
+                call()
+        return self.result()
+
+
+@cache
+def thread_count() -> int:
+    """Return how many threads may work at a time: one for each core that this process may use, and not too many."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not everywhere
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS)

@@ -1,0 +1,145 @@
+"""Instrumentation: what a tool sees of runs while they go on. Tracing and checking stand on it.
+
+A run asks once, as it begins, who observes; with nobody, a collective pays one ``is None`` for it. Observing goes by
+context, so a run is observed by the ``observing`` blocks around the task that calls ``strategy.run``, however many
+other runs go on beside it in this thread or in others; and by whoever observes the whole process.
+
+An observer is called in the middle of the scheduler's work, on the event loop's thread: it notes what it needs, and
+does not raise, await, call back into the run or keep values. Call texts and places are made of
+``slot.post_of(position)`` when somebody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from aiodist._core.errors import CollectiveError
+from aiodist._core.ledger import Ledger, Member, Slot
+from aiodist._core.report import ReplicaState
+
+
+class ObservedRun(Protocol):
+    """What an observer may know of a run."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The order check, with the replicas and groups."""
+        ...
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The replicas' devices, in the order of their ids."""
+        ...
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Tells the time on the event loop's clock, in seconds, in small steps."""
+        ...
+
+
+class Observer:
+    """Is told what happens in a run. This one notes nothing; a tool overrides what it is interested in."""
+
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+        """A run of ``fn`` begins; none of its replicas has started."""
+
+    def started(self, member: Member) -> None:
+        """A replica's function is called now."""
+
+    def posted(self, member: Member, slot: Slot) -> None:
+        """A replica has issued a collective; the last post comes before `completed`."""
+
+    def waits(self, member: Member, slot: Slot) -> None:
+        """A task of a replica awaits a collective, which may be complete already."""
+
+    def resumed(self, member: Member, slot: Slot) -> None:
+        """That await is over: with the result, with ``slot.error``, or because the task was cancelled."""
+
+    def completed(self, slot: Slot) -> None:
+        """A collective has its result or, in ``slot.error``, what went wrong."""
+
+    def reported(self, run: ObservedRun, error: CollectiveError) -> None:
+        """The replicas did not meet, and this is raised in those who wait."""
+
+    def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
+        """A replica's function has ended; ``error`` is a failure of its own."""
+
+    def run_ended(self, run: ObservedRun) -> None:
+        """All replicas of a run have ended."""
+
+
+class _Several(Observer):
+    """Several observers as one, each told in the order in which they began to observe."""
+
+    def __init__(self, observers: tuple[Observer, ...]) -> None:
+        self._observers = observers
+
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+        for observer in self._observers:
+            observer.run_begun(run, fn)
+
+    def started(self, member: Member) -> None:
+        for observer in self._observers:
+            observer.started(member)
+
+    def posted(self, member: Member, slot: Slot) -> None:
+        for observer in self._observers:
+            observer.posted(member, slot)
+
+    def waits(self, member: Member, slot: Slot) -> None:
+        for observer in self._observers:
+            observer.waits(member, slot)
+
+    def resumed(self, member: Member, slot: Slot) -> None:
+        for observer in self._observers:
+            observer.resumed(member, slot)
+
+    def completed(self, slot: Slot) -> None:
+        for observer in self._observers:
+            observer.completed(slot)
+
+    def reported(self, run: ObservedRun, error: CollectiveError) -> None:
+        for observer in self._observers:
+            observer.reported(run, error)
+
+    def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
+        for observer in self._observers:
+            observer.ended(member, end, error)
+
+    def run_ended(self, run: ObservedRun) -> None:
+        for observer in self._observers:
+            observer.run_ended(run)
+
+
+def together(*observers: Observer) -> Observer:
+    """Return several observers as one, each told in the order given."""
+    return observers[0] if len(observers) == 1 else _Several(observers)
+
+
+_observing: ContextVar[tuple[Observer, ...]] = ContextVar("aiodist_observers", default=())
+_process_wide: list[Callable[[], Observer | None]] = []
+
+
+@contextmanager
+def observing(observer: Observer) -> Iterator[None]:
+    """Let an observer see the runs that begin inside the block, in its task or thread and in tasks made there."""
+    _observing.set((*_observing.get(), observer))
+    try:
+        yield
+    finally:  # without a token: a fixture may enter in one context and leave in another
+        _observing.set(tuple(other for other in _observing.get() if other is not observer))
+
+
+def observe_process(find: Callable[[], Observer | None]) -> None:
+    """Ask a function, whenever a run begins in this process, who else observes."""
+    _process_wide.append(find)
+
+
+def who_observes() -> Observer | None:
+    """Return who is to be told of a run that begins now: None, one observer, or several as one."""
+    found = [find() for find in _process_wide]
+    observers = (*_observing.get(), *(observer for observer in found if observer is not None))
+    return together(*observers) if observers else None

@@ -1,0 +1,158 @@
+"""The recorder: what replicas did last, to be read at any time and after any end.
+
+It costs nothing beyond what a ledger keeps for its reports: the ring of its last matched collectives, shared by the
+replicas, and the slots that are open. Texts and places are made when somebody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from threading import Lock
+from typing import NamedTuple
+
+from aiodist._core.ledger import HISTORY, Ledger
+from aiodist._core.render import group_label
+from aiodist._core.report import Location
+from aiodist._core.snapshot import GroupRecord, SlotRecord
+from aiodist._core.text import count, ids_briefly, shown
+
+_SHOWN = 10
+
+
+class RecordedCall(NamedTuple):
+    """One collective that a replica asked for.
+
+    Attributes:
+        sequence_number: its 0-based position in the replica's program, or in the group's.
+        call: what was asked, as text, e.g. ``all_reduce(SUM, float32[3])``.
+        location: where it was called.
+        complete: every replica came, and asked for the same.
+        group: what the group is called that it was made in; None for all replicas of the run.
+    """
+
+    sequence_number: int
+    call: str
+    location: Location
+    complete: bool
+    group: str | None = None
+
+    def __str__(self) -> str:
+        where = "" if self.group is None else f" of {self.group}"
+        state = "" if self.complete else "   open"
+        return f"#{self.sequence_number}{where}  {self.call}   {shown(self.location)}{state}"
+
+
+class RunRecord:
+    """What the replicas of one run did last, as it stood when the record was taken.
+
+    `Strategy.recorder` gives them.
+    """
+
+    def __init__(self, ledger: Ledger, devices: Sequence[str], *, in_progress: bool) -> None:
+        self._ledger = ledger
+        self._devices = tuple(devices)
+        self._in_progress = in_progress
+        if in_progress:
+            _ = self._groups  # as it stands now; that of a run that has ended stays as it is
+
+    @cached_property
+    def _groups(self) -> list[GroupRecord]:
+        return [group.record() for group in self._ledger.groups()]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The replicas' devices, in the order of their ids; of several workers, this one's."""
+        return self._devices
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether the run went on when the record was taken."""
+        return self._in_progress
+
+    def calls(self, replica_id: int) -> tuple[RecordedCall, ...]:
+        """Return the last collectives of a replica, at most 256 in each group, newest last.
+
+        Those of all replicas' own group come first, then those of each further group that is still in use.
+
+        Args:
+            replica_id: the replica.
+
+        Raises:
+            IndexError: there is no such replica in this process.
+        """
+        ids = [replica.id for replica in self._ledger.replicas]
+        if replica_id not in ids:
+            raise IndexError(f"replica_id must be from {ids[0]} to {ids[-1]}, got {replica_id}")
+        return tuple(call for group in self._groups for call in _calls(group, replica_id)[-HISTORY:])
+
+    def __str__(self) -> str:
+        alike: dict[tuple[RecordedCall, ...], list[int]] = {}
+        for replica in self._ledger.replicas:
+            alike.setdefault(self.calls(replica.id)[-_SHOWN:], []).append(replica.id)
+        state = "in progress" if self._in_progress else "ended"
+        lines = [f"run of {count(len(self.devices), 'replica')}, {state}"]
+        for calls, members in alike.items():
+            lines.append(f"  {ids_briefly(members)}{'' if calls else ': no collective yet'}")
+            lines += [f"    {call}" for call in calls]
+        return "\n".join(lines)
+
+
+def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
+    label = group_label(group)
+    found = [_recorded(slot, replica_id, label, complete=True) for slot in group.history if slot.number >= 0]
+    everyone = len(group.key[0])
+    for slot in (*group.open, *([group.join] if group.join is not None else [])):
+        posted = len(slot.posts) == 1 and len(slot.posts[0][1]) == everyone
+        found.append(_recorded(slot, replica_id, label, complete=posted))
+    return [call for call in found if call is not None]
+
+
+def _recorded(slot: SlotRecord, replica_id: int, label: str | None, *, complete: bool) -> RecordedCall | None:
+    post = slot.post_of(replica_id)
+    return None if post is None else RecordedCall(slot.number, str(post.call), post.location, complete, label)
+
+
+class Recorder:
+    """The last 256 collectives of every replica of a strategy's runs: `Strategy.recorder`.
+
+    It is always on. Print it, or read its records:
+
+    >>> strategy = MirroredStrategy(["CPU:0"])
+    >>> strategy.recorder.last is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._running: list[tuple[Ledger, Sequence[str]]] = []
+        self._last: RunRecord | None = None
+        self._lock = Lock()
+
+    @property
+    def running(self) -> tuple[RunRecord, ...]:
+        """A record of each run in progress, as it stands now, in the order in which they began."""
+        return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in self._running.copy())
+
+    @property
+    def last(self) -> RunRecord | None:
+        """A record of the last run that ended, however it did; None before the first."""
+        return self._last
+
+    def __str__(self) -> str:
+        records = [*self.running, *([self._last] if self._last is not None else [])]
+        return "\n".join(map(str, records)) or "no run yet"
+
+    def begin(self, ledger: Ledger, devices: Sequence[str]) -> None:
+        """Record a run from now on."""
+        with self._lock:
+            self._running.append((ledger, devices))
+
+    def end(self, ledger: Ledger, devices: Sequence[str]) -> None:
+        """Note that a run has ended."""
+        with self._lock:
+            self._running = [each for each in self._running if each[0] is not ledger]
+            self._last = RunRecord(ledger, devices, in_progress=False)
+
+
+for _public in (RecordedCall, RunRecord, Recorder):
+    _public.__module__ = "aiodist"

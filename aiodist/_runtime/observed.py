@@ -1,0 +1,145 @@
+"""Races between tasks of one replica: which of them issues first is nobody's decision, and may differ by replica.
+
+The order of a replica's collectives is the order of its calls. Two tasks that both issue collectives of one group, with
+nothing between them that makes one come first, may do so in another order on another replica. Today they may agree. So
+it is a warning, not an error, and it is looked for only in runs that somebody observes (``aiodist check``, a trace, a
+test): to ask at every collective which task runs would cost all the others too much.
+
+A **creation clock** tells. A task begins with the number of collectives that its creator knows of, for it begins with
+a copy of its context variables, and knows those that it issues itself. A task that is done has handed its number on.
+Who issues a collective behind one that it does not know of, of a task that is not done, races with that task. Tasks
+that order themselves by an event or a queue are told of, too: the clock does not see it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import warnings
+from collections.abc import Generator
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from aiodist._core.call import Post
+from aiodist._core.instrument import Observer, together
+from aiodist._core.ledger import Member, Slot
+from aiodist._core.report import Location
+from aiodist._core.text import place
+from aiodist._runtime.handle import CollectiveHandle
+from aiodist._runtime.suspension import task_text
+
+if TYPE_CHECKING:
+    from aiodist._runtime.scheduler import Run
+
+_known: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("aiodist_known_collectives", default=())
+
+
+class _Issued(NamedTuple):
+    """The last collective of a replica: its number, who issued it, as what, and from where."""
+
+    number: int
+    task: Any
+    post: Post
+
+    @property
+    def where(self) -> Location:
+        """The place of the call."""
+        return self.post.location
+
+
+class RaceWatch(Observer):
+    """Warns of tasks of one replica that race with each other for the next collective of a group."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._last: WeakKeyDictionary[Member, _Issued] = WeakKeyDictionary()
+        self._told: set[tuple[Location, Location]] = set()
+
+    def posted(self, member: Member, slot: Slot) -> None:
+        """Look whether the task that issues this knows of what was issued before it."""
+        number, task = slot.number, _current_task()
+        if number < 0 or task is None:
+            return
+        issued = _Issued(number, task, slot.post_of(member.position))
+        last = self._last.get(member)
+        self._last[member] = issued
+        known = _known.get()
+        other = last if last is not None and last.task is not task and not _is_done(last.task) else None
+        if other is not None and dict(known).get(id(member), -1) < other.number:
+            self._tell(member, other, issued)
+        if len(known) <= 1 and _is_of(member, known):
+            _known.set(((id(member), number),))
+        else:
+            _known.set(tuple({**dict(known), id(member): number}.items()))
+
+    def _tell(self, member: Member, one: _Issued, other: _Issued) -> None:
+        first, second = sorted((one, other), key=lambda issued: issued.where)
+        if (first.where, second.where) not in self._told:
+            self._told.add((first.where, second.where))
+            # Not here, in the midst of an arrival: a warning may be an error, and a task that runs shows no frames.
+            self._run.loop.call_plainly(_warn, member.replica_id, first, second)
+
+
+def _is_of(member: Member, known: tuple[tuple[int, int], ...]) -> bool:
+    """Whether what is known is of that replica alone."""
+    return not known or known[0][0] == id(member)
+
+
+def _warn(replica_id: int, first: _Issued, second: _Issued) -> None:
+    warnings.warn_explicit(
+        f"tasks of replica {replica_id} race for the next collective: {_text(first)}, {_text(second)}; the order on "
+        "other replicas may differ: await them one after the other, or give each a group",
+        RuntimeWarning,
+        second.where.file,
+        second.where.line,
+    )
+
+
+def _text(issued: _Issued) -> str:
+    return f"{task_text(issued.task)} issued {issued.post.call} at {place(issued.where)}"
+
+
+def _current_task() -> Any:
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        return trio.lowlevel.current_task()
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None
+
+
+def _is_done(task: Any) -> bool:
+    if isinstance(task, asyncio.Future):
+        return task.done()
+    return task.parent_nursery is None or task not in task.parent_nursery.child_tasks
+
+
+# Handles whose awaits an observer is told of.
+
+
+class _Observed(CollectiveHandle[Any]):
+    """A handle whose awaits an observer is told of."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        observer = self.observer
+        observer.waits(self.member, self.slot)
+        try:
+            return (yield from super().__await__())
+        finally:
+            observer.resumed(self.member, self.slot)
+
+
+@cache
+def _observed(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]]:
+    """Return handles like these, of whose awaits an observer is told."""
+    return type(f"Observed{handle.__name__}", (_Observed, handle), {"__slots__": ()})
+
+
+def observe(run: Run, observer: Observer) -> None:
+    """Let an observer see a run, and warn of tasks that race in it."""
+    run.observe(together(RaceWatch(run), observer), _observed(run.loop.handle))

@@ -1,0 +1,10 @@
+"""The command line, and the traces that it shows. Each module or package imports only earlier ones.
+
+- `usage`: exit codes, bad usage, types of arguments.
+- `trace`: traces of runs, and the command that shows them.
+- `launch`: the command that runs a program on several workers.
+- `demo`: the command that runs the demos.
+- `check`: the command that runs a program under many schedules.
+- `doctor`: the command that says what is missing on this machine.
+- `cli`: all commands, and how they end.
+"""

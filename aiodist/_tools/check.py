@@ -1,0 +1,183 @@
+"""`aiodist check`: run a program under many schedules, and tell where its replicas part."""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from typing import TYPE_CHECKING, Self
+
+from aiodist._tools.usage import Exit, UsageError, natural, positive
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from aiodist.checking.check import Checked
+    from aiodist.checking.schedule import Schedule
+
+_DESCRIPTION = """\
+Run a function on an event loop on which the order of ready tasks is chosen and time is virtual: first in the plain
+order, then in others, until one fails. What fails is reported with the command that runs it again, in as few changes
+to the plain order as will do. With --replicas, TARGET is a replica function, run on a MirroredStrategy of that many CPU
+devices; without, a function that makes its own strategies, a coroutine function or one that calls asyncio.run.
+"""
+_EPILOG = """\
+ARGS are TARGET's own: they stand in sys.argv, and a function that takes arguments gets them, name=value by keyword.
+Exit codes: 0 all replicas agreed, 1 they did not (or wait for each other for ever), 2 bad usage, 3 the program raised
+an exception of its own, 130 after Ctrl-C.
+"""
+
+_WIDE = 200
+"""How wide a table is where no terminal says how wide it is."""
+
+
+def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the `check` command."""
+    check = commands.add_parser(
+        "check", help="run a program under many schedules and report where its replicas part",
+        description=_DESCRIPTION, epilog=_EPILOG, usage="aiodist check TARGET [options] [-- ARGS]",
+    )  # fmt: skip
+    check.add_argument("target", metavar="TARGET", help="FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
+    check.add_argument("--replicas", type=_replicas, metavar="N", help="TARGET is a replica function; 2 to 10000")
+    check.add_argument(
+        "--schedules", type=positive, metavar="K", help="how many to explore (default: 20, fewer above 100 replicas)"
+    )
+    check.add_argument(
+        "--seed", type=natural, metavar="N", default=0,
+        help="of schedules, random numbers and string hashes (default: %(default)s)",
+    )  # fmt: skip
+    check.add_argument("--replay", type=_schedule, metavar="SCHEDULE", help="run this schedule alone")
+    check.add_argument(
+        "--timeout", type=_seconds, metavar="SECONDS", help="how long one run may take, in real time (default: 300)"
+    )
+    check.add_argument(
+        "--json", action="store_true", help="print the result as JSON; what TARGET prints goes to stderr"
+    )
+    check.set_defaults(command=_run_check, hash_seed=_hash_seed)
+
+
+def _replicas(text: str) -> int:
+    number = positive(text)
+    if not 2 <= number <= 10_000:
+        raise ArgumentTypeError(f"expected a number of replicas from 2 to 10000, got {text!r}")
+    return number
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ArgumentTypeError(f"expected a number of seconds above 0, got {text!r}")
+    return seconds
+
+
+def _schedule(text: str) -> Schedule:
+    from aiodist.checking.schedule import Schedule
+
+    try:
+        return Schedule.parse(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def _hash_seed(arguments: Namespace) -> int:
+    """Return what the hashes of strings are to be seeded with, so that the order of sets is the same again."""
+    return int(arguments.seed if arguments.replay is None else arguments.replay.seed) % (1 << 32)
+
+
+def _run_check(arguments: Namespace) -> Exit:
+    from aiodist.checking.check import SECONDS, Outcome, Request, check
+    from aiodist.checking.target import Target, TargetError
+
+    try:
+        request = Request(
+            text=arguments.target,
+            target=Target.parse(arguments.target),
+            replicas=arguments.replicas,
+            schedules=arguments.schedules,
+            seed=arguments.seed,
+            replay=arguments.replay,
+            seconds=arguments.timeout or SECONDS,
+            arguments=tuple(arguments.own),
+        )
+        with _Progress(request.most_schedules()) as progress:
+            checked = check(request, output=sys.stderr if arguments.json else None, before=progress.show)
+    except TargetError as error:
+        raise UsageError(str(error)) from error
+    if arguments.json:
+        from aiodist.checking.as_json import as_json
+
+        print(json.dumps(as_json(checked), indent=2))
+    else:
+        _print(checked)
+    return {Outcome.AGREED: Exit.DONE, Outcome.DISAGREED: Exit.FAILED, Outcome.FAILED: Exit.RAISED}[checked.outcome]
+
+
+class _Progress:
+    """In a terminal, a line with the number of the schedule that runs; it is drawn without a thread of its own."""
+
+    def __init__(self, schedules: int) -> None:
+        from rich.console import Console
+
+        self._console = Console(stderr=True)
+        self._schedules = schedules
+        self.show: Callable[[int], None] = self._show if self._console.is_terminal else lambda _: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def _show(self, number: int) -> None:
+        if number and (number % 10 == 0 or self._schedules <= 100):
+            self._console.file.write(f"\r\x1b[Kschedule {number + 1} of {self._schedules}")
+            self._console.file.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._console.is_terminal:
+            self._console.file.write("\r\x1b[K")
+            self._console.file.flush()
+
+
+def _print(checked: Checked) -> None:
+    from aiodist._demos.terminal import open_console
+    from aiodist.checking import words
+
+    console = open_console()
+    console.soft_wrap = True
+    if not console.is_terminal:
+        console.width = _WIDE
+    if checked.exploration.failure is not None:
+        _print_report(console, words.failure_text(checked))
+        console.print("\n".join(["", *words.schedule_lines(checked)]))
+        return
+    console.print(words.agreement(checked))
+    _print_table(console, *words.table(checked.ledger))
+
+
+def _print_report(console: Console, text: str) -> None:
+    from rich.text import Text
+
+    for number, line in enumerate(text.splitlines()):
+        console.print(Text(line, "bold red" if number == 0 else "red" if line.startswith(">") else ""))
+
+
+def _print_table(console: Console, headings: list[str], rows: list[list[str]], more: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        number = heading in {"times", "bytes", "waited", "longest"}
+        table.add_column(heading, justify="right" if number else "left", no_wrap=number, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print()
+    console.print(table)
+    if more:
+        console.print(f"… and {more} more places", markup=False)

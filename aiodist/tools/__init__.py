@@ -1,1 +1,0 @@
-"""Tools on top of the library: the command line (floor 5)."""

@@ -1,1 +1,0 @@
-"""Tracing: the whole timeline of runs in one file, and what reads it."""

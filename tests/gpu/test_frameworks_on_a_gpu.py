@@ -1,0 +1,407 @@
+"""Programs with PyTorch, CuPy, Numba and JAX on two logical devices of a GPU, where there is one. Skipped elsewhere."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import ml_dtypes
+import numpy as np
+import pytest
+
+from aiodist import MirroredStrategy, PerReplica, ReduceOp, get_replica_context
+from aiodist._arrays import gpus
+from tests.kernels import arrays
+from tests.kernels.arrays import assert_same_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from aiodist import ReplicaContext
+
+pytestmark = [
+    pytest.mark.skipif(not gpus.find().gpus, reason=f"no GPU: {gpus.find().missing}"),
+    pytest.mark.timeout(120),  # the first of a file imports frameworks and compiles kernels
+]
+
+CYCLES = 100_000_000
+"""Of a kernel that does nothing but take time: some 50 ms, which what is not ordered behind it overtakes."""
+
+
+class Torch:
+    """PyTorch."""
+
+    dtypes = ("float32", "float64", "float16", "bfloat16", "int32", "uint8", "bool", "complex64")
+
+    def __init__(self) -> None:
+        self.module: Any = importlib.import_module("torch")
+
+    def put(self, values: np.ndarray) -> Any:
+        if values.dtype == ml_dtypes.bfloat16:
+            return self.module.from_numpy(values.view(np.int16)).cuda().view(self.module.bfloat16)
+        return self.module.from_numpy(values).cuda()
+
+    def get(self, array: Any) -> np.ndarray:
+        assert array.is_cuda
+        if array.dtype == self.module.bfloat16:
+            found: np.ndarray = array.view(self.module.int16).cpu().numpy().view(ml_dtypes.bfloat16)
+            return found
+        return array.cpu().numpy()  # type: ignore[no-any-return]
+
+
+class CuPy:
+    """CuPy."""
+
+    dtypes = ("float32", "float64", "float16", "int32", "uint8", "bool", "complex64")
+
+    def __init__(self) -> None:
+        self.module: Any = importlib.import_module("cupy")
+
+    def put(self, values: np.ndarray) -> Any:
+        return self.module.asarray(values)
+
+    def get(self, array: Any) -> np.ndarray:
+        assert isinstance(array, self.module.ndarray)
+        return self.module.asnumpy(array)  # type: ignore[no-any-return]
+
+
+class Numba:
+    """Numba, or the package numba-cuda."""
+
+    dtypes = ("float32", "float64", "float16", "int32", "uint8", "bool", "complex64")
+
+    def __init__(self) -> None:
+        self.module: Any = importlib.import_module("numba.cuda")
+
+    def put(self, values: np.ndarray) -> Any:
+        return self.module.to_device(values)
+
+    def get(self, array: Any) -> np.ndarray:
+        assert not isinstance(array, np.ndarray)
+        return array.copy_to_host()  # type: ignore[no-any-return]
+
+
+class Jax:
+    """JAX, which holds 64-bit numbers as 32-bit ones."""
+
+    dtypes = ("float32", "float16", "bfloat16", "int32", "uint8", "bool", "complex64")
+
+    def __init__(self) -> None:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        self.module: Any = importlib.import_module("jax")
+        if self.module.default_backend() != "gpu":
+            pytest.skip("JAX sees no GPU")
+
+    def put(self, values: np.ndarray) -> Any:
+        return self.module.numpy.asarray(values)
+
+    def get(self, array: Any) -> np.ndarray:
+        assert array.platform() == "gpu"
+        return np.asarray(array)
+
+
+FRAMEWORKS: dict[str, Any] = {"torch": Torch, "cupy": CuPy, "numba": Numba, "jax": Jax}
+
+
+def framework_of(name: str) -> Any:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what frameworks' own modules warn of
+        return FRAMEWORKS[name]()
+
+
+@pytest.fixture(params=FRAMEWORKS)
+def framework(request: pytest.FixtureRequest) -> Any:
+    return framework_of(request.param)
+
+
+@pytest.fixture
+def torch() -> Any:
+    module = framework_of("torch").module
+    if not module.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    return module
+
+
+@pytest.fixture
+def strategy(monkeypatch: pytest.MonkeyPatch) -> MirroredStrategy:
+    """Two logical devices on the first GPU."""
+    monkeypatch.setattr(gpus, "logical", gpus.LogicalGpus())
+    gpus.logical.split[0] = 2
+    return MirroredStrategy(["GPU:0", "GPU:1"])
+
+
+async def results_of(strategy: MirroredStrategy, step: Callable[..., Any], *args: Any) -> Any:
+    """Return what each replica returned."""
+    return strategy.experimental_local_results(await strategy.run(step, args))
+
+
+async def all_kinds(ctx: ReplicaContext, value: Any) -> list[Any]:
+    """Return what every kind of collective makes of a value of two axes, of even sizes."""
+    ops = [ReduceOp.MAX] if "bool" in str(value.dtype) else [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PRODUCT]
+    found = [await ctx.all_reduce(op, value) for op in ops]
+    found += await ctx.all_gather([value, value], 1)
+    found += [await ctx.all_gather(value, 0), await ctx.broadcast(value, 1), await ctx.reduce_scatter(ops[0], value, 1)]
+    return [*found, await ctx.all_to_all(value, 1, 0), await ctx.all_to_all(value, 0, 0)]
+
+
+@pytest.mark.anyio
+async def test_every_kind_has_the_bits_of_the_host(framework: Any, strategy: MirroredStrategy) -> None:
+    for dtype in map(np.dtype, framework.dtypes):
+        values = arrays.buffers(1, 2, (34, 50), dtype)
+
+        async def on_host() -> list[np.ndarray]:
+            ctx = get_replica_context()
+            return await all_kinds(ctx, values[ctx.replica_id_in_sync_group])  # noqa: B023
+
+        async def on_device() -> list[np.ndarray]:
+            ctx = get_replica_context()
+            mine = framework.put(values[ctx.replica_id_in_sync_group])  # noqa: B023
+            return list(map(framework.get, await all_kinds(ctx, mine)))
+
+        wanted = await results_of(MirroredStrategy(["CPU:0", "CPU:1"]), on_host)
+        for got, expected in zip(await results_of(strategy, on_device), wanted, strict=True):
+            for one, other in zip(got, expected, strict=True):
+                assert_same_bits(one, other.astype(one.dtype))  # JAX holds the mean of integers as float32
+
+
+@pytest.mark.anyio
+async def test_nest_of_many_leaves_beside_host_values(framework: Any, strategy: MirroredStrategy) -> None:
+    sizes = [*range(160, 320), 0, 1, 100_003]
+
+    async def step() -> tuple[list[np.ndarray], float, np.ndarray]:
+        ctx = get_replica_context()
+        me = ctx.replica_id_in_sync_group
+        leaves = [framework.put(np.full(size, me + size, np.float32)) for size in sizes]
+        result = await ctx.all_reduce("SUM", {"leaves": leaves, "loss": me + 0.5, "host": np.full(3, me)})
+        return list(map(framework.get, result["leaves"])), result["loss"], result["host"]
+
+    for leaves, loss, host in await results_of(strategy, step):
+        for leaf, size in zip(leaves, sizes, strict=True):
+            np.testing.assert_array_equal(leaf, np.full(size, 2 * size + 1, np.float32))
+        assert loss == 2.0
+        assert host.tolist() == [1, 1, 1]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["torch", "cupy", "numba"])
+async def test_out(name: str, strategy: MirroredStrategy) -> None:
+    framework = framework_of(name)
+
+    async def step() -> list[np.ndarray]:
+        ctx = get_replica_context()
+        value = framework.put(np.arange(60, dtype=np.float32).reshape(6, 10) + ctx.replica_id_in_sync_group)
+        wide = framework.put(np.zeros((6, 20), np.float32))
+        assert (await ctx.all_reduce("SUM", [value], out=[wide[:, ::2]]))[0].shape == (6, 10)
+        assert await ctx.all_reduce("MEAN", value, out=value) is value
+        return [framework.get(wide), framework.get(value)]
+
+    total = np.arange(60, dtype=np.float32).reshape(6, 10) * 2 + 1
+    for wide, value in await results_of(strategy, step):
+        np.testing.assert_array_equal(wide[:, ::2], total)
+        np.testing.assert_array_equal(wide[:, 1::2], 0)
+        np.testing.assert_array_equal(value, total / 2)
+
+
+@pytest.mark.anyio
+async def test_collective_waits_for_the_streams_of_its_values(torch: Any, strategy: MirroredStrategy) -> None:
+    def slow(replica_id: int) -> Any:
+        torch.cuda._sleep(CYCLES)
+        return torch.full((1 << 20,), replica_id + 1.0, device="cuda")
+
+    async def step() -> list[Any]:
+        ctx = get_replica_context()
+        me = ctx.replica_id_in_sync_group
+        on_own_stream = await ctx.run_sync(slow, me)
+        found = [await ctx.all_reduce("SUM", on_own_stream), await ctx.all_reduce("SUM", slow(me))]
+        with torch.cuda.stream(torch.cuda.Stream()):
+            handle = ctx.all_reduce("SUM", slow(me))
+        return [*found, await handle]
+
+    for results in await results_of(strategy, step):
+        assert all(bool((result == 3.0).all()) for result in results)
+
+
+@pytest.mark.anyio
+async def test_run_sync_is_ordered_with_what_its_caller_enqueues(torch: Any, strategy: MirroredStrategy) -> None:
+    def slow(value: Any) -> Any:
+        torch.cuda._sleep(CYCLES)
+        return value + 1
+
+    async def step() -> Any:
+        ctx = get_replica_context()
+        ones = torch.ones(1 << 20, device="cuda")
+        made = torch.zeros(1 << 20, device="cuda")
+        torch.cuda._sleep(CYCLES)
+        made += ones  # on the default stream
+        two = await ctx.run_sync(slow, made)  # on the replica's
+        return two + 1
+
+    for result in await results_of(strategy, step):
+        assert bool((result == 3.0).all())
+
+
+@pytest.mark.anyio
+async def test_run_sync_is_ordered_with_cupy(strategy: MirroredStrategy, torch: Any) -> None:
+    cupy = framework_of("cupy").module
+
+    def slow(value: Any) -> Any:
+        torch.cuda._sleep(CYCLES)  # PyTorch's current stream and CuPy's are the replica's
+        return value + 1
+
+    async def step() -> Any:
+        made = cupy.zeros(1 << 20, cupy.float32)
+        return await get_replica_context().run_sync(slow, made) + 1
+
+    for result in await results_of(strategy, step):
+        assert bool((result == 2.0).all())
+
+
+@pytest.mark.anyio
+async def test_cancelled_replica_is_held_back_while_the_device_reads(torch: Any, strategy: MirroredStrategy) -> None:
+    made: list[Any] = []
+    value = [torch.zeros(1 << 20, device="cuda") for _ in range(2)]
+
+    async def step() -> None:
+        ctx = get_replica_context()
+        me = ctx.replica_id_in_sync_group
+        await ctx.all_reduce("SUM", value[me])  # what is compiled is compiled
+        torch.cuda._sleep(4 * CYCLES)
+        value[me].fill_(1.0)
+        made.append(torch.cuda.Event())
+        made[-1].record()
+        await ctx.all_reduce("SUM", value[me])
+
+    scope = anyio.CancelScope()
+
+    async def run() -> None:
+        with scope:
+            await strategy.run(step)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        while len(made) < 2:
+            await anyio.lowlevel.checkpoint()
+        await anyio.wait_all_tasks_blocked()
+        assert not all(event.query() for event in made)
+        scope.cancel()
+    assert scope.cancelled_caught
+    assert all(event.query() for event in made)
+
+
+@pytest.mark.anyio
+async def test_memory_goes_back(framework: Any, strategy: MirroredStrategy) -> None:
+    driver: Any = importlib.import_module("cuda.bindings.driver")
+
+    async def step(rounds: int) -> None:
+        ctx = get_replica_context()
+        for k in range(rounds):
+            value = [framework.put(np.full(1 << 20, k, np.float32)), framework.put(np.full(1 << 10, k, np.float32))]
+            await ctx.all_reduce("SUM", value)
+            await ctx.run_sync(len, await ctx.all_gather(value, 0))
+
+    async def used_after(rounds: int) -> int:
+        """Return the bytes of this process that the device's pool, of which aiodist's own memory is, has given out."""
+        await strategy.run(step, (rounds,))
+        gc.collect()
+        (error, pool), attribute = driver.cuDeviceGetMemPool(0), driver.CUmemPool_attribute
+        assert not int(error)
+        return int(driver.cuMemPoolGetAttribute(pool, attribute.CU_MEMPOOL_ATTR_USED_MEM_CURRENT)[1])
+
+    before = await used_after(20)
+    assert await used_after(100) - before < 1 << 20
+
+
+@pytest.mark.anyio
+async def test_training_is_that_of_one_model(torch: Any, strategy: MirroredStrategy) -> None:
+    generator = np.random.default_rng(0)
+    inputs = generator.standard_normal((64, 20)).astype(np.float32)
+    targets = inputs[:, :5].argmax(axis=1)
+
+    def make() -> tuple[Any, Any]:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 512), torch.nn.ReLU(), torch.nn.Linear(512, 5)).cuda()
+        return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def compute(model: Any, inputs: Any, targets: Any) -> Any:
+        model.zero_grad()
+        logits = model(torch.from_numpy(inputs).cuda())
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(targets).cuda(), reduction="sum") / 64
+        loss.backward()
+        return loss.detach()
+
+    def alone() -> list[float]:
+        model, optimiser = make()
+        losses = []
+        for _ in range(30):
+            losses.append(float(compute(model, inputs, targets)))
+            optimiser.step()
+        return losses
+
+    async def replica(mine: tuple[np.ndarray, np.ndarray]) -> tuple[list[float], list[np.ndarray]]:
+        ctx = get_replica_context()
+        model, optimiser = make()
+        losses = []
+        for _ in range(30):
+            loss = await ctx.run_sync(compute, model, *mine)
+            gradients = [parameter.grad for parameter in model.parameters()]
+            loss, gradients = await ctx.all_reduce("SUM", (loss, gradients))
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient
+            optimiser.step()
+            losses.append(float(loss))
+        return losses, [parameter.detach().cpu().numpy() for parameter in model.parameters()]
+
+    parts = PerReplica([(inputs[:40], targets[:40]), (inputs[40:], targets[40:])])
+    (losses, weights), (others, other_weights) = await results_of(strategy, replica, parts)
+    assert losses == others
+    for one, other in zip(weights, other_weights, strict=True):
+        assert_same_bits(one, other)
+    np.testing.assert_allclose(losses, alone(), atol=1e-4)
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.anyio
+async def test_arrays_change_their_framework_by_dlpack(torch: Any, strategy: MirroredStrategy) -> None:
+    cupy = framework_of("cupy").module
+
+    async def step() -> Any:
+        ctx = get_replica_context()
+        mine = torch.full((1000,), ctx.replica_id_in_sync_group + 1.0, device="cuda")
+        result = await ctx.all_reduce("SUM", cupy.from_dlpack(mine))
+        return torch.from_dlpack(result)
+
+    for result in await results_of(strategy, step):
+        assert bool((result == 3.0).all())
+
+
+@pytest.mark.anyio
+async def test_array_of_nobody_known_is_refused(torch: Any, strategy: MirroredStrategy) -> None:
+    class Foreign:
+        __cuda_array_interface__ = torch.ones(3, device="cuda").__cuda_array_interface__
+
+    async def step() -> None:
+        with pytest.raises(TypeError, match="expected a GPU array of torch, cupy, numba, jax"):
+            get_replica_context().all_reduce("SUM", Foreign())
+
+    await strategy.run(step)
+
+
+@pytest.mark.anyio
+async def test_arrays_on_host_and_device_do_not_meet(torch: Any, strategy: MirroredStrategy) -> None:
+    from aiodist import CollectiveMismatchError
+
+    async def step() -> None:
+        ctx = get_replica_context()
+        value = torch.ones(3, device="cuda" if ctx.replica_id_in_sync_group else "cpu")
+        await ctx.all_reduce("SUM", value)
+
+    with pytest.raises(CollectiveMismatchError) as caught:
+        await strategy.run(step)
+    assert caught.value.report.reason == "device"
