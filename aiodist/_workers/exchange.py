@@ -261,7 +261,9 @@ def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) 
     out, back = _begins(going), _begins(coming)
     whole = np.empty(sum(coming), np.uint8)
     step = max(1, SEGMENT // communicator.size)
-    segments = [(_segment(going, out, at, step), _segment(coming, back, at, step)) for at in range(0, transfer.most, step)]
+    segments = [
+        (_segment(going, out, at, step), _segment(coming, back, at, step)) for at in range(0, transfer.most, step)
+    ]
     if max(len(send), len(whole)) > _FARTHEST:
         for to, of in segments:
             room = np.empty(sum(of[0]), np.uint8)

@@ -98,9 +98,7 @@ class Moving:
         """Return a result as replicas get it: on their devices, in their frameworks, in their own buffers."""
         outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
         if slot.request.on_devices:
-            work = from_host(
-                slot.request.collective, slot.values, result, self._devices_of(slot.group), outs
-            )
+            work = from_host(slot.request.collective, slot.values, result, self._devices_of(slot.group), outs)
             slot.shared = False
             return (yield from self._done(work))
         single = slot.request.collective.spec.single  # type: ignore[union-attr]

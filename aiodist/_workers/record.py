@@ -200,9 +200,7 @@ class RecordBuffers:
     def payloads(self, counts: list[int]) -> list[memoryview]:
         """Return the first bytes of each worker's payload, by rank; `read` has been called, and all are received."""
         whole, skip = memoryview(self._found), SIZE - PAYLOAD
-        return [
-            whole[begin + skip : begin + skip + count] for begin, count in zip(self._begins, counts, strict=True)
-        ]
+        return [whole[begin + skip : begin + skip + count] for begin, count in zip(self._begins, counts, strict=True)]
 
 
 def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:

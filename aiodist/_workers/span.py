@@ -1,7 +1,7 @@
 """A run's span: takes its collectives to the other workers, and brings back results or the report.
 
-`RunSpan` is what a `_runtime` run has of other workers: the run tells it what all local replicas have posted, and that a
-group is in trouble; it completes slots and fails the run. The run's own group has the channel that was chosen at the
+`RunSpan` is what a `_runtime` run has of other workers: the run tells it what all local replicas have posted, and that
+a group is in trouble; it completes slots and fails the run. The run's own group has the channel that was chosen at the
 run's opening. A group whose members live on several workers is given a channel at its first collective: the
 coordinator says when all its workers have come to that.
 
@@ -34,6 +34,7 @@ from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
     from aiodist._workers.team import Team
+
 
 class Run(Protocol):
     """What a span calls of a run, in the event loop's thread."""
@@ -268,7 +269,7 @@ class RunSpan:
         """Hear that the workers are at different calls: local replicas settle, and then this worker tells."""
         self._doom(self._group_of(channel), channel.session.number)
 
-    def over(self, channel: Channel) -> None:
+    def over(self, channel: Channel) -> None:  # noqa: ARG002  (groups have no end)
         """Hear that all replicas of all workers have ended."""
         self.is_over = True
 

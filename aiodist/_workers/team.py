@@ -4,7 +4,7 @@ A `Team` has the strategy's communicator, its connection to the coordinator, and
 it does outside of replicas (a run's opening, reduce, gather, a variable's creation) has one order, a `Session` of its
 own, and is checked as replicas' collectives are: this worker's caller posts for all local replicas. Each run has a
 `RunSpan` (module `span`), over a channel that no other run uses at the same time; all workers choose the same one, for
-each says in the record of the run's opening which it has free.
+each says in the record of the opening which it has free.
 
 Whatever ends the strategy (a report, a lost worker, the engine's own error) ends all that is under way, and is raised by
 all that is called after it.
@@ -12,7 +12,7 @@ all that is called after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
@@ -29,7 +29,6 @@ from aiodist._workers.layout import Layout
 from aiodist._workers.messages import (
     OUTSIDE,
     Ask,
-    Failure,
     GaveUp,
     GroupTag,
     Lost,
@@ -306,9 +305,7 @@ class Outside:
     def __init__(self, team: Team) -> None:
         self._team = team
         layout = team.layout
-        self._ledger = Ledger(
-            layout.own, team.settings.order_check, total=layout.replicas, slot_type=_OutsideSlot
-        )
+        self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=_OutsideSlot)
         self.channel = Channel(Session("outside"), team.communicator, self)
         self._open: list[_OutsideSlot] = []
         self._told = False
@@ -374,17 +371,14 @@ class Outside:
     def over(self, channel: Channel) -> None:
         """Never called: what is called outside of replicas has no end."""
 
-    def tell(self, *, number: int | None = None, note: str = "", failures: Mapping[int, BaseException] | None = None) -> None:
-        """Tell the coordinator what this worker calls."""
+    def tell(self, *, number: int | None = None, note: str = "") -> None:
+        """Tell the coordinator what this worker calls, once; from any thread."""
         if not self._told:
             self._told = True
             self.channel.session.freeze(number)
-            found = tuple(Failure.of(i, error) for i, error in (failures or {}).items())
             snapshot = self._ledger.snapshot(self._team.facts())
             key = self._ledger.root.key
-            self._team.control.send(
-                Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, None, found, note)
-            )
+            self._team.control.send(Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, note=note))
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way."""

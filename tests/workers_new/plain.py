@@ -121,6 +121,9 @@ class PlainRun:
         elif slot is slot.group.joining:
             self.finish_join(slot, slot.group.number_of_join(), slot.values[0])
         else:
+            if slot.request.kind is kinds.MERGE_CALL and not slot.absent:
+                self.start_merge(slot)
+                return
             there = [value for position, value in enumerate(slot.values) if position not in slot.absent]
             self.complete(slot, sum(there), None)
 
@@ -140,6 +143,10 @@ class PlainRun:
 
     def look(self) -> None:
         """Look whether replicas wait for ever, as a runtime does now and then."""
+        for group in self.ledger.troubled:  # as when the time is up in which replicas may settle
+            if not self.judged and self.span is not None:
+                self.judged = True
+                self.span.troubled(group, None)
         blocked = tuple(i for i, replica in self.replicas.items() if replica.waits_for)
         if self.span is not None:
             if blocked:
@@ -205,7 +212,7 @@ class _Replica:
             call = Call(op.kind, op="SUM") if op.kind == "all_reduce" else Call(op.kind)
             slot = member.group.post(member, call, place, 0)
             slot.request = SimpleNamespace(kind=kinds.BY_NAME[op.kind])
-            slot.values[member.position] = 10**self.replica.id
+            slot.values[member.position] = 3 ** (self.replica.id % 30)
             if slot.matched:
                 run.matched(slot)
             if op.what == "issue":
@@ -228,11 +235,12 @@ class _Replica:
 
     def _end(self, state: ReplicaState) -> None:
         run = self.run
+        if state is ReplicaState.FAILED:  # which ends the run on its worker
+            run.error = run.error or CollectiveError(None)  # type: ignore[arg-type]
         run.ledger.end(self.replica, state)
         for group in run.ledger.groups():
             run.reconsider(group)
-        if state is ReplicaState.FAILED:  # which ends the run on its worker
-            run.error = run.error or CollectiveError(None)  # type: ignore[arg-type]
+        if state is ReplicaState.FAILED:
             for other in run.replicas.values():
                 if other.replica.end is None:
                     run.ledger.end(other.replica, ReplicaState.FAILED)
@@ -344,8 +352,7 @@ class PlainJob:
             actions = self._actions()
             if actions:
                 self.draw.choice(actions)()
-                looks = 0
-            elif self.over or looks == 3:
+            elif self.over or looks == 5:
                 return
             else:
                 looks += 1
