@@ -17,6 +17,7 @@ from aiodist._core.errors import (
     StallWarning,
     WorkerLostError,
 )
+from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
 from aiodist._core.report import (
     CallRecord,
     CollectiveReport,
@@ -27,14 +28,12 @@ from aiodist._core.report import (
     ReplicaReport,
     ReplicaState,
 )
-from aiodist._tools.trace.trace import trace
-from aiodist._version import __version__ as __version__
-from aiodist._core.recorder import RecordedCall, Recorder, RunRecord
-from aiodist.data.contexts import InputContext, ValueContext
-from aiodist.data.dataset import NumpyDataset
-from aiodist.data.distributed import DistributedDataset, DistributedIterator
+from aiodist._data.dataset import NumpyDataset
+from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
+from aiodist._tools.trace.trace import trace
+from aiodist._version import __version__ as __version__
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cross_device_ops import (
     CrossDeviceOps,

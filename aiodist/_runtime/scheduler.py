@@ -68,6 +68,7 @@ from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import await_chain, lines_here
 from aiodist._runtime.stall import StallWatch, watch_here
+from aiodist._runtime.waits import Look
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
 
@@ -272,12 +273,17 @@ class Run:
 
     def _carry_out(self, slot: Rendezvous, last: int) -> None:
         """Take a collective on that all replicas of this process have posted alike."""
-        if self.span is not None:
+        if self._spans(slot.group):
+            assert self.span is not None
             self.span.matched(slot)
         elif slot.request.kind is kinds.MERGE_CALL and not slot.absent:
             self.start_merge(slot)
         else:
             self._compute(slot, last)
+
+    def _spans(self, group: Group) -> bool:
+        """Whether a group has members on other workers."""
+        return self.span is not None and group.size != len(group.members)
 
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group
@@ -372,7 +378,7 @@ class Run:
         if self.observer is not None:
             self.observer.posted(member, slot)
         for each in matched:
-            if each is slot and self.span is None:
+            if each is slot and not self._spans(group):
                 self.finish_join(slot, group.number_of_join(), member.rank)
             else:
                 assert isinstance(each, Rendezvous)
@@ -633,9 +639,12 @@ class Run:
 
     def snapshot(self, **more: Any) -> Snapshot:
         """Return what every replica called and where it is, with what they wait for outside of collectives."""
-        from aiodist._runtime.inspection import look_at_run  # loaded when something has gone wrong
+        if get_ident() == self.thread:
+            from aiodist._runtime.inspection import look_at_run  # loaded when something has gone wrong
 
-        look = look_at_run(self)
+            look = look_at_run(self)
+        else:  # the event loop is blocked, and another thread asks
+            look = Look({}, "", {})
         facts = tuple(
             ReplicaFacts(
                 replica.id,

@@ -12,9 +12,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from aiodist._arrays.host import Array
+from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._arrays.leaves import Spec
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call
@@ -24,7 +24,7 @@ from aiodist.strategy.aggregation import aggregate, parts, updated
 from aiodist.strategy.changing import Change, settle
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
-from aiodist_kernels import Accumulate, policy
+from aiodist_kernels import policy
 
 if TYPE_CHECKING:
     from aiodist._runtime.context import ReplicaContext

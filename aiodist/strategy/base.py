@@ -8,14 +8,14 @@ from typing import Any
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, select_replica
-from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
-from aiodist.data.methods import DataMethods
 from aiodist._core.recorder import Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
+from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist.strategy import across, creation
 from aiodist.strategy.cluster import ClusterSettings
+from aiodist.strategy.data import DataMethods
 from aiodist.strategy.extended import StrategyExtended
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import OnDevices, to_gather, to_reduce

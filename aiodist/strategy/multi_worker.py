@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ from anyio import create_task_group, get_cancelled_exc_class
 from aiodist._arrays.options import CommunicationOptions, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.report import Reason
+from aiodist._data.distributed import Share
+from aiodist._data.workers import fill_up
 from aiodist.collective.callsite import call_path
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.kinds import Kind
 from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
-from aiodist.data.across_workers import WorkersDataMethods
 from aiodist.replica import arguments
 from aiodist.replica.merge import function_key
 from aiodist.replica.refusal import NO_RUN, group_here
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
     from aiodist.strategy.update import Update
 
 
-class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
+class MultiWorkerMirroredStrategy(Strategy):
     """Synchronous data parallelism on several workers: one process each, with one replica a device of that process.
 
     Every worker runs the same program. Replica ids count over all workers: worker 0's replicas first, then worker 1's;
@@ -121,6 +123,12 @@ class MultiWorkerMirroredStrategy(WorkersDataMethods, Strategy):
     def _span(self) -> tuple[int, int]:
         layout = self._team.span.layout
         return layout.offset, layout.replicas
+
+    @property
+    def _share(self) -> Share:
+        layout = self._team.span.layout
+        mine = range(layout.offset, layout.offset + layout.local)
+        return Share(layout.replicas, mine, layout.workers, layout.rank, partial(fill_up, self._team))
 
     @property
     def _has_bare_values(self) -> bool:
@@ -354,7 +362,7 @@ def caller() -> FrameType:
     return frame
 
 
-_OWN = ("aiodist.strategy", "aiodist.replica", "aiodist.data")
+_OWN = ("aiodist.strategy", "aiodist.replica", "aiodist._data")
 RUN = Kind("strategy.run", Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

@@ -8,22 +8,21 @@ Below this floor nobody knows of variables: a collective takes one as the array 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from sys import _getframe
 from types import FrameType
 from typing import Any, NoReturn, Self
-
-import itertools
 
 import numpy as np
 
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.values import Mirrored, PerReplica
 from aiodist._core.errors import ReplicaContextError
-from aiodist._runtime.requests import Request
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
+from aiodist._runtime.requests import Request
 from aiodist.strategy import aggregation as aggregating
 from aiodist.strategy import assigning
 from aiodist.strategy.conversion import frozen_copy, initial_array

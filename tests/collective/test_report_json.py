@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from aiodist import Camp, CollectiveReport, Parting, Reason, ReduceOp, ReplicaContext
+from aiodist import CollectiveReport, Partition, Reason, ReduceOp, ReplicaContext
 from tests.collective import golden_programs as programs
 from tests.collective.runs import Program, error_of
 
@@ -28,10 +28,10 @@ async def test_json_has_the_attributes_by_name() -> None:
     report = (await error_of(programs.early_return)).report
     data = report.to_dict()
     assert set(data) == {
-        "schema", "reason", "sequence_number", "group", "suspects", "replicas", "histories", "camps", "divergence",
+        "schema", "reason", "sequence_number", "group", "suspects", "replicas", "histories", "partitions", "divergence",
         "advice", "text",
     }  # fmt: skip
-    assert (data["schema"], data["reason"], data["suspects"]) == (1, "exited", [1])
+    assert (data["schema"], data["reason"], data["suspects"]) == (2, "exited", [1])
     one = data["replicas"][1]
     assert (one["state"], one["returned"]) == ("exited", "'converged'")
     assert one["ended_at"]["function"] == "early_return"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import NumpyDataset
-from tests.data.batches import collected
+from tests.data.sources import collected
 from tests.replica.programs import mirrored
 
 
@@ -51,11 +51,8 @@ def test_repeat_after_batch_keeps_each_short_batch() -> None:
     assert values(dataset(3).batch(2).repeat(2)) == [[0, 1], [2], [0, 1], [2]]
 
 
-def test_batches_of_batches_are_stacked() -> None:
+def test_batches_are_stacked_where_they_have_one_size() -> None:
     assert values(dataset(8).batch(2).batch(2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
-
-
-def test_batches_of_unequal_size_are_not_stacked() -> None:
     with pytest.raises(ValueError, match=r"batches of 4 and 2 elements cannot be stacked.*drop_remainder=True"):
         values(dataset(6).batch(4).batch(2))
     assert values(dataset(6).batch(4, drop_remainder=True).batch(2)) == [[[0, 1, 2, 3]]]
@@ -74,10 +71,15 @@ def test_shuffle_is_anew_at_each_iteration_and_the_same_from_the_same_seed() -> 
     assert values(dataset(50).shuffle(8)) != first
 
 
-def test_shuffle_is_anew_in_each_repetition() -> None:
+def test_shuffle_is_anew_in_each_repetition_and_mixes_what_is_before_it() -> None:
     twice = values(dataset(50).shuffle(7).repeat(2))
     assert sorted(twice[:50]) == sorted(twice[50:])
     assert twice[:50] != twice[50:]
+    mixed = values(dataset(50).repeat(2).shuffle(0))
+    assert sorted(mixed) == sorted([*range(50)] * 2)
+    assert len(set(mixed[:50])) < 50
+    batches = values(dataset(50).batch(4).shuffle(0))
+    assert batches != sorted(batches) == values(dataset(50).batch(4))
 
 
 def test_order_of_an_iteration_does_not_depend_on_how_far_another_came() -> None:
@@ -95,18 +97,6 @@ def test_datasets_made_of_one_do_not_share_its_iterations() -> None:
     expected = values(dataset(50).shuffle(7).batch(5))
     values(shuffled)
     assert values(shuffled.batch(5)) == expected
-
-
-def test_shuffle_after_batch_moves_whole_batches() -> None:
-    batches = values(dataset(50).batch(4).shuffle(0))
-    assert batches != sorted(batches)
-    assert sorted(batches) == values(dataset(50).batch(4))
-
-
-def test_shuffle_after_repeat_mixes_the_repetitions() -> None:
-    mixed = values(dataset(50).repeat(2).shuffle(0))
-    assert sorted(mixed) == sorted([*range(50)] * 2)
-    assert len(set(mixed[:50])) < 50
 
 
 def test_methods_leave_the_dataset_as_it_is() -> None:
@@ -130,11 +120,12 @@ async def test_asynchronous_iteration_gives_the_same() -> None:
     assert [batch.tolist() for batch in await collected(dataset(9).shuffle(3).batch(2))] == expected
 
 
-def test_repr_tells_the_stages() -> None:
-    shown = repr(dataset(4).shuffle(1).batch(2).repeat(3).prefetch(2))
-    assert shown == (
-        "<NumpyDataset: 4 examples, Shuffle(seed=1), Batch(size=2, drop_remainder=False), Repeat(count=3), 2 ahead>"
-    )
+def test_repr_tells_the_stages_and_how_many_batches_are_made_ahead() -> None:
+    stages = "Shuffle(seed=1), Batch(size=2, drop_remainder=False), Repeat(count=3)"
+    for first, then in ((0, 2), (3, 0)):
+        made = dataset(4).prefetch(first) if first else dataset(4)
+        made = made.shuffle(1).batch(2).repeat(3)
+        assert repr(made.prefetch(then) if then else made) == f"<NumpyDataset: 4 examples, {stages}, 2 ahead>"
 
 
 @pytest.mark.parametrize(
@@ -150,11 +141,6 @@ def test_repr_tells_the_stages() -> None:
 def test_what_is_no_dataset_is_refused(arrays: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         mirrored(2).experimental_make_numpy_dataset(arrays)
-
-
-def test_session_must_be_none() -> None:
-    with pytest.raises(TypeError, match="session must be None"):
-        mirrored(1).experimental_make_numpy_dataset(np.zeros(2), session="s")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(

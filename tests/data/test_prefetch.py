@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import NumpyDataset
-from aiodist.data.prefetch import Prefetched
-from tests.data.batches import collected, lists
+from aiodist._data.prefetch import Prefetched
+from tests.data.sources import collected, lists
 from tests.replica.programs import mirrored
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def test_exhausted_iterator_has_no_thread_and_stays_exhausted() -> None:
     elements = Prefetched(iter(range(3)), 2)
     assert list(elements) == [0, 1, 2]
     assert next(elements, None) is None
-    elements._thread.join(LONG)
+    for thread in prefetch_threads():
+        thread.join(LONG)
     assert prefetch_threads() == []
 
 
@@ -135,26 +136,6 @@ async def test_error_arrives_once_and_in_its_place(asynchronous: bool, kind: typ
         await take()
     assert "__iter__" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert await take() == "end"
-
-
-class Broken(np.ndarray):
-    """An array of which one row cannot be read."""
-
-    def __getitem__(self, index: Any) -> Any:
-        if 2 in np.atleast_1d(index):
-            raise OSError("row 2 cannot be read")
-        return np.asarray(super().__getitem__(index))
-
-
-@pytest.mark.anyio
-async def test_error_of_the_data_arrives_through_a_distributed_dataset() -> None:
-    strategy = mirrored(2)
-    data = strategy.experimental_make_numpy_dataset(np.arange(6).view(Broken)).batch(2).prefetch(4)
-    iterator = aiter(strategy.experimental_distribute_dataset(data))
-    assert lists(await anext(iterator)) == [[0], [1]]
-    with pytest.raises(OSError, match="row 2 cannot be read") as caught:
-        await anext(iterator)
-    assert "_rows" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
 
 
 @pytest.mark.anyio
@@ -210,27 +191,17 @@ async def test_cancelled_consumer_leaves_no_thread() -> None:
     source = Source(1000)
     started = anyio.Event()
 
-    async def consume() -> None:
-        async for _ in mirrored(2).experimental_distribute_dataset(Once(Prefetched(map(np.atleast_1d, source), 2))):
+    async def consume(elements: Prefetched) -> None:
+        async for _ in mirrored(2).experimental_distribute_dataset(elements):
             started.set()
             await anyio.sleep_forever()
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(consume)
+        tasks.start_soon(consume, Prefetched(map(np.atleast_1d, source), 2))
         await started.wait()
         tasks.cancel_scope.cancel()
     gc.collect()
     assert source.ended.wait(LONG)
-
-
-class Once:
-    """Gives an iterator away, once."""
-
-    def __init__(self, elements: Any) -> None:
-        self.elements = [elements]
-
-    def __aiter__(self) -> Any:
-        return self.elements.pop()
 
 
 @pytest.mark.anyio
@@ -258,8 +229,3 @@ def test_wait_that_outlived_its_loop_disturbs_nobody() -> None:
         anyio.run(give_up, elements, backend=backend)
         source.leave.set()
         assert list(elements) == [1]
-
-
-def test_prefetch_before_batch_counts_in_batches() -> None:
-    data = NumpyDataset(np.arange(100))
-    assert [data.prefetch(10).batch(4)._ahead, data.batch(4).prefetch(10)._ahead, data.batch(4)._ahead] == [3, 10, 0]

@@ -38,7 +38,6 @@ FLOORS: Mapping[str, int] = {
     "aiodist._data": 7,
     "aiodist._strategy": 8,
     "aiodist.strategy": 8,
-    "aiodist.data": 8,
     "aiodist._checking": 9,
     "aiodist._torch": 10,
     "aiodist._demos": 12,

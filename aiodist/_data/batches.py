@@ -1,4 +1,4 @@
-"""The rule by which a global batch becomes per-replica ones, and the checks of what can be cut."""
+"""How a global batch is cut into per-replica ones, how those are grouped to a step, and what can be cut."""
 
 from __future__ import annotations
 
@@ -81,33 +81,34 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
         TypeError: a leaf is no array.
         ValueError: a leaf has no first axis; the sizes differ; there is no array at all.
     """
-    sizes = [(index, _size(leaf, structure, index, root)) for index, leaf in enumerate(leaves) if leaf is not None]
+
+    def path(index: int) -> str:
+        return nests.leaf_paths(structure, root)[index]
+
+    sizes = {}
+    for index, leaf in enumerate(leaves):
+        if leaf is None:
+            continue
+        shape = getattr(leaf, "shape", None)
+        if not isinstance(shape, tuple) or isinstance(leaf, IndexedSlices):
+            kind = type(leaf)
+            raise TypeError(
+                f"{path(index)} must be an array, whose rows are examples, got an object of type "
+                f"{kind.__module__}.{kind.__qualname__}; a list of numbers becomes one with np.asarray"
+            )
+        if not shape:
+            raise ValueError(
+                f"{path(index)} must have a first axis, along which the examples lie, got a 0-dimensional array; "
+                "is the dataset batched, e.g. with .batch(32)?"
+            )
+        sizes[index] = int(shape[0])
     if not sizes:
         raise ValueError(f"{root} must hold at least one array, got {nests.text(structure)}")
-    first, size = sizes[0]
-    for index, other in sizes:
+    (first, size), *others = sizes.items()
+    for index, other in others:
         if other != size:
-            paths = nests.leaf_paths(structure, root)
             raise ValueError(
                 f"the arrays of {root} must have the same size along their first axis; "
-                f"{paths[first]} has {size}, {paths[index]} has {other}"
+                f"{path(first)} has {size}, {path(index)} has {other}"
             )
     return size
-
-
-def _size(leaf: Any, structure: nests.Structure, index: int, root: str) -> int:
-    shape = getattr(leaf, "shape", None)
-    if not isinstance(shape, tuple) or isinstance(leaf, IndexedSlices):
-        path = nests.leaf_paths(structure, root)[index]
-        kind = type(leaf)
-        raise TypeError(
-            f"{path} must be an array, whose rows are examples, got an object of type "
-            f"{kind.__module__}.{kind.__qualname__}; a list of numbers becomes one with np.asarray"
-        )
-    if not shape:
-        path = nests.leaf_paths(structure, root)[index]
-        raise ValueError(
-            f"{path} must have a first axis, along which the examples lie, got a 0-dimensional array; "
-            "is the dataset batched, e.g. with .batch(32)?"
-        )
-    return int(shape[0])

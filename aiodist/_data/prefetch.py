@@ -1,10 +1,10 @@
-"""Prefetching: a background thread that stays a bounded number of elements ahead of who takes them.
+"""Prefetching: a background thread that stays a bounded number of elements ahead of the consumer.
 
 The thread knows the buffer and the elements, never the iterator that the consumer holds: so an iterator that is dropped
-(a `break`, an exception, a cancelled task) is collected, which closes the buffer, which ends the thread. There is
-nothing that a consumer has to remember. A `close` waits for that end, too.
+(a `break`, an exception, a cancelled task) is collected, which closes the buffer, which ends the thread. A consumer has
+nothing to remember. `close` also waits for that end.
 
-The thread asks for room before it makes an element, so that at most the given number lie ready or are being made.
+The thread asks for room before it makes an element, so at most the given number are ready or being made.
 
 A consumer waits for the thread in one of two ways: a plain one on the buffer's condition; an asynchronous one on an
 event that the thread sets through its event loop, so that it can be cancelled while it waits, and nothing is lost then.
@@ -12,7 +12,6 @@ event that the thread sets through its event loop, so that it can be cancelled w
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections import deque
@@ -23,7 +22,7 @@ from typing import Any, Final, Self
 import anyio
 from anyio.lowlevel import checkpoint
 
-from aiodist._runtime.loop import running_on_trio
+from aiodist._runtime.loop import current_loop
 
 _END: Final = object()
 
@@ -76,7 +75,7 @@ class Prefetched:
 class _Buffer:
     """Elements between a thread that makes them and consumers: in order, bounded, and `_END` stays the last.
 
-    The lock is one that a thread may take twice: a garbage collection can close the buffer in the midst of its own use.
+    The lock can be taken twice by one thread: a garbage collection can close the buffer in the middle of its own use.
     """
 
     def __init__(self, limit: int) -> None:
@@ -148,12 +147,7 @@ class _Buffer:
 
 def _setter(event: anyio.Event) -> Callable[[], None]:
     """Return a function that sets an event of the running loop from any thread."""
-    if running_on_trio():
-        from trio.lowlevel import current_trio_token
-
-        call: Callable[..., object] = current_trio_token().run_sync_soon
-    else:
-        call = asyncio.get_running_loop().call_soon_threadsafe
+    _, call = current_loop()
 
     def set_event() -> None:
         with suppress(RuntimeError):  # the loop is closed, and nobody waits any more

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from anyio.lowlevel import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
 
 class Plain:
@@ -21,25 +21,18 @@ class Plain:
 
 
 class Asynchronous:
-    """An async iterable that can be iterated again, and waits before each batch."""
+    """An async iterable that can be iterated again, and waits before each batch. Its iterators are no generators."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches = list(batches)
+        self.left = iter(self.batches)
 
-    def __aiter__(self) -> AsynchronousIterator:
-        return AsynchronousIterator(self.batches)
-
-
-class AsynchronousIterator:
-    def __init__(self, batches: Iterable[Any]) -> None:
-        self.batches = iter(batches)
-
-    def __aiter__(self) -> AsyncIterator[Any]:
-        return self
+    def __aiter__(self) -> Asynchronous:
+        return Asynchronous(self.batches)
 
     async def __anext__(self) -> Any:
         await checkpoint()
-        for batch in self.batches:
+        for batch in self.left:
             return batch
         raise StopAsyncIteration
 

@@ -1,0 +1,267 @@
+"""Datasets over arrays in memory: shuffled, batched, repeated, prefetched.
+
+Shuffle, batch and repeat are **stages**: pure functions of indices that do not see the data. **Runs** flow through
+them: integer arrays whose first axis counts elements. An element is one example's index before the first `batch`, and
+an array of indices after it; only the indices of an element that is taken are looked up in the data. So a shuffle moves
+eight bytes an example, and a whole epoch passes through a stage in a few array operations.
+
+The order depends on the seed, on the number of the iteration and on the repetition within it, and on nothing else:
+what another iteration left unread, or how far a background thread had come, does not matter. Those numbers are the
+**epoch**.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+from anyio.lowlevel import checkpoint
+
+from aiodist._arrays import nests
+from aiodist._data.batches import common_size
+from aiodist._data.prefetch import Prefetched
+
+Run: TypeAlias = np.ndarray[Any, np.dtype[np.intp]]
+Epoch: TypeAlias = tuple[int, ...]
+Upstream: TypeAlias = Callable[[Epoch], Iterator[Run]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shuffle:
+    """All elements in random order."""
+
+    seed: int
+
+    def runs(self, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
+        """Yield the runs of one pass."""
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=epoch))
+        runs = [run for run in upstream(epoch) if len(run)]
+        if len({run.shape[1:] for run in runs}) == 1:
+            yield rng.permutation(np.concatenate(runs))
+            return
+        elements = [run[k : k + 1] for run in runs for k in range(len(run))]  # a short batch among them
+        yield from (elements[k] for k in rng.permutation(len(elements)))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Consecutive elements, stacked; the last batch may be short."""
+
+    size: int
+    drop_remainder: bool
+
+    def runs(self, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
+        """Yield the runs of one pass."""
+        rest: Run | None = None
+        for run in upstream(epoch):
+            elements = run if rest is None or not len(rest) else _joined(rest, run)
+            whole = len(elements) // self.size
+            if whole:
+                yield elements[: whole * self.size].reshape(whole, self.size, *elements.shape[1:])
+            rest = elements[whole * self.size :]
+        if rest is not None and len(rest) and not self.drop_remainder:
+            yield rest[np.newaxis]
+
+
+def _joined(rest: Run, run: Run) -> Run:
+    if rest.shape[1:] != run.shape[1:]:
+        raise ValueError(
+            f"batches of {rest.shape[1]} and {run.shape[1]} elements cannot be stacked to one; make the first batch "
+            "of the two with drop_remainder=True"
+        )
+    return np.concatenate([rest, run])
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """The whole again and again; without a count for ever, unless there is nothing to repeat."""
+
+    count: int | None
+
+    def runs(self, upstream: Upstream, epoch: Epoch) -> Iterator[Run]:
+        """Yield the runs of one pass."""
+        for repetition in itertools.count() if self.count is None else range(self.count):
+            found = False
+            for run in upstream((*epoch, repetition)):
+                found = found or bool(len(run))
+                yield run
+            if not found:
+                return
+
+
+Stage: TypeAlias = Shuffle | Batch | Repeat
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipeline:
+    """Arrays and what is done with them, which never changes.
+
+    Attributes:
+        leaves, structure: the nest of arrays.
+        size: how many examples they hold.
+        stages: in their order.
+        ahead: how many elements are made ahead of time; 0 without a thread.
+    """
+
+    leaves: list[np.ndarray[Any, Any]]
+    structure: nests.Structure
+    size: int
+    stages: tuple[Stage, ...] = ()
+    ahead: int = 0
+
+    @classmethod
+    def over(cls, arrays: Any) -> Self:
+        nests.register_dicts(arrays)
+        leaves, structure = nests.flatten(arrays)
+        size = common_size(leaves, structure, "numpy_input")
+        for leaf, path in zip(leaves, nests.leaf_paths(structure, "numpy_input"), strict=True):
+            if not isinstance(leaf, np.ndarray):
+                raise TypeError(f"{path} must be a NumPy array, got an object of type {type(leaf).__name__}")
+        return cls(leaves, structure, size)
+
+    def then(self, stage: Stage) -> Self:
+        return replace(self, stages=(*self.stages, stage))
+
+    def elements(self, iteration: int) -> Iterator[Any]:
+        upstream: Upstream = lambda _: iter([np.arange(self.size, dtype=np.intp)])  # noqa: E731
+        for stage in self.stages:
+            upstream = partial(stage.runs, upstream)
+        for run in upstream((iteration,)):
+            for index in run:
+                yield nests.unflatten(self.structure, [_rows(leaf, index) for leaf in self.leaves])
+
+
+class NumpyDataset:
+    """Examples that lie in NumPy arrays; `Strategy.experimental_make_numpy_dataset` gives one.
+
+    It is iterable, and asynchronously iterable. Its elements are single examples until `batch` stacks them. Each method
+    returns a new dataset and leaves this one as it is; they apply in the order in which they are written::
+
+        strategy.experimental_make_numpy_dataset((images, labels)).shuffle(seed=0).batch(32).prefetch(2)
+
+    Elements are copies, the arrays are not: they are read while the dataset is iterated.
+
+    Args:
+        arrays: a nest of arrays with the same size along their first axis, which counts the examples.
+
+    Raises:
+        TypeError: a leaf is no NumPy array.
+        ValueError: the sizes along the first axis differ; an array has no first axis; there is none at all.
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self._pipeline = arrays if isinstance(arrays, _Pipeline) else _Pipeline.over(arrays)
+        self._iterations = itertools.count()
+
+    def shuffle(self, seed: int) -> NumpyDataset:
+        """Return a dataset with the elements in random order.
+
+        The order is another one at each iteration, and in each repetition. It depends on the seed, on how often this
+        dataset has been iterated before, and on the repetition, and on nothing else.
+
+        Args:
+            seed: from 0.
+
+        Raises:
+            TypeError: the seed is no integer.
+            ValueError: it is negative; the dataset is endless.
+        """
+        if any(isinstance(stage, Repeat) and stage.count is None for stage in self._pipeline.stages):
+            raise ValueError("an endless dataset cannot be shuffled; write .shuffle(seed) before .repeat()")
+        return NumpyDataset(self._pipeline.then(Shuffle(_checked("seed", seed, 0))))
+
+    def batch(self, n: int, drop_remainder: bool = False) -> NumpyDataset:
+        """Return a dataset whose elements are n consecutive ones of this, stacked.
+
+        Args:
+            n: how many, from 1.
+            drop_remainder: whether a last batch of less than n is left out.
+
+        Raises:
+            TypeError: n is no integer.
+            ValueError: it is below 1. (While iterating: batches of unequal size cannot be batched again.)
+        """
+        batched = self._pipeline.then(Batch(_checked("n", n, 1), bool(drop_remainder)))
+        return NumpyDataset(replace(batched, ahead=-(-batched.ahead // n)))  # what was prefetched before, in batches
+
+    def repeat(self, k: int | None = None) -> NumpyDataset:
+        """Return a dataset that goes through this one k times, or without end.
+
+        Args:
+            k: how often, from 0; None: without end, unless there are no elements.
+
+        Raises:
+            TypeError: k is no integer.
+            ValueError: it is negative.
+        """
+        return NumpyDataset(self._pipeline.then(Repeat(None if k is None else _checked("k", k, 0))))
+
+    def prefetch(self, k: int) -> NumpyDataset:
+        """Return a dataset with the same elements, up to k of them made ahead of time in a background thread.
+
+        Each iteration has a thread. It ends with the iteration: at the last element, or when the iterator is dropped,
+        by a `break`, an exception or a cancellation.
+
+        Args:
+            k: how many elements, from 1.
+
+        Raises:
+            TypeError: k is no integer.
+            ValueError: it is below 1.
+        """
+        return NumpyDataset(replace(self._pipeline, ahead=_checked("k", k, 1)))
+
+    def __iter__(self) -> Steps | Prefetched:
+        elements, ahead = self._pipeline.elements(next(self._iterations)), self._pipeline.ahead
+        return Prefetched(elements, ahead) if ahead else Steps(elements)
+
+    def __aiter__(self) -> Steps | Prefetched:
+        return iter(self)
+
+    def __repr__(self) -> str:
+        stages = "".join(f", {stage}" for stage in self._pipeline.stages)
+        ahead = f", {self._pipeline.ahead} ahead" if self._pipeline.ahead else ""
+        return f"<NumpyDataset: {self._pipeline.size} examples{stages}{ahead}>"
+
+
+class Steps:
+    """An iterator over a plain one, asynchronous too: then each step lets other tasks run, and can be cancelled."""
+
+    def __init__(self, elements: Iterator[Any]) -> None:
+        self._elements = elements
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._elements)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        await checkpoint()
+        for element in self._elements:
+            return element
+        raise StopAsyncIteration
+
+
+def _rows(array: np.ndarray[Any, Any], index: Any) -> Any:
+    """Return a copy of what stands at an index or at an array of indices."""
+    return array[index] if index.ndim else array[index].copy()
+
+
+def _checked(name: str, value: Any, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {value!r}")
+    number: int = value.__index__()
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+NumpyDataset.__module__ = "aiodist"

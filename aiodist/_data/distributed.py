@@ -1,0 +1,252 @@
+"""Distributed datasets: what a strategy's loop iterates over, one nest of per-replica values a step."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Self
+
+from anyio.lowlevel import checkpoint
+
+_END: Final = object()
+
+FillUp = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
+"""Returns a step's batches, after other workers have said whether they have some; none at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepRule:
+    """How a source's batches become steps.
+
+    Attributes:
+        size: how many batches make a step.
+        assemble: makes a step's per-replica values of at most so many batches.
+        check: raises where a step may not be taken: inside a replica.
+        fill_up: how the workers agree on a step; None without other workers.
+    """
+
+    size: int
+    assemble: Callable[[Sequence[Any]], Any]
+    check: Callable[[], None]
+    fill_up: FillUp | None = None
+
+    def check_plain(self) -> None:
+        """Check that a step may be taken here, without awaiting anything.
+
+        Raises:
+            ReplicaContextError: inside a replica.
+            TypeError: the workers have to agree.
+        """
+        self.check()
+        if self.fill_up is not None:
+            raise TypeError(
+                "the workers agree at every step whether any has data left, and that is awaited: iterate with "
+                "`async for batch in dataset`"
+            )
+
+
+class Share(NamedTuple):
+    """Which of a strategy's replicas this process has.
+
+    Attributes:
+        replicas: how many there are over all workers.
+        mine: the ids of those that are here.
+        workers: how many workers there are.
+        rank: which of them this is.
+        fill_up: how the workers agree on a step; None without other workers.
+    """
+
+    replicas: int
+    mine: range
+    workers: int = 1
+    rank: int = 0
+    fill_up: FillUp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InputContext:
+    """What a dataset function is told; see `Strategy.distribute_datasets_from_function`.
+
+    Args:
+        num_input_pipelines: how many times the function is called, over all workers.
+        input_pipeline_id: which of those calls this is, from 0.
+        num_replicas_in_sync: how many replicas work in step.
+
+    Raises:
+        ValueError: a count below 1, or an id that is not below the number of pipelines.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_input_pipelines", "num_replicas_in_sync"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        _check_id("input_pipeline_id", self.input_pipeline_id, self.num_input_pipelines)
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Return a replica's share of a global batch.
+
+        Raises:
+            ValueError: the global batch does not divide evenly.
+        """
+        size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
+        if rest:
+            raise ValueError(
+                f"global_batch_size must be divisible by the number of replicas, {self.num_replicas_in_sync}, "
+                f"got {global_batch_size}"
+            )
+        return size
+
+
+@dataclass(frozen=True, slots=True)
+class ValueContext:
+    """What a value function is told; see `Strategy.experimental_distribute_values_from_function`.
+
+    Args:
+        replica_id_in_sync_group: the replica that the value is for, from 0.
+        num_replicas_in_sync: how many replicas work in step.
+
+    Raises:
+        ValueError: a count below 1, or an id that is not below it.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_replicas_in_sync < 1:
+            raise ValueError(f"num_replicas_in_sync must be at least 1, got {self.num_replicas_in_sync}")
+        _check_id("replica_id_in_sync_group", self.replica_id_in_sync_group, self.num_replicas_in_sync)
+
+
+def _check_id(name: str, value: int, count: int) -> None:
+    if not 0 <= value < count:
+        raise ValueError(f"{name} must be from 0 to {count - 1}, got {value}")
+
+
+class DistributedDataset:
+    """A dataset that gives, for each step, a nest of per-replica values: pass it to `Strategy.run` as an argument.
+
+    It is asynchronously iterable, and iterable where its source is. A plain source is advanced in the event loop, which
+    waits meanwhile. Each iteration begins one of the source, so a source that is an iterator itself serves only once.
+
+    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` give one.
+
+    Args:
+        source: an iterable or an async iterable of batches.
+        rule: how its batches become steps.
+
+    Raises:
+        TypeError: the source is not iterable.
+    """
+
+    def __init__(self, source: Any, rule: StepRule) -> None:
+        if not isinstance(source, (Iterable, AsyncIterable)):
+            raise TypeError(
+                f"expected an iterable or async iterable of batches, got an object of type {type(source).__name__}"
+            )
+        self._source: Iterable[Any] | AsyncIterable[Any] = source
+        self._rule = rule
+
+    def __iter__(self) -> DistributedIterator:
+        self._rule.check_plain()
+        if not isinstance(self._source, Iterable):
+            raise TypeError(
+                f"the source of this dataset ({type(self._source).__name__}) is asynchronous: iterate with "
+                "`async for batch in dataset`"
+            )
+        return DistributedIterator(iter(self._source), self._rule)
+
+    def __aiter__(self) -> DistributedIterator:
+        self._rule.check()
+        batches = aiter(self._source) if isinstance(self._source, AsyncIterable) else iter(self._source)
+        return DistributedIterator(batches, self._rule)
+
+
+class DistributedIterator:
+    """An iterator of a `DistributedDataset`: `await anext(iterator)`, and `next(iterator)` where the source is plain.
+
+    A cancellation in the middle of a step loses no batch: the next call goes on from there, where the source does (an
+    async generator that is cancelled while it waits has ended: that is Python's rule). `close` or `aclose` end the
+    source's iterator at once; one that is dropped ends by itself.
+
+    Args:
+        batches: the source's iterator.
+        rule: how its batches become steps.
+    """
+
+    def __init__(self, batches: Any, rule: StepRule) -> None:
+        self._batches = batches
+        self._rule = rule
+        self._taken: list[Any] = []
+        self._steps = 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self._rule.check_plain()
+        if not hasattr(self._batches, "__next__"):
+            raise TypeError("this iterator's source is asynchronous: take the next batch with `await anext(iterator)`")
+        try:
+            while len(self._taken) < self._rule.size and (batch := next(self._batches, _END)) is not _END:
+                self._taken.append(batch)
+        except Exception:
+            self._taken.clear()
+            raise
+        if not self._taken:
+            raise StopIteration
+        return self._step()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        self._rule.check()
+        try:
+            while len(self._taken) < self._rule.size and (batch := await self._next_batch()) is not _END:
+                self._taken.append(batch)
+        except Exception:
+            self._taken.clear()
+            raise
+        if self._rule.fill_up is not None:
+            self._taken = list(await self._rule.fill_up(self._taken))
+        if not self._taken:
+            raise StopAsyncIteration
+        return self._step()
+
+    async def _next_batch(self) -> Any:
+        if hasattr(self._batches, "__anext__"):
+            return await anext(self._batches, _END)
+        await checkpoint()
+        return next(self._batches, _END)
+
+    def _step(self) -> Any:
+        batches, self._taken = self._taken, []
+        number, self._steps = self._steps, self._steps + 1
+        try:
+            return self._rule.assemble(batches)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"at step {number} of a distributed dataset, counted from 0")
+            raise
+
+    def close(self) -> None:
+        """End the source's iterator, where it is plain and has an end of its own (as a generator has)."""
+        self._taken.clear()
+        if hasattr(self._batches, "close"):
+            self._batches.close()
+
+    async def aclose(self) -> None:
+        """End the source's iterator, plain or asynchronous, where it has an end of its own."""
+        if hasattr(self._batches, "aclose"):
+            self._taken.clear()
+            await self._batches.aclose()
+        else:
+            self.close()
+
+
+InputContext.__module__ = ValueContext.__module__ = "aiodist"
+DistributedDataset.__module__ = DistributedIterator.__module__ = "aiodist"

@@ -1,1 +1,0 @@
-"""Data: datasets, and how a strategy gives each replica its part of every batch (floor 4)."""
