@@ -56,13 +56,15 @@ class Coordinator:
 
     Args:
         layout: the workers' replicas.
+        origin: what reports say of where the workers have made the strategy; empty where that goes without saying.
 
     Attributes:
         outcome: what all workers raise, once that is known.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, origin: str = "") -> None:
         self._layout = layout
+        self._origin = origin
         self._cases: dict[int, _Case] = {}
         self._waiting: dict[int, dict[int, Snapshot]] = {}
         self._groups: dict[tuple[int, GroupKey], set[int]] = {}
@@ -117,7 +119,10 @@ class Coordinator:
         if case is None or self.outcome is not None:
             return
         failures = tuple(each for rank in sorted(case.parts) for each in case.parts[rank].failures)
-        yield from self._end(Report(run, report_of(case.parts, self._layout), failures))
+        report = report_of(case.parts, self._layout)
+        if self._origin:
+            report = replace(report, text=f"{report.text}\n{self._origin}")
+        yield from self._end(Report(run, report, failures))
 
     def _end(self, outcome: Report | Lost) -> Sent:
         self.outcome = outcome
@@ -144,24 +149,15 @@ class Coordinator:
         if run in self._cases:
             return
         waiting = self._waiting.setdefault(run, {})
-        is_first = not waiting
         waiting[rank] = message.snapshot
         whole = merge(waiting.values())
         if find_cycle(whole) or cannot_complete(whole):
             self._cases[run] = _Case()
             yield from self._ask(Ask(run))
-        elif is_first:
-            yield from self._query(run)
-
-    def look_again(self) -> Sent:
-        """Ask again what replicas wait in; whoever keeps the time calls this every second."""
-        for run in self._waiting:
-            if run not in self._cases and self.outcome is None:
-                yield from self._query(run)
-
-    def _query(self, run: int) -> Sent:
-        for other in range(self._layout.workers):
-            yield other, Query(run)
+        elif not message.is_answer:
+            for other in range(self._layout.workers):
+                if other != rank:
+                    yield other, Query(run)
 
     # Groups.
 

@@ -19,6 +19,7 @@ import os
 import sys
 import time
 from asyncio import get_running_loop
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from threading import get_ident
@@ -46,6 +47,15 @@ class Starts(Protocol):
     def notify(self) -> None:
         """Look anew whether somebody has what they wait for; from any thread."""
 
+    def call(self, fn: Callable[[], object]) -> None:
+        """Call a function where steps are carried out: while somebody waits, or at the next use; from any thread."""
+
+    def carry_out_calls(self) -> None:
+        """Call what `call` was given; by the thread that uses the strategy."""
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait until something is so, and carry out steps meanwhile."""
+
 
 class _Process:
     """Steps that are under way, and the request that they wait for."""
@@ -65,14 +75,14 @@ class _Waiter:
         self.done = done
         self.thread = get_ident()
         self.event = anyio.Event()
-        self._call = _call_soon_threadsafe()
+        self.call_soon_threadsafe = _call_soon_threadsafe()
 
     def wake(self) -> None:
         if get_ident() == self.thread:
             self.event.set()
         else:
             with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                self._call(self._set)
+                self.call_soon_threadsafe(self._set)
 
     def _set(self) -> None:
         self.event.set()
@@ -88,6 +98,8 @@ class Driver:
     def __init__(self) -> None:
         self._processes: list[_Process] = []
         self._waiters: list[_Waiter] = []
+        self._calls: deque[Callable[[], object]] = deque()
+        self._loop: Callable[..., object] | None = None
         self._timer: _Timer | None = None
         self._started = 0.0
 
@@ -106,14 +118,41 @@ class Driver:
         for waiter in self._waiters[:1]:
             waiter.wake()
 
+    def call(self, fn: Callable[[], object]) -> None:
+        """Call a function where steps are carried out: while somebody waits, or at the next use; from any thread."""
+        self._calls.append(fn)
+        self.notify()
+
+    def carry_out_calls(self) -> None:
+        """Call what `call` was given; by the thread that uses the strategy."""
+        while self._calls:
+            self._calls.popleft()()
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits, so that calls and steps are carried out."""
+        return bool(self._waiters)
+
+    def ask_loop(self, fn: Callable[[], object]) -> bool:
+        """Have the event loop that was last used call a function, from any thread; return whether it is open."""
+        try:
+            if self._loop is None:
+                return False
+            self._loop(fn)
+        except RuntimeError:
+            return False
+        return True
+
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait until something is so, and carry out steps meanwhile. Steps make it so, or `notify` is called."""
         if done():
             return
         waiter = _Waiter(done)
+        self._loop = waiter.call_soon_threadsafe
         self._waiters.append(waiter)
         try:
             while not done():
+                self.carry_out_calls()
                 if self._waiters[0] is waiter:
                     await self._go_on(waiter)
                     for other in self._waiters[1:]:

@@ -84,14 +84,31 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The process lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """The worker leaves the others, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """What a worker's replicas wait in, while nothing is wrong there: ``snapshot.blocked`` do nothing else.
 
-    The first that the coordinator hears makes it query the others, again and again, as long as they may be waited for.
+    Attributes:
+        run: the run's number.
+        snapshot: where they are.
+        is_answer: it was queried for; otherwise the worker has seen by itself that some wait, and the others are
+            queried.
     """
 
     run: int
     snapshot: Snapshot
+    is_answer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +183,9 @@ class ReleaseGroup:
     tag: int
 
 
-Message: TypeAlias = Trouble | Waiting | Ask | Query | Report | Lost | GaveUp | OpenGroup | GroupTag | ReleaseGroup
+Message: TypeAlias = (
+    Beat | Farewell | Trouble | Waiting | Ask | Query | Report | Lost | GaveUp | OpenGroup | GroupTag | ReleaseGroup
+)
 
 
 def encode(message: Message) -> bytes:
@@ -242,7 +261,9 @@ _KINDS: Final[Mapping[str, tuple[Callable[..., Message], Mapping[str, Any]]]] = 
         {"run": int, "snapshot": dict, "group": _NONE, "number": (int, _NONE), "overdue": _NONE, "failures": list,
          "note": str},
     ),
-    "Waiting": (Waiting, {"run": int, "snapshot": dict}),
+    "Beat": (Beat, {}),
+    "Farewell": (Farewell, {"why": str}),
+    "Waiting": (Waiting, {"run": int, "snapshot": dict, "is_answer": bool}),
     "Ask": (Ask, {"run": int, "group": _NONE, "number": (int, _NONE)}),
     "Query": (Query, {"run": int}),
     "GaveUp": (GaveUp, {"why": str}),

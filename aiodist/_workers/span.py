@@ -92,6 +92,7 @@ class RunSpan:
     Attributes:
         is_over: all replicas of all workers have ended.
         error: what has ended the run; None while all is well.
+        told: the coordinator has been told of trouble.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class RunSpan:
         self._root = Channel(Session(f"run {number}"), communicator, self)
         self._groups: dict[GroupKey, _SpannedGroup] = {}
         self._mover = mover
-        self._told = self._finishing = False
+        self.told = self._finishing = False
         self._blocked: tuple[int, ...] = ()
         team.enter(self)
 
@@ -174,7 +175,7 @@ class RunSpan:
     @property
     def is_settled(self) -> bool:
         """Whether there is nothing more to hear of the run from other workers."""
-        return self.is_over or self.error is not None or (self._told and self._finishing and self._failed)
+        return self.is_over or self.error is not None or (self.told and self._finishing and self._failed)
 
     @property
     def _failed(self) -> bool:
@@ -188,7 +189,7 @@ class RunSpan:
 
     def leave(self) -> None:
         """Give back what the run has had of the strategy."""
-        if self.is_over and not self._told:
+        if self.is_over and not self.told:
             for spanned in self._groups.values():
                 spanned.release()
             self._team.free_channel(self._number_of_channel)
@@ -211,7 +212,7 @@ class RunSpan:
     def _make_channel(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
         communicator = yield from self._team.communicator_of_group(spanned.workers, tag)
         session = Session(f"run {self.number} group {tag.group}")
-        if self._told:
+        if self.told:
             session.freeze()
         spanned.tag, spanned.channel = tag.tag, Channel(session, communicator, self)
         waiting, spanned.waiting = spanned.waiting, []
@@ -286,7 +287,7 @@ class RunSpan:
         self._freeze(group, number)
         if self._finishing:
             self.tell(group=group)
-        elif not self._told:
+        elif not self.told:
             self._run.doom(group, number)
 
     def _freeze(self, group: Group, number: int) -> None:
@@ -305,9 +306,9 @@ class RunSpan:
         note: str = "",
     ) -> None:
         """Tell the coordinator this worker's part, once; from any thread."""
-        if self._told or self.error is not None:
+        if self.told or self.error is not None:
             return
-        self._told = True
+        self.told = True
         number = None if group is None else group.doomed
         if overdue is not None:
             number = overdue.number
@@ -316,11 +317,11 @@ class RunSpan:
         key = None if group is None else group.key
         self._team.control.send(Trouble(self.number, to_portable(snapshot), key, number, overdue, found, note))
 
-    def tell_waiting(self) -> None:
+    def tell_waiting(self, *, is_answer: bool = False) -> None:
         """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
-        if not self._told and not self.is_over and self.error is None:
+        if not self.told and not self.is_over and self.error is None:
             snapshot = self._run.snapshot(blocked=self._blocked)
-            self._team.control.send(Waiting(self.number, to_portable(snapshot)))
+            self._team.control.send(Waiting(self.number, to_portable(snapshot), is_answer))
 
     def fail(self, error: CollectiveError) -> None:
         """End the run: the strategy has ended."""

@@ -6,14 +6,15 @@ own, and is checked as replicas' collectives are: this worker's caller posts for
 `RunSpan` (module `span`), over a channel that no other run uses at the same time; all workers choose the same one, for
 each says in the record of the opening which it has free.
 
-Whatever ends the strategy (a report, a lost worker, the engine's own error) ends all that is under way, and is raised by
-all that is called after it.
+Whatever ends the strategy (a report, a lost worker, the engine's own error) ends all that is under way, and is raised
+by all that is called after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -153,6 +154,7 @@ class Team:
         Raises:
             CollectiveError: something has ended it.
         """
+        self.driver.carry_out_calls()
         if self.error is not None:
             raise self.error
 
@@ -231,8 +233,12 @@ class Team:
             span.fail(error)
         self.driver.notify()
 
+    def post(self, message: Message) -> None:
+        """Take what the coordinator tells; from any thread."""
+        self.driver.call(partial(self.receive, message))
+
     def receive(self, message: Message) -> None:
-        """Take what the coordinator tells; in the event loop's thread, where there is one."""
+        """Take what the coordinator tells, in the thread that uses the strategy."""
         match message:
             case Ask() | Query():
                 self._asked_for(message)
@@ -261,7 +267,16 @@ class Team:
         elif isinstance(message, Ask) and span is not None:
             span.asked(message)
         elif span is not None:
-            span.tell_waiting()
+            span.tell_waiting(is_answer=True)
+
+    def has_told(self, run: int) -> bool:
+        """Return whether this worker has told the coordinator of a run in trouble."""
+        span = self._runs.get(run)
+        return self.outside.told if run == OUTSIDE else span is not None and span.told
+
+    def knows(self, run: int) -> bool:
+        """Return whether this worker has begun a run."""
+        return run != OUTSIDE and run in self._runs
 
     def answer_for(self, run: int, note: str) -> None:
         """Tell of a run in the place of an event loop that has not done so; from any thread."""
@@ -300,15 +315,18 @@ class Outside:
 
     Args:
         team: the workers.
+
+    Attributes:
+        told: the coordinator has been told of trouble.
     """
 
     def __init__(self, team: Team) -> None:
         self._team = team
+        self.told = False
         layout = team.layout
         self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=_OutsideSlot)
         self.channel = Channel(Session("outside"), team.communicator, self)
         self._open: list[_OutsideSlot] = []
-        self._told = False
 
     def begin(
         self, call: Call, code: Any, offset: int, path: Path | None, move: Move, *, float64: bool = False
@@ -373,8 +391,8 @@ class Outside:
 
     def tell(self, *, number: int | None = None, note: str = "") -> None:
         """Tell the coordinator what this worker calls, once; from any thread."""
-        if not self._told:
-            self._told = True
+        if not self.told:
+            self.told = True
             self.channel.session.freeze(number)
             snapshot = self._ledger.snapshot(self._team.facts())
             key = self._ledger.root.key
