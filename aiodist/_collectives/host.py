@@ -99,9 +99,9 @@ def made(result: Result, arrays: Sequence[Any], inputs: int) -> Any:
 
 def part(array: Array, cut: Cut) -> Array:
     """Return one of the equal parts of an array, a view."""
-    step = array.shape[cut.axis] // cut.count
+    step = array.shape[cut.axis] // cut.parts
     where = (slice(None),) * cut.axis
-    return array[(*where, slice(cut.index * step, (cut.index + 1) * step))]
+    return array[(*where, slice(cut.place * step, (cut.place + 1) * step))]
 
 
 def copied(leaf: Any) -> Any:
@@ -328,10 +328,10 @@ class HostExecutor:
     def cost(self, leaf: _Leaf, column: Column) -> int:
         """Return about how many bytes could be moved in the time that a leaf takes."""
         if leaf.mark == LeafType.INDEXED_SLICES:
-            return policy.SLOWNESS_BY_ROWS * sum([part.values.nbytes for part in column])
+            return policy.SLOWNESS_BY_ROWS * sum([int(part.values.nbytes) for part in column])
         if not is_array(leaf.mark):
             return 0
-        cost = 2 * sum([column[i].nbytes for i in leaf.moved])
+        cost = 2 * sum([int(column[i].nbytes) for i in leaf.moved])
         for inputs in leaf.plan.folds:
             assert self.op is not None
             cost += kernels.cost(self.op, column[0].dtype, column[0].size, len(inputs), self.accumulate)
@@ -471,7 +471,8 @@ class _Run:
         return calls
 
     def _pieces(self, place: int, cost: int) -> list[Call]:
-        executor, column, calls = self._executor, self._columns[place], []
+        executor, column = self._executor, self._columns[place]
+        calls: list[Call] = []
         assert executor.op is not None
         folds = executor.leaves[place].plan.folds
         for number, inputs in enumerate(folds):

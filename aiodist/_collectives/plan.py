@@ -21,8 +21,8 @@ class Cut(NamedTuple):
     """One of so many equal parts of an array along an axis."""
 
     axis: int
-    index: int
-    count: int
+    place: int
+    parts: int
 
 
 class Result(NamedTuple):

@@ -8,8 +8,8 @@ than every other, nobody is to blame, and all are suspects.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from aiodist._core import render
 from aiodist._core.call import OrderCheck, Post, difference, fingerprint
@@ -55,6 +55,7 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
         snapshot: what every replica called and where it is.
         overdue: the collective whose time is up, where that is what is wrong.
     """
+    snapshot = replace(snapshot, groups=tuple(sorted(snapshot.groups, key=_order)))
     if overdue is not None:
         group = next(group for group in snapshot.groups if group.key == overdue.group)
         slot = _slot(group, overdue.number)
@@ -76,6 +77,12 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
 
 
 _NOTHING = SlotRecord(0, ())
+
+
+def _order(group: GroupRecord) -> tuple[Any, ...]:
+    """Return what groups are put in order by: not the time of their making, which tells who came first."""
+    members, name, number = group.key
+    return number >= 0, members, name or "", number
 
 
 def error_of(report: CollectiveReport) -> CollectiveError:

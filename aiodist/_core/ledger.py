@@ -214,7 +214,6 @@ class Group:
         self.history: deque[tuple[int, Call, Any, int, Path | None, Any, tuple[int, ...]]] = deque(maxlen=HISTORY)
         self.unmet: list[Slot] = []
         self._first_gone = _NEVER  # the lowest number that a member has ended or joined before
-        self._making: dict[tuple[tuple[int, ...], str | None], _Making] = {}
         self._unsettled: set[int] | None = None
         for member in self.members:
             member.replica.members.add(member)
@@ -364,12 +363,13 @@ class Group:
         Returns:
             The replica as a member of the new group.
         """
-        making = self._making.setdefault((ranks, name), _Making())
-        ordinal = making.counts.get(member.position, 0)
-        making.counts[member.position] = ordinal + 1
+        ids = tuple(self.key[0][rank] for rank in ranks)
+        making = self.ledger.making.setdefault((ids, name), Making())
+        ordinal = making.counts.get(member.replica_id, 0)
+        making.counts[member.replica_id] = ordinal + 1
         group = making.groups.get(ordinal)
         if group is None:
-            group = making.groups[ordinal] = self._make(ranks, name, making.made, code, offset)
+            group = making.groups[ordinal] = self._make((ids, name, making.made), code, offset)
             making.made += 1
         joined = next(each for each in group.members if each.replica is member.replica)
         joined.sequence = -1
@@ -382,11 +382,10 @@ class Group:
                 making.counts.clear()
         return joined
 
-    def _make(self, ranks: tuple[int, ...], name: str | None, ordinal: int, code: Any, offset: int) -> Group:
-        ids = tuple(self.key[0][rank] for rank in ranks)
+    def _make(self, key: GroupKey, code: Any, offset: int) -> Group:
         own = {member.replica_id: member.replica for member in self.members}
-        replicas = [own[replica_id] for replica_id in ids if replica_id in own]
-        group = Group(self.ledger, (ids, name, ordinal), replicas, (code, offset))
+        replicas = [own[replica_id] for replica_id in key[0] if replica_id in own]
+        group = Group(self.ledger, key, replicas, (code, offset))
         for each in group.members:
             each.sequence = -1  # the creation is what each of them makes first
             if each.replica.end is not None:
@@ -511,11 +510,11 @@ class Group:
         return place(*self.made_at)
 
 
-class _Making:
+class Making:
     """The groups of one list of replicas and one name that not all their members have made yet.
 
     Attributes:
-        counts: by position in the parent group, how many a member has made.
+        counts: by id, how many a replica has made.
         made: how many have been made in all.
         groups: the groups, by how many their members had made before.
     """
@@ -538,6 +537,8 @@ class Ledger:
     Attributes:
         replicas: the replicas of this process.
         root: the run's own group, of all replicas.
+        making: by the ids of their members and their name, the groups that are being made, whichever group they are
+            made of.
         troubled: the groups that are doomed.
     """
 
@@ -553,6 +554,7 @@ class Ledger:
         self.slot_type = slot_type
         self.replicas = [Replica(replica_id) for replica_id in replicas]
         self.troubled: set[Group] = set()
+        self.making: dict[tuple[tuple[int, ...], str | None], Making] = {}
         self._serial = 0
         self._groups: WeakSet[Group] | None = None
         self._held: set[Group] = set()

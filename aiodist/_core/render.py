@@ -117,7 +117,8 @@ def _others(findings: Findings, gone: Sequence[int]) -> str:
     if waiting and findings.sequence_number >= 0:
         return f"{_wait(waiting)} in"
     called = "made" if findings.sequence_number < 0 else "called"
-    return f"{_ids({r.replica_id for r in findings.replicas} - set(gone))} {called}"
+    others = {r.replica_id for r in findings.replicas} - set(gone)
+    return f"{_ids(others) if others else 'nobody'} {called}"
 
 
 def _what_is_late(findings: Findings) -> str:

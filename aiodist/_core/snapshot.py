@@ -10,7 +10,7 @@ thousands of replicas that did the same is hardly larger than that of two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -141,6 +141,7 @@ def merge(parts: Iterable[Snapshot]) -> Snapshot:
     if len(several) == 1:
         return several[0]
     replicas = sorted((each for part in several for each in part.replicas), key=lambda each: each.replica_id)
+    known = {each.replica_id for each in replicas}
     groups: dict[GroupKey, list[GroupRecord]] = {}
     for part in several:
         for group in part.groups:
@@ -148,15 +149,18 @@ def merge(parts: Iterable[Snapshot]) -> Snapshot:
     return Snapshot(
         several[0].order_check,
         tuple(replicas),
-        tuple(_merge_group(found) for found in groups.values()),
+        tuple(_merge_group(found, known) for found in groups.values()),
         tuple(sorted({replica_id for part in several for replica_id in part.blocked})),
         tuple(sorted({replica_id for part in several for replica_id in part.deadlocked})),
         next((part.circle for part in several if part.circle), ""),
     )
 
 
-def _merge_group(parts: Sequence[GroupRecord]) -> GroupRecord:
-    members = tuple(sorted(member for part in parts for member in part.members))
+def _merge_group(parts: Sequence[GroupRecord], known: Collection[int]) -> GroupRecord:
+    members = sorted(member for part in parts for member in part.members)
+    there = {member.replica_id for member in members}
+    absent = (i for i in parts[0].key[0] if i in known and i not in there)  # their processes have not heard of it
+    members = sorted([*members, *(MemberRecord(i, sequence=-1) for i in absent)])
     complete = {slot.number for part in parts for slot in part.history}
     slots = _merge_slots(slot for part in parts for slot in (*part.history, *part.open))
     if -1 in complete and max(complete) < 0 and _absent(parts[0].key[0], slots[0]):
@@ -167,7 +171,7 @@ def _merge_group(parts: Sequence[GroupRecord]) -> GroupRecord:
     return GroupRecord(
         parts[0].key,
         made_at.pop() if len(made_at) == 1 else None,
-        members,
+        tuple(members),
         tuple(slot for slot in slots if slot.number in complete),
         tuple(slot for slot in slots if slot.number not in complete),
         _merge_slots(join._replace(number=number) for join in joins)[0] if joins else None,

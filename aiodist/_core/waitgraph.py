@@ -30,7 +30,7 @@ def stuck(
 
     Each blocker and each wait is looked at a fixed number of times, so this takes time in proportion to their number.
     """
-    left = {node for node, own in waits.items() if own}
+    left = {node for node, own in waits.items() if own and node not in gone}
     never = left.union(gone)
     held = {wait: sum(node in never for node in blockers[wait]) for own in waits.values() for wait in own}
     waiters: dict[Wait, list[Node]] = {}
@@ -58,13 +58,13 @@ def shortest_cycle(follows: Mapping[Node, Iterable[Node]], order: Sequence[Node]
     """Return a shortest cycle, beginning with its first node in ``order``; empty where there is none.
 
     Args:
-        follows: the nodes that each node waits for.
+        follows: the nodes that each node waits for; itself is not among them.
         order: all nodes.
     """
     best: list[Node] = []
     done: set[Node] = set()
     starts = list(reversed(order))
-    while starts and len(best) not in (1, 2):
+    while starts and len(best) != 2:
         start = starts.pop()
         if start in done:
             continue

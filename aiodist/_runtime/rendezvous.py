@@ -80,7 +80,8 @@ class Rendezvous(Slot):
         request = self.request
         if request.compute is not None:
             self.shared = True
-            made = request.compute(self.values, self.options)
+            values = [value for position, value in enumerate(self.values) if position not in self.absent]
+            made = request.compute(values, self.options)
             if type(made) is Work:
                 return made
             self.take(made, shared=True)

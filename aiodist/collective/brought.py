@@ -25,3 +25,10 @@ class Brought(NamedTuple):
     options: CommunicationOptions
     positions: Sequence[int]
     names: Iterable[str]
+
+
+class OutBuffers(NamedTuple):
+    """A replica's own buffers for a result: the leaves as they are written into, and the nest that they are in."""
+
+    leaves: list[Any]
+    nest: Any

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
+from aiodist._arrays.host import HostType
+from aiodist._collectives.work import Work
 from aiodist._core.report import Reason
-from aiodist.collective.brought import Brought
+from aiodist.collective.brought import Brought, OutBuffers
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
-from aiodist.collective.handing_out import each
-from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, TYPES
-from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.moves import Move
 from aiodist.gpu.pinned import array_of
@@ -183,7 +182,9 @@ class Launching(DeviceWork):
     def on_host(self, place: int) -> list[Any]:
         """Return each replica's result of a leaf on the host."""
         column, mark = self.columns[place], self.marks[place]
-        return each(mark, column[0], len(column)) if self._shared else [each(mark, leaf, 1)[0] for leaf in column]
+        if not isinstance(mark, HostType):
+            return list(column)
+        return mark.give_each(column[0], len(column)) if self._shared else [mark.give(leaf) for leaf in column]
 
 
 class Ferry:

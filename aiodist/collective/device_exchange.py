@@ -11,14 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist._arrays.device import DeviceType
-from aiodist.collective import exchange
-from aiodist.collective.brought import Brought
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_reduction import AllReduce
 from aiodist.collective.device_work import DeviceWork
-from aiodist.collective.handing_out import each
-from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import DETAIL, OP
+from aiodist.collective.signature import DETAIL
 from aiodist.gpu.moves import Move, View
 
 
@@ -43,10 +39,6 @@ class _Exchange(DeviceWork):
 class Broadcast(_Exchange):
     """A broadcast."""
 
-    def __init__(self, brought: Brought, *others: Any) -> None:
-        there = [brought.values[position] for position in brought.positions]
-        super().__init__(brought._replace(values=there), *others)
-
     @property
     def source(self) -> int:
         """The source's place among the replicas that take part."""
@@ -57,11 +49,6 @@ class Broadcast(_Exchange):
         source = arrays[self.source]
         firsts, copies = self.share(place, mark, arrays, source.shape)
         self.move([Move(first, source.view()) for first in firsts] + copies)
-
-    def on_host(self, place: int) -> list[Any]:
-        """Copy the source's leaf."""
-        column = self.columns[place]
-        return each(self.marks[place], exchange.copied(column[self.source]), len(column))
 
 
 class AllGather(_Exchange):
@@ -80,11 +67,6 @@ class AllGather(_Exchange):
         parts = list(zip(arrays, [0, *ends[:-1]], ends, strict=True))
         self.move([Move(first.part(axis, low, high), array.view()) for first in firsts for array, low, high in parts])
         self.move(copies)
-
-    def on_host(self, place: int) -> list[Any]:
-        """Put the leaves together."""
-        column = self.columns[place]
-        return each(self.marks[place], exchange.gathered(column, self.detail(place)), len(column))
 
 
 class AllToAll(_Exchange):
@@ -108,11 +90,6 @@ class AllToAll(_Exchange):
                 ]
             )
 
-    def on_host(self, place: int) -> list[Any]:
-        """Put together what each replica gets."""
-        parts = exchange.exchanged(self.columns[place], self.detail(place))
-        return [each(self.marks[place], part, 1)[0] for part in parts]
-
 
 class ReduceScatter(AllReduce):
     """A reduce_scatter: it reduces into memory of its own on each device, and moves each replica's part from there."""
@@ -128,12 +105,6 @@ class ReduceScatter(AllReduce):
         parts = self.results(place, mark, (*shape[:axis], step, *shape[axis + 1 :]), dtype)
         for i, part in enumerate(parts):
             self.move([Move(part.view(), total_of[part.ordinal].view().part(axis, i * step, (i + 1) * step))])
-
-    def on_host(self, place: int) -> list[Any]:
-        """Reduce a leaf, and cut it."""
-        column, mark = self.columns[place], self.marks[place]
-        total = reduce_leaf(self.signature[OP], column, mark, self.options.accumulate)
-        return [each(mark, part, 1)[0] for part in np.split(total, len(column), axis=self.detail(place))]
 
 
 WORK: Final[Mapping[str, type[DeviceWork]]] = {

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import aiodist_kernels as kernels
 from aiodist._arrays.device import DeviceType, DType
 from aiodist.collective.device_course import Known
 from aiodist.collective.device_work import DeviceWork
-from aiodist.collective.handing_out import each
-from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import OP
 from aiodist.gpu.plan import Job
 from aiodist_kernels.rules import rule_for
@@ -41,8 +38,3 @@ class AllReduce(DeviceWork):
             outs[0].dtype.itemsize,
         )
         self.reduce(_rule_for(self.signature[OP], arrays[0].dtype, self.options.accumulate), job)
-
-    def on_host(self, place: int) -> list[Any]:
-        """Reduce a leaf on the host."""
-        column, mark = self.columns[place], self.marks[place]
-        return each(mark, reduce_leaf(self.signature[OP], column, mark, self.options.accumulate), len(column))

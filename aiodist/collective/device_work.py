@@ -20,12 +20,14 @@ import numpy as np
 from aiodist._arrays.device import DeviceArray, DeviceType, DType
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist._arrays.leaves import LeafMark
-from aiodist.collective.brought import Brought
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import Detail
+from aiodist._collectives.work import Work
+from aiodist.collective.brought import Brought, OutBuffers
 from aiodist.collective.device_course import Course, Known, Make, alike
 from aiodist.collective.device_out import Outs
-from aiodist.collective.out_buffers import OutBuffers
+from aiodist.collective.kinds import collective_of
 from aiodist.collective.signature import DETAIL, DTYPES, OP, SHAPES, STRUCTURE, TYPES
-from aiodist.collective.work import Work
 from aiodist.gpu import process
 from aiodist.gpu.execute import Completion, Executor
 from aiodist.gpu.moves import Move
@@ -85,7 +87,14 @@ class DeviceWork:
 
     def on_host(self, place: int) -> list[Any]:
         """Return each replica's result of a leaf that is on no device."""
-        raise NotImplementedError
+        collective, column = collective_of(self.signature).of([place]), self.columns[place]
+        if collective.kind.detail is Detail.SOURCE:
+            collective = collective._replace(detail=self.positions.index(collective.detail))
+        found = executor(collective, len(column), (), self.options.accumulate)
+        result = found.run([[leaf] for leaf in column])
+        if type(result) is Work:
+            result = result.carry_out()
+        return [result[0]] * len(column) if found.shared else [row[0] for row in result]
 
     # What it has for that.
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiodist._arrays.nests import Structure
+from aiodist._collectives.work import Work
 from aiodist._core.report import Location
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.work import Work
 
 if TYPE_CHECKING:
     from aiodist._runtime.waits import Look

@@ -30,18 +30,21 @@ from types import CodeType
 from typing import Any
 
 from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._collectives.host import HostExecutor
+from aiodist._collectives.work import Work
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import ReplicaState
 from aiodist.collective import joining, judging, sameness
 from aiodist.collective.branches import Branches
+from aiodist.collective.brought import OutBuffers
 from aiodist.collective.engine import Engine
 from aiodist.collective.grace import GRACE_SECONDS, look
+from aiodist.collective.kinds import MERGE_CALL
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
-from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, STRUCTURE, Signature
-from aiodist.collective.work import Work
+from aiodist_kernels import Accumulate
 
 HISTORY = 256
 _NEVER = 1 << 62
@@ -85,7 +88,8 @@ class SyncGroup:
         self.thread, self.closed = 0, False
         self.open: dict[int, Rendezvous] = {}
         self.agreed: deque[Record] = deque(maxlen=HISTORY)
-        self._checked: Signature | None = None  # the latest: mostly the next one asks for the same
+        self._checked: Any = None  # the latest signature: mostly the next one asks for the same
+        self._executors: dict[Accumulate, HostExecutor] = {}  # what carries that out
         self.trouble: int | None = None
         self.verdict: CollectiveError | None = None
         self._ended_at = _NEVER
@@ -151,7 +155,9 @@ class SyncGroup:
         if meeting is None:
             if signature != self._checked:
                 signature[KIND].check(signature, self.world_size)
-                self._checked = signature
+                self._checked, self._executors = signature, {}
+            else:
+                signature = self._checked
             if self._has_options or number >= self._ended_at:
                 meeting = self._begin(number, signature, code, offset)
             else:
@@ -202,11 +208,11 @@ class SyncGroup:
         meeting.agreed = True
         signature = meeting.signature
         self.agreed.append((meeting.number, signature, meeting.code, meeting.offset, meeting.others))
-        if signature[KIND].combine is None and meeting.absent is None:
+        if signature[KIND] is MERGE_CALL and meeting.absent is None:
             self.engine.start_merge(self, meeting)
             return
         try:
-            work = meeting.combine(self.members)
+            work = self._combine(meeting)
             if work is not None:
                 self._carry_out(meeting, work)
                 return
@@ -223,6 +229,14 @@ class SyncGroup:
             self.engine.wake(meeting.waiters)
         else:  # it takes its place among the others when it awaits, which it normally does in this very step
             self.engine.call_soon(partial(self.release, meeting))
+
+    def _combine(self, meeting: Rendezvous) -> Work | None:
+        if meeting.signature is not self._checked or meeting.absent is not None:
+            return meeting.combine(self.members)
+        executor = self._executors.get(meeting.options.accumulate)
+        if executor is None and meeting.is_of_host():
+            executor = self._executors[meeting.options.accumulate] = meeting.executor()
+        return meeting.combine(self.members, executor)
 
     def _carry_out(self, meeting: Rendezvous, work: Work) -> None:
         """Let worker threads make the result. Nobody is missing: the meeting can be neither late nor abandoned."""

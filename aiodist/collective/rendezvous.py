@@ -11,15 +11,12 @@ import numpy as np
 from aiodist._arrays import nests
 from aiodist._arrays.leaves import has_device_arrays, has_foreign
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._core.report import Reason
-from aiodist.collective.all_reduce import all_reduce_into
-from aiodist.collective.brought import Brought
-from aiodist.collective.handing_out import hand_out
-from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.presence import check_present
-from aiodist.collective.reduction import in_native_order
+from aiodist._collectives.execution import executor
+from aiodist._collectives.host import HostExecutor, in_native_order
+from aiodist._collectives.work import Work
+from aiodist.collective.brought import Brought, OutBuffers
+from aiodist.collective.kinds import collective_of
 from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature
-from aiodist.collective.work import Work
 
 if TYPE_CHECKING:
     from aiodist.collective.member import Member
@@ -125,33 +122,65 @@ class Rendezvous:
             return result
         return nests.unflatten(structure, result)
 
-    def combine(self, members: Sequence[Member]) -> Work | None:
+    def combine(self, members: Sequence[Member], executor: HostExecutor | None = None) -> Work | None:
         """Compute the result of what the replicas brought, and keep it; or return the work that it is.
 
         Args:
             members: the replicas.
+            executor: what carries it out, where that is known.
         """
-        signature = self.signature
-        if self.absent is not None:
-            self.values = self._without(self.absent)
-        self.put_in_native_order()
-        if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
-            self.by_replica = True
-            taking_part = [i for i in range(self.size) if i not in (self.absent or ())]
-            names = [members[i].device for i in taking_part]
-            on_devices = signature[KIND].on_devices
-            brought = Brought(signature, self.values, self.options, taking_part, names)
-            work: Work = on_devices(brought, self.outs).work()
-            return work
-        if self.outs is None:
-            result = signature[KIND].combine(signature, self.values, self.options)
+        signature, kind = self.signature, self.signature[KIND]
+        if self.others is not None:
+            self.put_in_native_order()
+        if executor is None and kind.computes is None:
+            absent = self.absent or ()
+            values = [value for position, value in enumerate(self.values) if position not in absent]
+            result = kind.combine(signature, values, self.options)
+        elif executor is None and not self.is_of_host():
+            return self._on_devices(members)
         else:
-            result = all_reduce_into(signature, self.values, self.options, self.outs)
-        foreign = signature[TYPES] is not None and has_foreign(signature[TYPES])
+            executor = executor or self.executor()
+            self.by_replica = kind.shared and not executor.shared
+            if self.outs is None:
+                result = executor.run(self.values, self.options.bytes_per_pack)
+            else:
+                result = executor.run(self.values, self.options.bytes_per_pack, self._buffers())
         if type(result) is Work:
-            return result.then(self._handed_out) if foreign else result
-        self.take(self._handed_out(result) if foreign else result)
+            return result
+        self.take(result)
         return None
+
+    def is_of_host(self) -> bool:
+        """Whether it is one of the collectives in the table, and nothing that was brought lies on a GPU."""
+        types = self.signature[TYPES]
+        return self.signature[KIND].computes is not None and not (types is not None and has_device_arrays(types))
+
+    def executor(self) -> HostExecutor:
+        """Return what carries it out.
+
+        Raises:
+            ValueError: it takes a value of a replica that has joined.
+        """
+        collective, absent = collective_of(self.signature), self.absent or ()
+        if absent:
+            collective.check_present(absent)
+        return executor(collective, self.size, absent, self.options.accumulate)
+
+    def _on_devices(self, members: Sequence[Member]) -> Work:
+        from aiodist.collective.device_exchange import WORK  # loaded where there are arrays on GPUs
+
+        absent = self.absent or ()
+        if absent:
+            collective_of(self.signature).check_present(absent)
+        self.by_replica = True
+        taking_part = [i for i in range(self.size) if i not in absent]
+        names = [members[i].device for i in taking_part]
+        values = [self.values[i] for i in taking_part]
+        brought = Brought(self.signature, values, self.options, taking_part, names)
+        return WORK[self.signature[KIND].name](brought, self.outs).work()
+
+    def _buffers(self) -> dict[int, Sequence[Any]]:
+        return {position: buffers.leaves for position, buffers in (self.outs or {}).items()}
 
     def put_in_native_order(self) -> None:
         """Give what the replicas brought one byte order, where arrivals differ from the first."""
@@ -168,17 +197,6 @@ class Rendezvous:
         foreign = self.signature[TYPES] is not None and has_foreign(self.signature[TYPES])
         self.take(self._handed_out(result) if foreign else result)
 
-    def _without(self, absent: tuple[int, ...]) -> list[Any]:
-        """Return what the replicas have brought that have not joined, in replica order.
-
-        Raises:
-            ValueError: it takes a value of one that has.
-        """
-        check_present(self.signature, absent)
-        if self.signature[KIND].detail is Reason.SOURCE:
-            return self.values
-        return [value for position, value in enumerate(self.values) if position not in absent]
-
     def take(self, result: Any) -> None:
         """Keep a result."""
         self.result = result
@@ -188,7 +206,8 @@ class Rendezvous:
 
     def _handed_out(self, result: Any) -> Any:
         """Turn a result's arrays, where replicas brought another framework's, into that framework's again."""
-        none = {*(self.absent or ()), *(self.outs or ())}
-        takers = [i for i in range(self.size) if i not in none]
-        self.by_replica = True
-        return hand_out(self.signature, result, takers)
+        executor = self.executor()
+        self.by_replica = self.signature[KIND].shared
+        single, of_each = self.signature[STRUCTURE] is None, not self.by_replica
+        rows = [[row] if single else row for row in (result if of_each else [result])]
+        return executor.handed_out(list(zip(*rows, strict=True)), self._buffers())

@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 import anyio.to_thread
 import numpy as np
 
-import aiodist_kernels as kernels
 from aiodist._arrays import nests
-from aiodist._arrays.device import DeviceType
-from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, has_device_arrays
 from aiodist._arrays.options import CommunicationOptions
-from aiodist.collective.exchange import normalized_axis
-from aiodist.collective.out_buffers import OutBuffers
-from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, TYPES, Signature, leaf_fields
+from aiodist._collectives import out as outs
+from aiodist._collectives.kinds import normalized_axis
+from aiodist.collective.brought import OutBuffers
+from aiodist.collective.kinds import collective_of
+from aiodist.collective.signature import DETAIL, SHAPES, STRUCTURE, Signature, leaf_fields
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
@@ -154,24 +153,8 @@ def out_buffers(out: Any, signature: Signature, leaves: Any) -> OutBuffers | Non
         brought, structure = _flat(out)
     if structure != signature[STRUCTURE]:
         raise ValueError(f"out must be a nest like the value, {_text(signature[STRUCTURE])}, got {_text(structure)}")
-    own, fields = [leaves] if signature[STRUCTURE] is None else leaves, leaf_fields(signature)
-    buffers = [
-        _checked_out_on_device(buffer, value, leaf_type, signature[OP])
-        if isinstance(leaf_type, DeviceType)
-        else _checked_out(buffer, shape, dtype, leaf_type, signature[OP])
-        for buffer, value, (shape, dtype, leaf_type) in zip(brought, own, fields, strict=True)
-    ]
-    if signature[TYPES] is not None and has_device_arrays(signature[TYPES]):
-        from aiodist.collective.device_out import check_overlap
-
-        check_overlap(own, buffers)
-    return OutBuffers(buffers, out)
-
-
-def _checked_out_on_device(buffer: Any, value: Any, mark: DeviceType, op: ReduceOp) -> Any:
-    from aiodist.collective.device_out import checked  # loaded where there are arrays on GPUs
-
-    return checked(buffer, value, mark, op)
+    own = [leaves] if signature[STRUCTURE] is None else leaves
+    return OutBuffers(outs.checked(collective_of(signature), own, brought), out)
 
 
 def _flat(out: Any) -> tuple[list[Any], nests.Structure | None]:
@@ -184,20 +167,6 @@ def _flat(out: Any) -> tuple[list[Any], nests.Structure | None]:
 
 def _text(structure: nests.Structure | None) -> str:
     return "a single array" if structure is None else nests.text(structure)
-
-
-def _checked_out(out: Any, shape: tuple[int, ...], dtype: Any, leaf_type: LeafMark, op: ReduceOp) -> Any:
-    buffer = describe_leaf(out)[3]
-    if leaf_type in (LeafType.PYTHON_NUMBER, LeafType.INDEXED_SLICES) or not isinstance(buffer, np.ndarray):
-        raise TypeError(f"out must hold arrays, where the value has arrays, got {out!r}")
-    expected = kernels.result_dtype(op, dtype)
-    if buffer.dtype != expected:
-        raise TypeError(f"out must have the result's dtype {expected}, got {buffer.dtype}")
-    if buffer.shape != shape:
-        raise ValueError(f"out must have the result's shape {shape}, got {buffer.shape}")
-    if not buffer.flags.writeable:
-        raise ValueError("out must be writeable, got a read-only array")
-    return buffer
 
 
 async def run_in_any_thread(fn: Callable[..., T], *args: Any) -> T:

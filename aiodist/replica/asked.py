@@ -31,7 +31,7 @@ class Asked:
     def __init__(self, team: Team) -> None:
         self._team = team
         self._waiting: dict[LaneKey, int | None] = {}
-        self._ended_well: dict[int, tuple[LaneKey, int]] = {}
+        self._ended_well: dict[int, LaneKey] = {}
         self.opening: LaneKey | None = None
 
     def ask(self, key: LaneKey, trouble: int | None) -> None:
@@ -46,25 +46,14 @@ class Asked:
         if crossing.key in self._waiting:
             self._team.call_soon_threadsafe(self._team.ask, crossing.key, self._waiting.pop(crossing.key))
 
-    def go_on(self) -> None:
-        """Answer of runs that will not be opened here any more."""
-        waiting, self._waiting = self._waiting, {}
-        for key, trouble in waiting.items():
-            self._team.ask(key, trouble)
-
     def end_well(self, crossing: Crossing) -> None:
-        """Note how much this worker has brought to a run that has ended well; until its lane is used again."""
-        self._ended_well[crossing.lane.index] = crossing.key, crossing.brought
+        """Note a run that has ended well; until its lane is used again."""
+        self._ended_well[crossing.lane.index] = crossing.key
 
     def _has_no_part_in(self, key: LaneKey) -> bool:
-        number, incident = key[0] - 1, key[1]
-        if number < 0 or key == self.opening:
-            return False
-        present, complete = self._team.progress
-        return incident < present or (incident == present and number < complete)
+        return key[0] > 0 and key != self.opening and key[0] <= self._team.complete
 
     def _absent_from(self, key: LaneKey) -> WorkerState:
-        brought = next((count for known, count in self._ended_well.values() if known == key), None)
         layout = self._team.span.layout
-        end = ReplicaState.CANCELLED if brought is None else ReplicaState.EXITED
-        return absent(layout.rank, brought or 0, end, layout.local)
+        end = ReplicaState.EXITED if key in self._ended_well.values() else ReplicaState.CANCELLED
+        return absent(layout.rank, end, layout.local)

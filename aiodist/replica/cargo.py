@@ -45,7 +45,7 @@ class Cargo:
         self.absent = meeting.absent
         self._values = self._landed = meeting.values
         self._span = span
-        ferried = kind.on_devices is not None and types is not None and has_device_arrays(types)
+        ferried = kind.computes is not None and types is not None and has_device_arrays(types)
         self.ferry = Ferry(meeting, group, span) if ferried else None
 
     def landed(self, accumulate: Accumulate, hands: Hands) -> Steps[Plan]:

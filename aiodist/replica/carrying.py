@@ -3,12 +3,10 @@
     local meeting complete ── record ──┬─ agreed: exchange values, complete the meeting
                                        └─ not: tell the coordinator, stop, raise the verdict when it comes
 
-It stops at the first disagreement, at a verdict, and when a worker is lost. **What was agreed on is always carried
-out**, whoever is interrupted meanwhile, for the others count on it: a step that was left in the midst of its record is
-gone on with once the verdict says that every worker has brought that record, so that all of them see it agreed. Where
-that cannot be done, the others are told (`workers.breakdown`), as they are in the midst of it, or come to it. An engine
-that fails may do so because a worker is lost, and seldom knows it: the control plane is given some time to say that,
-and what the engine said becomes the cause of it.
+It stops at the first disagreement, at a verdict, and when a worker is lost, which end the strategy. What was agreed on
+is carried out before a cancellation, for the others count on it. Where that fails on a worker, it gives the strategy
+up. An engine that fails may do so because a worker is lost, and seldom knows it: the control plane is given some time
+to say that, and what the engine said becomes the cause of it.
 
 A step is a generator of requests. The arrival that completes a meeting begins it there and then, and asks for fifty
 microseconds whether all agree, which they mostly do where the others are as far, and for half a millisecond whether the
@@ -35,10 +33,10 @@ from aiodist.replica.hands import Hands
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.standing_aside import carry_out_without, stand_by, tell_presence
 from aiodist.replica.straight import go_straight
-from aiodist.replica.under_way import UnderWay, When
+from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import ENDED
 from aiodist.workers.crossing import Span
-from aiodist.workers.lane import Agreed, Disagreement, FrozenLane, Lane
+from aiodist.workers.lane import Agreed, Disagreement, Lane
 from aiodist.workers.record import ALL_FREE, Notice
 from aiodist.workers.transfers import Steps
 from aiodist_kernels import Accumulate
@@ -92,6 +90,11 @@ class Carrier:
             self._bell.spin_seconds = self._values.spin_seconds
 
     @property
+    def team(self) -> Team:
+        """The workers."""
+        return self._team
+
+    @property
     def lane(self) -> Lane:
         """The lane."""
         assert self._lane is not None
@@ -133,10 +136,6 @@ class Carrier:
         """Meet the other workers when there is nothing more to carry over."""
         raise NotImplementedError
 
-    def _break_down(self, meeting: Rendezvous | None, error: BaseException) -> None:
-        """Tell the coordinator of a step that others may carry out, and this worker cannot."""
-        raise NotImplementedError
-
     # Driving.
 
     async def _carry_all(self) -> None:
@@ -147,6 +146,8 @@ class Carrier:
                     return
                 await self._bell.wait()
             self._at_hand = False
+            if self._bell.interrupts and self._step is None:
+                return
             step = self._step or self._begin(self._queue.popleft())
             await self._complete(step)
             if step.meeting is None:
@@ -160,16 +161,13 @@ class Carrier:
         """Bring a step to its end; return the lanes that all workers have free.
 
         Raises:
-            InterruptedStep: there is trouble, or the run is over; the step can be gone on with, if there still is one.
+            InterruptedStep: there is trouble, or the run is over.
         """
         self._step = step
         try:
             common = await self._go_on(step)
         except (InterruptedStep, get_cancelled_exc_class(), GeneratorExit):
             raise
-        except FrozenLane:
-            self._step = None
-            raise InterruptedStep from None
         except Disagreement:
             self._step = None
             self._disagree(None if step.meeting is None or step.meeting.number == JOIN else step.meeting.number)
@@ -181,7 +179,7 @@ class Carrier:
         except BaseException as error:
             self._step = None
             if self.lane.in_exchange:
-                self._break_down(step.meeting, error)
+                self._team.give_up(error)
             raise
         self._step = None
         return common
@@ -226,20 +224,6 @@ class Carrier:
                 turn = perf_counter() if waited else turn
         return None
 
-    async def finish_step(self) -> None:
-        """Go on with a step that was left in the midst, which every worker has begun."""
-        step = self._step
-        if step is not None and not isinstance(step.request, When):
-            try:
-                while await self._wait_for(step, self._values) is None:
-                    pass
-            except (InterruptedStep, Disagreement):  # which every worker sees in the same records: none goes on
-                pass
-            except Exception as error:  # noqa: BLE001  (who waited for it has been told of something else)
-                if self.lane.in_exchange:
-                    self._break_down(step.meeting, error)
-        self._step = None
-
     # Steps.
 
     def _carry(self, meeting: Rendezvous, free: int) -> Steps[int]:
@@ -247,7 +231,6 @@ class Carrier:
 
         Raises:
             Disagreement: the workers do not mean the same.
-            FrozenLane: this worker has told of the lane already.
             InterruptedStep: there is trouble, or the run is over.
             Exception: what went wrong with the values.
         """
@@ -273,8 +256,6 @@ class Carrier:
             notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
             alongside = hands if self.span.alongside and notice is Notice.NONE else None
             agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
-        except FrozenLane:
-            raise
         except Exception as error:
             if not lane.in_exchange:
                 yield from bring_failure(self, self._courses, meeting, error)
@@ -334,17 +315,14 @@ class Carrier:
             self.finish_with(meeting, error)
             if self.moving:
                 return
-            self._break_down(meeting, error)  # the others could not even be told that it has failed
-            raise InterruptedStep from error
-        if isinstance(error, _OF_THIS_WORKER):
+        elif isinstance(error, _OF_THIS_WORKER):
             self.finish_with(meeting, error)
-            self._break_down(meeting, error)
         else:
-            self._break_down(meeting, error)
             heard = lambda: self._team.lost is not None or self.judged.is_set()  # noqa: E731
             await outlast(partial(self._bell.wait_until, heard, _ENGINE_GRACE_SECONDS))
             if self._team.lost is None:
                 self.finish_with(meeting, error)
+        self._team.give_up(error)
         raise InterruptedStep from error
 
     def fail_at_once(self, meeting: Rendezvous, error: Exception) -> None:

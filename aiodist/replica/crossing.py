@@ -6,10 +6,10 @@ A crossing serves one run: its group calls it (`Bridge`), and the control plane 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from contextvars import copy_context
+from functools import partial
 from types import CodeType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from anyio import CancelScope
 from anyio.abc import TaskGroup
@@ -22,7 +22,7 @@ from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.spanned import LocalPart, SpannedGroup, SpannedPart
 from aiodist.collective.subgroup import SubGroup
 from aiodist.replica.awaiting import InterruptedStep
-from aiodist.replica.breaking import Breaking
+from aiodist.replica.carrying import Carrier
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.part_crossing import PartCrossing, part_of
 from aiodist.replica.under_way import When
@@ -32,16 +32,17 @@ from aiodist.workers.lane_book import GroupKey
 from aiodist.workers.record import ALL_RECEIVE_ALL, Notice
 from aiodist.workers.state import Failure, WorkerState, tell
 from aiodist.workers.transfers import Steps
-from aiodist.workers.tribunal import LaneKey, Verdict
+from aiodist.workers.tribunal import LaneKey
 
 if TYPE_CHECKING:
     from aiodist.replica.team import Team
 
 _FINISHED = digest("every local replica has returned")
+_TURNS: Final = 8
 _GROUPS_CLOSED = digest("every group of the run is closed")
 
 
-class Crossing(Breaking):
+class Crossing(Carrier):
     """The crossing of one run.
 
     Args:
@@ -54,13 +55,14 @@ class Crossing(Breaking):
     group: SpannedGroup
 
     def __init__(self, team: Team, lane: Lane, key: LaneKey, group: SpannedGroup) -> None:
-        super().__init__(team, lane, group)
+        super().__init__(team, lane, group, team.span)
         self.key = key
         lane.begin(*key)
-        self._base = lane.posted
+        self._parts: list[PartCrossing] = []
+        self.told = False
         self._asked = False
         self._finishing = False
-        self._busy = self._idle = False  # the driving task is at work; it only waits for a verdict
+        self._busy = False  # the driving task is at work
         self._loss: CollectiveError | None = None
         self._error: CollectiveError | None = None
         self._engine_error: BaseException | None = None
@@ -73,11 +75,6 @@ class Crossing(Breaking):
         layout = team.span.layout
         group.span(self, layout.offset, layout.replicas)
         team.enter(self)
-
-    @property
-    def team(self) -> Team:
-        """The workers."""
-        return self._team
 
     # What the run's groups call.
 
@@ -99,7 +96,7 @@ class Crossing(Breaking):
     def tell_waits(self, certain: Collection[int]) -> None:
         """Tell the other workers which local replicas do nothing but wait in collectives."""
         if not self.told and not self.clean:
-            self._team.group_lanes.tell_waits(self.key, self.state(freeze=False), certain, self._watches or 0)
+            self._team.group_lanes.tell_waits(self.key, self.state(), certain, self._watches or 0)
 
     def watch(self, number: int) -> None:
         """Tell, from now on, when the local replicas do nothing but wait: the coordinator asks for it."""
@@ -169,28 +166,19 @@ class Crossing(Breaking):
         else:
             self.group.consider_all(trouble)
 
-    def judge(self, verdict: Verdict) -> None:
-        """Raise the verdict."""
-        self._verdict = self._first_verdict = verdict
-        if not self.clean:
-            self.lane.freeze()
-            self._break_off()
-        self._end(verdict.error())
-        self._leave_lane()
-
     def lose(self, error: CollectiveError) -> None:
-        """Raise that a worker is lost, unless what is in flight is complete: who has ended may have done its part."""
+        """Raise what ends the strategy, unless what is in flight is complete: who has ended may have done its part."""
         self._loss = error
         self._values.interrupt()
         self._interrupt(lost=True)
-        if not self._busy or self._idle:
+        if not self._busy:
             self._end(error)
 
     def _end_by_loss(self) -> None:
         self._busy = False
         if self._loss is not None and not self.clean:
             if self._step is not None or self._parts:
-                self._team.settle(self, well=False)
+                self._team.strand(self.key)
             self._end(self._loss)
 
     def _end(self, error: CollectiveError) -> None:
@@ -198,8 +186,16 @@ class Crossing(Breaking):
             self._interrupt()
             error.__cause__ = error.__cause__ or self._engine_error
             self._error = self._error or error
-            self._settle_in_time()
+            self._settle_in_time(_TURNS if self._team.failed else 0)
         self.judged.set()
+
+    def _settle_in_time(self, turns: int) -> None:
+        """End the group; first there are some turns of the loop, in which a replica raises what has failed here."""
+        engine = self.group.engine
+        if turns and engine is not None and not self.group.closed:
+            engine.call_soon(partial(self._settle_in_time, turns - 1))
+        else:
+            self._settle()
 
     def _settle(self) -> None:
         """End the group, if its replicas have been started; else at their first meeting, or at the end of the run."""
@@ -214,14 +210,24 @@ class Crossing(Breaking):
         failures: Mapping[int, BaseException] | None = None,
     ) -> None:
         """Tell the coordinator, once; ``overdue`` is of the group, or of the run's own."""
+        for failing in [each for each in self.group.groups() if each.failed is not None]:
+            self._give_up_in(failing)
         if not self.told:
             self._interrupt()
             found = [Failure.of(replica_id, error) for replica_id, error in (failures or {}).items()]
             late = None if overdue is None else (group or self.group, overdue)
             layout = self._team.span.layout  # of many workers, each of which knows the same, a few tell all
             brief = layout.workers > ALL_RECEIVE_ALL and layout.rank % ALL_RECEIVE_ALL != 0
-            self._told = self.state(brief=brief, late=late, failures=found)
-            self._team.report(self.key, self._told)
+            self.told = True
+            self._team.report(self.key, self.state(brief=brief, late=late, failures=found))
+
+    def _give_up_in(self, group: SyncGroup) -> None:
+        """Give the strategy up for a call that has failed here, and in which the others may wait."""
+        assert group.failed is not None
+        assert group.failed.error is not None
+        if not group.failed.complete:
+            group.finish_merge(group.failed, None, group.failed.error)
+        self._team.give_up(group.failed.error)
 
     def state(
         self,
@@ -230,9 +236,8 @@ class Crossing(Breaking):
         late: tuple[SyncGroup, tuple[int, float]] | None = None,
         failures: Sequence[Failure] = (),
         note: str = "",
-        freeze: bool = True,
     ) -> WorkerState:
-        """Return what this worker has to tell, in any thread; from then on it brings nothing more to its lanes."""
+        """Return what this worker has to tell, in any thread."""
 
         def overdue_in(group: SyncGroup) -> tuple[int, float] | None:
             return late[1] if late is not None and late[0] is group else None
@@ -240,14 +245,11 @@ class Crossing(Breaking):
         return tell(
             self.group,
             self.span.layout.rank,
-            self.lane.freeze() - self._base if freeze else 0,
             brief=brief,
             overdue=overdue_in(self.group),
             failures=failures,
             note=note,
             groups=[part_of(group, overdue_in(group)) for group in self.group.groups()[1:]],
-            lanes=self._team.group_lanes.freeze(self.key) if freeze else {},
-            breakdowns=self.all_breakdowns(),
         )
 
     # What the crossings of groups call.
@@ -262,10 +264,6 @@ class Crossing(Breaking):
         self._parts.remove(part)
         self._bell.ring()
 
-    def was_begun_by_all(self, number: int, posted: int) -> bool:
-        """Return whether every worker has brought so many records to a group's lane; there is a verdict, or a loss."""
-        return self._verdict is not None and self._verdict.lanes.get(number, (0, 0))[0] >= posted
-
     def hear_unmade(self, groups: tuple[GroupKey, ...]) -> None:
         """Hear which groups others have not made, and never will."""
         self._unmade = groups
@@ -279,49 +277,6 @@ class Crossing(Breaking):
             member.end = ReplicaState.CANCELLED
         self._team.close_run(self)
 
-    @property
-    def brought(self) -> int:
-        """How many records this worker has brought to the lane."""
-        return self.lane.posted - self._base
-
-    @property
-    def in_the_midst(self) -> bool:
-        """Whether a step has been begun, and is not over."""
-        return self._step is not None
-
-    def _leave_lane(self) -> None:
-        """Bring the lane to where all workers have it, as soon as nothing is under way there.
-
-        Nobody is waited for, so that no worker waits for what another's program calls next. Where some worker has not
-        told, a record that was begun may still turn out to be agreed on: `catch_up` waits for that.
-        """
-        verdict = self._verdict
-        if verdict is None or self.clean or self._busy or self._loss is not None or not self._team.is_here:
-            return
-        if self.is_broken:
-            self._team.settle(self, well=False)
-            return
-        if verdict.heard_all and self.brought > verdict.posted_by_all:
-            self._step = None
-        if self._step is None and not self._team.recovery.is_behind(self):
-            self.lane.catch_up(self._base + verdict.posted)
-            if not self._team.group_lanes.are_in_use(self.key):
-                self._team.settle(self)
-
-    async def catch_up(self) -> bool:
-        """Bring the lanes to where all workers have them; return whether that is so."""
-        self._make_bells()
-        if self._verdict is None or self._team.lost is not None:
-            return False
-        if not self.is_broken:
-            await self.finish_step()
-            self._leave_lane()
-        with suppress(Exception):  # of the engine, which makes no lanes for groups: those here are not used again
-            await self._team.group_lanes.catch_up(self.key, self._verdict, self.broken_lanes, self._values)
-            if not self.is_broken:
-                self._leave_lane()
-        return self._team.lost is None
-
     # The way of a run.
 
     async def drive(self) -> None:
@@ -332,13 +287,11 @@ class Crossing(Breaking):
                 await self._carry_all()
             except InterruptedStep as step:
                 self._engine_error = step.__cause__
-                await self._leave_nobody_waiting()
             except Exception as error:  # noqa: BLE001  (at the end of the run, where nobody waits for a value)
                 self._engine_error = error
-                self._break_down(None, error)
+                self._team.give_up(error)
             finally:
                 self._end_by_loss()
-                self._leave_lane()
                 self._stopped.set()
                 self.hands.close()
                 self._bell.close()
@@ -352,16 +305,6 @@ class Crossing(Breaking):
         self._bell.interrupt()
         for part in self._parts:
             part.interrupt(lost=lost)
-
-    async def _leave_nobody_waiting(self) -> None:
-        """Go on with the step that was left in the midst, where all workers have begun it."""
-        if self._step is None or self._loss is not None or not (self.told or self.judged.is_set()):
-            return
-        self._idle = True  # who would judge may be lost meanwhile
-        await self.judged.wait()
-        self._idle = False
-        if self._verdict is not None and self._verdict.posted_by_all >= self.brought and not self.is_broken:
-            await self.finish_step()
 
     def _disagree(self, number: int | None) -> None:
         self.ask(number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any, Final
 
-from aiodist.collective.work import Work
+from aiodist._collectives.work import Work
 from aiodist.workers.transfers import Hands, Steps, by_hand
 
 _LOOKS_SECONDS: Final = 100e-6

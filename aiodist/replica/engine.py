@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from anyio import CancelScope, sleep_until
 from anyio.abc import TaskGroup
 
+from aiodist._collectives.work import Work
 from aiodist._core.errors import ReplicaContextError
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.work import Work
 from aiodist.replica.certainty import contexts_of, only_wait, trio_tasks
 from aiodist.replica.chain import Chain, Parked
 from aiodist.replica.handle import (

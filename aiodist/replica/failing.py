@@ -5,19 +5,19 @@ of it, or they would put what they bring together with the next call. The record
 the call has failed (`Flag.FAILED`). The records then tell every worker the same:
 
 - it has failed on all that make it: each has raised its own error, and they go on with the next call;
-- it has failed on some: nobody carries it out, and the verdict names those, and what went wrong there;
-- the calls are not the same: that is told, whether they have failed or not.
+- it has failed on some, or the calls are not the same: nobody carries it out, and those give the strategy up.
 
-What was rejected: to leave the call out, and to let the next record disagree (the others wait until there is one, and
-nobody can tell what was left out, nor that two workers have left out different calls); to break off at once, as where a
-step fails that others are in the midst of (an error that is the same everywhere could not be caught).
+What was rejected: to break off at once, as where a step fails that others are in the midst of (an error that is the
+same everywhere could not be caught).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiodist.replica.awaiting import InterruptedStep
 from aiodist.workers.calls import digest
+from aiodist.workers.lane import Disagreement
 from aiodist.workers.record import Flag
 from aiodist.workers.transfers import Steps
 
@@ -33,15 +33,20 @@ def bring_failure(carrier: Carrier, courses: Courses, meeting: Rendezvous, error
     """Meet the other workers in a call that has failed here; return where it has on all that make it.
 
     Raises:
-        Disagreement: some of them could have carried it out, or make another call.
-        FrozenLane: this worker has told of the lane already.
+        InterruptedStep: some of them could have carried it out, or make another call: the strategy has ended.
     """
     group, lane = carrier.group, carrier.lane
     meeting.fail(error)
     group.failed = meeting
     group.keep()
     carrier.fail_at_once(meeting, error)
-    yield from lane.agree(_digest_of(courses, meeting), flags=Flag.FAILED)
+    try:
+        yield from lane.agree(_digest_of(courses, meeting), flags=Flag.FAILED)
+    except Disagreement:
+        if not meeting.complete:
+            carrier.finish_with(meeting, error)
+        carrier.team.give_up(error)
+        raise InterruptedStep from error
     lane.in_exchange = False
     carrier.moving = True
     group.failed = None

@@ -10,7 +10,7 @@ from aiodist.workers.communicator import Communicator, Duplication
 from aiodist.workers.lane import Lane
 from aiodist.workers.lane_book import Ask, Finishing, Free, Grant, GroupKey, Run
 from aiodist.workers.standstill import Waits
-from aiodist.workers.tribunal import Control, Verdict
+from aiodist.workers.tribunal import Control
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,7 +34,6 @@ class GroupLanes:
         self._failed: dict[int, Exception] = {}
         self._lanes: dict[int, Lane] = {}
         self._asked: defaultdict[tuple[Run, GroupKey], deque[PartCrossing]] = defaultdict(deque)
-        self._of_run: defaultdict[Run, dict[int, tuple[int, ...]]] = defaultdict(dict)
 
     def ask(self, run: Run, part: PartCrossing, key: GroupKey, workers: tuple[int, ...]) -> None:
         """Ask for a lane; the part hears of it."""
@@ -52,7 +51,6 @@ class GroupLanes:
     def granted(self, grant: Grant) -> None:
         """Take a lane, and begin to make its communicator where it is new."""
         number = grant.number
-        self._of_run[grant.run][number] = grant.workers
         if number not in self._lanes and number not in self._making:
             try:
                 self._making[number] = self._communicator.isplit(grant.workers, number)
@@ -79,47 +77,6 @@ class GroupLanes:
                 self._lanes[number] = Lane(self._making.pop(number).result(), -number)
         return self._lanes[number]
 
-    def free(self, run: Run, number: int) -> None:
+    def free(self, number: int) -> None:
         """Give a lane back that all its workers have left at the same record."""
-        del self._of_run[run][number]
-        if not self._of_run[run]:
-            del self._of_run[run]
         self._control.book(Free(number))
-
-    def freeze(self, run: Run) -> dict[int, tuple[int, tuple[int, ...]]]:
-        """Let nothing be brought to the lanes of a run any more; return how much has been, and by whom it is used."""
-        used = list(self._of_run.get(run, {}).items())
-        lanes = self._lanes
-        return {number: (lanes[number].freeze() if number in lanes else 0, workers) for number, workers in used}
-
-    def forget(self, run: Run) -> None:
-        """Expect no more lanes in a run, which is over."""
-        for key in [key for key in self._asked if key[0] == run]:
-            del self._asked[key]
-
-    def of(self, run: Run) -> Collection[int]:
-        """Return the numbers of the lanes that groups of a run have."""
-        return self._of_run.get(run, {}).keys()
-
-    def are_in_use(self, run: Run) -> bool:
-        """Return whether groups of a run have lanes."""
-        return run in self._of_run
-
-    async def catch_up(self, run: Run, verdict: Verdict, broken: Collection[int], bell: Bell) -> None:
-        """Bring the lanes of a run to where all their workers have them, and give them back.
-
-        Where that is not known, since a worker has not told, a lane is not used any more; nor is a broken one.
-
-        Raises:
-            InterruptedStep: a worker is lost.
-        """
-        for number in broken:
-            self._making.pop(number, None)
-            self._lanes.pop(number, None)
-        for number in sorted(set(self._of_run.get(run, {})) - set(broken)):
-            if number in self._failed or (number not in verdict.lanes and not verdict.heard_all):
-                continue
-            lane = await self.lane(number, bell)
-            lane.catch_up(verdict.lanes.get(number, (0, lane.posted))[1])
-            self.free(run, number)
-        self._of_run.pop(run, None)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from aiodist.collective.work import worker_count
+from aiodist._collectives.work import thread_count
 
 
 class Job:
@@ -34,7 +34,7 @@ class Hands:
     def begin(self, fn: Callable[..., Any], *args: Any) -> Job:
         """Call a function in a worker thread."""
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(worker_count(), thread_name_prefix="aiodist transfer")
+            self._executor = ThreadPoolExecutor(thread_count(), thread_name_prefix="aiodist transfer")
         return Job(self._executor.submit(fn, *args))
 
     def close(self) -> None:

@@ -8,36 +8,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from threading import get_ident
 from typing import Any
 
 from aiodist.replica.engine import current_loop
 
 
 class HomeLoop:
-    """An event loop, and the calls that are to be made in it.
-
-    Attributes:
-        thread: its thread; 0 where there has been none.
-    """
+    """An event loop, and the calls that are to be made in it."""
 
     def __init__(self) -> None:
         self._loop: Any = None
-        self.thread = 0
         self._call: Callable[[Callable[[], object]], object] = lambda fn: fn()
         self._calls: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this is the loop's thread."""
-        return get_ident() == self.thread
 
     def move_in(self) -> bool:
         """Let the loop that runs here be the one; return whether it was another."""
         loop, call_soon = current_loop()
         if loop is self._loop:
             return False
-        self._loop, self._call, self.thread = loop, call_soon, get_ident()
+        self._loop, self._call = loop, call_soon
         if self._calls:
             call_soon(self._make_calls)
         return True

@@ -140,9 +140,9 @@ class PartCrossing(Carrier):
                 await self._find_lane()
                 await self._carry_all()
             except InterruptedStep:
-                await self._leave_nobody_waiting()
+                pass
             except Exception as error:  # noqa: BLE001  (of the engine, while nobody waits for a value)
-                self._break_down(None, error)
+                self._team.give_up(error)
             finally:
                 self.hands.close()
                 self._bell.close()
@@ -153,7 +153,7 @@ class PartCrossing(Carrier):
         while self.grant is None:
             await self._pause()
         self._lane = await self._run.team.group_lanes.lane(self.grant.number, self._bell)
-        if self._bell.interrupts or self._run.lane.frozen:  # the run's workers have been told of it without this lane
+        if self._bell.interrupts:
             raise InterruptedStep
         self._lane.begin(self.grant.serial)
 
@@ -162,29 +162,16 @@ class PartCrossing(Carrier):
             raise InterruptedStep
         await self._bell.wait()
 
-    async def _leave_nobody_waiting(self) -> None:
-        """Go on with the step that was left in the midst, where all workers have begun it."""
-        if self._step is None or self.grant is None:
-            return
-        await self.judged.wait()
-        number = self.grant.number
-        if number not in self._run.broken_lanes and self._run.was_begun_by_all(number, self.lane.posted):
-            await self.finish_step()
-
     def _disagree(self, number: int | None) -> None:
         if number is None:
             self._run.tell()
         else:
             self.group.consider_all(number)
 
-    def _break_down(self, meeting: Rendezvous | None, error: BaseException) -> None:
-        assert self.grant is not None
-        self._run.break_down(self, meeting, error, self.grant.number)
-
     def _end_well(self) -> Steps[int]:
         yield from self._meet(_CLOSED)
         assert self.grant is not None
-        self._run.team.group_lanes.free(self._run.key, self.grant.number)
+        self._run.team.group_lanes.free(self.grant.number)
         return 0
 
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import anyio
 from anyio import CancelScope, get_cancelled_exc_class
 
-from aiodist.collective.work import Call, Work, worker_count
+from aiodist._collectives.work import Call, Work, thread_count
 
 LOOKS_SECONDS = 50e-6
 """How long each turn of the loop looks whether a device is done, before a thread is woken, which takes half of that."""
@@ -71,7 +71,7 @@ class Reducers:
 
     def _begin(self, work: Work, done: Done) -> None:
         if self._executor is None:
-            self._executor = ThreadPoolExecutor(worker_count(), thread_name_prefix="aiodist reduction")
+            self._executor = ThreadPoolExecutor(thread_count(), thread_name_prefix="aiodist reduction")
         _Job(work, self._executor, lambda error: self._tell(work, done, error)).begin()
 
     def _tell(self, work: Work, done: Done, error: BaseException | None) -> None:
@@ -129,7 +129,7 @@ class _Job:
         calls = self._phases.pop(0)
         self._missing = len(calls)
         self._calls = list(reversed(calls))
-        for _ in range(min(len(calls), worker_count())):
+        for _ in range(min(len(calls), thread_count())):
             try:
                 self._executor.submit(self._take)
             except RuntimeError:  # no thread can be started

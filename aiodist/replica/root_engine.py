@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from aiodist._collectives.work import Work
 from aiodist._core.report import Location
 from aiodist._runtime.waits import Look
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.work import Work
 
 
 class RootEngine:

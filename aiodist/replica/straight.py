@@ -26,7 +26,6 @@ def go_straight(carrier: Carrier, meeting: Rendezvous, course: Course) -> Steps[
 
     Raises:
         Disagreement: the workers do not mean the same.
-        FrozenLane: this worker has told of the lane already.
         InterruptedStep: there is trouble, or the run is over.
         Exception: what went wrong with the values.
     """

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 from anyio import move_on_after
 
@@ -27,12 +26,11 @@ from aiodist.collective.signature import Signature
 from aiodist.collective.spanned import SpannedGroup
 from aiodist.collective.wording import place
 from aiodist.replica.asked import Asked
-from aiodist.replica.awaiting import InterruptedStep, outlast
+from aiodist.replica.awaiting import InterruptedStep
 from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.home_loop import HomeLoop
-from aiodist.replica.recovery import Recovery
 from aiodist.replica.refusal import check_all_workers_are_here
 from aiodist.replica.root_crossing import RootCrossing
 from aiodist.replica.root_engine import RootEngine
@@ -47,10 +45,9 @@ from aiodist.workers.lane_book import Grant, Unmade
 from aiodist.workers.lost import cut_link, lost_worker
 from aiodist.workers.record import ALL_FREE
 from aiodist.workers.state import WorkerState
-from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge
+from aiodist.workers.tribunal import Control, LaneKey, Reply, Verdict, judge, with_lines
 
-if TYPE_CHECKING:
-    from aiodist.workers.breakdown import Breakdown
+_ROOT: Final = (0, 0)
 
 
 class Team:
@@ -65,9 +62,9 @@ class Team:
         places: where each worker has made the strategy.
 
     Attributes:
-        lost: what to raise, once a worker is lost.
+        lost: what has ended the strategy: a worker is lost, or there was a verdict.
+        failed: this worker has given it up.
         asked_of_runs: what others ask of runs that have no crossing here.
-        recovery: the lanes that were left in the midst of something.
     """
 
     def __init__(
@@ -83,17 +80,15 @@ class Team:
         self.digests = Digests(order_check)
         self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
+        self.failed = False
         self._control = control
         self._order_check = order_check
         self._options = options
         self._lanes = {0: Lane(communicator, 0)}
         self._in_use: set[int] = {0}
-        self.recovery = Recovery(self, communicator)
         self._crossings: dict[LaneKey, Crossing] = {}
         self.asked_of_runs = Asked(self)
-        self._incidents = 0
         self._root: RootCrossing | None = None
-        self._unheard: deque[tuple[CollectiveError, frozenset[bytes]]] = deque()
         self._turns = Turns(self._end_of_trouble, self._abandon_before)
         self._home = HomeLoop()
         self._places = places
@@ -112,9 +107,9 @@ class Team:
         """Report what there is to tell of a lane, in which that meeting cannot complete, as far as it is known."""
         self.call_soon_threadsafe(self.ask, key, trouble)
 
-    def judged(self, key: LaneKey, verdict: Verdict) -> None:
+    def judged(self, key: LaneKey, verdict: Verdict) -> None:  # noqa: ARG002  (whichever lane it is on, all ends)
         """Hear the verdict on a lane."""
-        self.call_soon_threadsafe(self._judge, key, verdict)
+        self.call_soon_threadsafe(self._judge, verdict)
 
     def booked(self, reply: Reply) -> None:
         """Hear what the coordinator replies of groups."""
@@ -145,7 +140,7 @@ class Team:
     def state_of(self, key: LaneKey, note: str) -> WorkerState | None:
         """Return what there is to tell of a lane, for an event loop that does not answer."""
         crossing = self._crossings.get(key)
-        return None if crossing is None or crossing.told else crossing.state(note=note)
+        return None if crossing is None or crossing.told or self.failed else crossing.state(note=note)
 
     def warn_in_time(self) -> None:
         """Warn, in the event loop, of an operation outside of replicas that has waited for long."""
@@ -167,7 +162,9 @@ class Team:
 
     def ask(self, key: LaneKey, trouble: int | None) -> None:
         """Report it, in the event loop."""
-        if self._root is None and key == (0, self._incidents) and self.lost is None:
+        if self.lost is not None:
+            return
+        if self._root is None and key == _ROOT:
             self._root_crossing()
         crossing = self._crossings.get(key)
         if crossing is not None:
@@ -175,22 +172,17 @@ class Team:
         else:
             self.asked_of_runs.ask(key, trouble)
 
-    def _judge(self, key: LaneKey, verdict: Verdict) -> None:
-        crossing = self._crossings.pop(key, None)
-        self.group_lanes.forget(key)
-        if crossing is None:
-            if not self.recovery.amend(key, verdict):
-                self._control.settle(key)
-            return
-        self.recovery.judged(crossing)
-        crossing.judge(verdict)
-        if isinstance(crossing, RootCrossing):
-            self._replace_root(crossing, verdict)
+    def _judge(self, verdict: Verdict) -> None:
+        if self.lost is None:
+            self.lost = verdict.error()
+            self._lose()
 
     def _lose(self) -> None:
         assert self.lost is not None
-        for crossing in [*self._crossings.values(), *self.recovery.crossings]:
-            crossing.lose(self.lost)
+        crossings = list(self._crossings.values())
+        self._crossings.clear()
+        for crossing in crossings:
+            crossing.lose(_like(self.lost))
         self._turns.go_on()
 
     # What crossings call.
@@ -200,7 +192,7 @@ class Team:
         self._crossings[crossing.key] = crossing
         self.asked_of_runs.take(crossing)
         if self.lost is not None:
-            crossing.lose(self.lost)
+            crossing.lose(_like(self.lost))
 
     def leave(self, crossing: Crossing) -> None:
         """Let a crossing go, whose lane is free again."""
@@ -209,7 +201,8 @@ class Team:
 
     def report(self, key: LaneKey, state: WorkerState) -> None:
         """Tell the coordinator."""
-        self._control.report(key, state)
+        if not self.failed:
+            self._control.report(key, state)
 
     def judge(self, state: WorkerState) -> CollectiveError:
         """Return the verdict on what this worker alone has to tell."""
@@ -221,7 +214,7 @@ class Team:
         """Begin an operation that the next one that is awaited carries over: the creation of a variable.
 
         Raises:
-            CollectiveError: a worker is lost; the others have failed where this one comes to only now.
+            CollectiveError: the strategy has ended.
             ReplicaContextError: this is a merge function of a group.
         """
         check_all_workers_are_here()
@@ -229,10 +222,6 @@ class Team:
 
     def _begin(self, signature: Signature, code: CodeType, offset: int, value: Any) -> Rendezvous:
         group = self._root_crossing().group
-        while self._unheard:
-            error, calls = self._unheard.popleft()
-            if not calls.isdisjoint(self.digests.known_by((signature, code, offset))):
-                raise error  # else this worker leaves that one out
         meetings = [group.arrive(member, signature, code, offset, value) for member in group.members]
         made: Rendezvous = meetings[-1]
         return made
@@ -243,7 +232,7 @@ class Team:
             self._turns.refuse(error, signature, code, offset)
             with suppress(ReplicaContextError):
                 self._move_in()
-                self.call_soon_threadsafe(self._turns.go_on)
+                self._turns.go_on()
 
     async def perform(self, signature: Signature, code: CodeType, offset: int, value: Any, ready: Any = None) -> Any:
         """Carry out an operation with all workers, once what it brings is ``ready``; return its result.
@@ -291,10 +280,8 @@ class Team:
         """Take back a run's lane."""
         if crossing.clean:
             self._in_use.discard(crossing.lane.index)
-        else:
-            if not crossing.judged.is_set():
-                crossing.tell()  # whatever has ended the run, the others hear of it
-            self.recovery.crossings.append(crossing)
+        elif not crossing.judged.is_set():
+            crossing.tell()  # whatever has ended the run, the others hear of it
 
     def close(self) -> None:
         """Tell the others that this worker ends, and leave them."""
@@ -311,28 +298,26 @@ class Team:
         if self._home.move_in() and self._root is not None:
             self._root.move_to_this_loop()
 
-    def _abandon_before(self, signature: Signature, code: CodeType, offset: int, refusal: str = "") -> bool:
-        """Tell the others that a caller has left before its turn, which is now; return whether that can be done yet."""
-        if self._root is not None and self._root.told and self.lost is None:
-            return False
-        with suppress(CollectiveError):  # where a worker is lost, or others have failed in it already
+    def _abandon_before(self, signature: Signature, code: CodeType, offset: int, refusal: str = "") -> None:
+        """Tell the others that a caller has left before its turn, which is now."""
+        with suppress(CollectiveError):  # where the strategy has ended
             self._abandon(self._root_crossing(), self._begin(signature, code, offset, None), refusal)
-        return True
 
     def _root_crossing(self) -> RootCrossing:
         if self.lost is not None:
-            raise type(self.lost)(self.lost.report)
+            error = type(self.lost)(with_lines(self.lost.report, ["That has ended this strategy: make a new one."]))
+            raise error from self.lost.__cause__
         if self._root is None:
             layout = self.span.layout
             group = SpannedGroup(layout.devices[layout.rank], self._order_check, self._options)
             group.attach(RootEngine(), 0)
-            self._root = RootCrossing(self, self._lanes[0], (0, self._incidents), group)
+            self._root = RootCrossing(self, self._lanes[0], _ROOT, group)
         return self._root
 
     @property
-    def progress(self) -> tuple[int, int]:
-        """How many verdicts there have been on lane 0, and how many of its operations are complete since."""
-        return self._incidents, 0 if self._root is None else self._root.complete
+    def complete(self) -> int:
+        """How many of lane 0's operations are complete."""
+        return 0 if self._root is None else self._root.complete
 
     @property
     def paths(self) -> bool:
@@ -355,18 +340,14 @@ class Team:
         seconds = self._options.merge(options).timeout_seconds
         try:
             with move_on_after(seconds) as limit, suppress(InterruptedStep):
-                if self.recovery.crossings:
-                    await self.recovery.carry_out()
                 await root.carry_over()
             if not last.complete:
                 if limit.cancelled_caught:
                     root.tell(overdue=(last.number, seconds or 0.0))
-                await root.conclude()
+                await root.judged.wait()
         except BaseException:
             if not last.complete:
                 self._abandon(root, last)
-                if root.in_the_midst:
-                    await outlast(root.conclude)
             raise
         if last.error is not None:
             raise last.error
@@ -378,42 +359,28 @@ class Team:
             member.refusal = refusal
         root.tell()
 
-    def _replace_root(self, root: RootCrossing, verdict: Verdict) -> None:
-        """Let lane 0 begin anew.
-
-        Where others have begun operations that this worker has not come to, those have failed there. It raises the
-        verdict when it comes to them, and does not meet there what the others do after they have.
-        """
-        self._root = None
-        self._incidents += 1
-        self.recovery.crossings.append(root)
-        self.recovery.renew(root, -self._incidents)
-        begun = root.group.members[0].sequence
-        self._unheard.extend((verdict.error(), verdict.calls[n]) for n in sorted(verdict.calls) if n >= begun)
-        self.recovery.end_runs_behind(root, verdict, list(self._crossings.values()))
-        self.asked_of_runs.go_on()
-        self._turns.go_on()
-
     async def _end_of_trouble(self) -> None:
         """Wait for the verdict on what was called last, if there was trouble."""
         if self._root is not None and self._root.told:
             await self._root.judged.wait()
 
-    def break_down(self, breakdown: Breakdown) -> None:
-        """Tell the others, in the present use of lane 0, of a step in the one before."""
-        with suppress(CollectiveError):  # where a worker is lost, nothing is gone on with
-            self._root_crossing().take_over(breakdown)
+    def strand(self, key: LaneKey) -> None:
+        """Hear that something of a lane waits for others for ever."""
+        self._control.strand(key)
 
-    def give_up(self, error: CollectiveError) -> None:
-        """Let the strategy be of no use, and leave the others."""
-        self._control.close(f"{GAVE_UP}, for {error.report.text}")
-        self._lose_by(error)
+    def give_up(self, error: BaseException) -> None:
+        """End the strategy on all workers: this one cannot carry out its part of a step, for its engine fails, say."""
+        if self.lost is None:
+            self.failed = True
+            why = f"{GAVE_UP}: {type(error).__name__}: {error}".partition("\n")[0]
+            lost = lost_worker(self.span.layout, self.span.layout.rank, why)
+            lost.__cause__ = error
+            self._control.give_up(why)
+            self._lose_by(lost)
 
-    @property
-    def is_here(self) -> bool:
-        """Whether this is the thread in which the engine is called."""
-        return self._home.is_here
 
-    def settle(self, crossing: Crossing, *, well: bool = True) -> None:
-        """Hear that nothing of a crossing that was judged waits for others any more, or that some always will."""
-        (self._control.settle if well else self._control.strand)(crossing.key)
+def _like(error: CollectiveError) -> CollectiveError:
+    """Return an error that is raised in the place of another one, which is kept, and is to keep no frames."""
+    found = type(error)(error.report)
+    found.__cause__ = error.__cause__
+    return found

@@ -29,12 +29,11 @@ class Turns:
     """The callers of a lane.
 
     Args:
-        prepare: makes the lane ready for the one whose turn it is.
-        abandon: tells the others of a call that its caller has left; returns whether that can be done yet. Where it
-            cannot, `go_on` is called when it can.
+        prepare: waits until the lane may be used by the one whose turn it is.
+        abandon: tells the others of a call that its caller has left.
     """
 
-    def __init__(self, prepare: Callable[[], Awaitable[None]], abandon: Callable[..., bool]) -> None:
+    def __init__(self, prepare: Callable[[], Awaitable[None]], abandon: Callable[..., object]) -> None:
         self._prepare = prepare
         self._abandon = abandon
         self._waiting: deque[Turn] = deque()
@@ -82,9 +81,7 @@ class Turns:
     def go_on(self) -> None:
         """Tell the others of those calls that have been left, up to the next one whose caller is there."""
         while self._waiting and self._waiting[0].left:
-            if not self._abandon(*self._waiting[0].call):
-                return
-            self._waiting.popleft()
+            self._abandon(*self._waiting.popleft().call)
         if self._waiting and self._waiting[0].ready is not None:
             self._waiting[0].ready.set()
 

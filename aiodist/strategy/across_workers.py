@@ -17,10 +17,10 @@ from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._arrays.values import DistributedValues, Mirrored
+from aiodist._collectives.host import fold
+from aiodist._collectives.kinds import normalized_axis
 from aiodist._core.report import Reason
-from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
-from aiodist.collective.reduction import reduce_leaf
 from aiodist.collective.signature import Signature
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
@@ -149,8 +149,8 @@ def _same(op: ReduceOp, leaf: _Leaf) -> _Same:
 
     def make() -> Any:
         if leaf.axis is None:
-            return reduce_leaf(op, leaf.arrays, leaf.mark)
-        return across._frozen(across._whole(op, leaf.dtype, _parts(op, leaf, "native"), leaf.axis))
+            return fold(op, leaf.arrays, leaf.mark)
+        return across._whole(op, leaf.dtype, _parts(op, leaf, "native"), leaf.axis)
 
     return _Same(make, sum(getattr(array, "nbytes", 0) for array in leaf.arrays), leaf.mark)
 
@@ -233,7 +233,7 @@ def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumula
         totals = [
             across._whole(op, leaf.dtype, column, leaf.axis) for leaf, column in zip(leaves, columns, strict=True)
         ]
-        return rebuild([across._frozen(total) for total in totals])
+        return rebuild(totals)
 
     return Plan([Gathering(leaves, nbytes, parts)], finish, nbytes * span.layout.workers)
 

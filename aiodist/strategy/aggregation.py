@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist.collective.reduction import reduce_leaf
+from aiodist._collectives.host import fold, frozen
 from aiodist.strategy.variable_enums import VariableAggregation
 from aiodist.workers.crossing import Plan, Span, reduce_columns
 from aiodist.workers.objects import Broadcast, Gathering
@@ -72,7 +72,7 @@ def aggregate(
     """
     op = aggregation.reduce_op
     if op is not None:
-        return np.asarray(reduce_leaf(op, values, None, accumulate))
+        return frozen(fold(op, values, None, accumulate))
     if aggregation is VariableAggregation.NONE:
         _check_equal(values, name, first)
     return values[0]

@@ -20,10 +20,10 @@ from aiodist._arrays.frameworks import device_type_of
 from aiodist._arrays.leaves import describe_leaf
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored
+from aiodist._collectives.kinds import normalized_axis
+from aiodist._collectives.work import Work
 from aiodist.collective.brought import Brought
-from aiodist.collective.exchange import normalized_axis
 from aiodist.collective.kinds import Kind
-from aiodist.collective.work import Work
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, result_dtype
@@ -125,9 +125,10 @@ class OnDevices:
         marks = tuple([column.mark for column in columns])
         signature = kind, op, detail, None, len(columns), shapes, dtypes, marks, None
         values = [list(row) for row in zip(*[column.arrays for column in columns], strict=True)]
-        assert kind.on_devices is not None
+        from aiodist.collective.device_exchange import WORK
+
         brought = Brought(signature, values, options, range(len(values)), self._names)
-        work = kind.on_devices(brought, None, columns[0].targets)
+        work = WORK[kind.name](brought, None, columns[0].targets)
         return columns, work.work()
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiodist.collective.presence import check_present
+from aiodist.collective.kinds import collective_of
 from aiodist.collective.signature import KIND, Signature
 from aiodist.workers.crossing import Span
 from aiodist.workers.lane import Agreed, Lane
@@ -61,7 +61,8 @@ def result_of(signature: Signature, told: Sequence[Presence], span: Span) -> Any
     """
     values = {replica_id: value for presence in told for replica_id, value in presence.values.items()}
     there = sorted(values)
-    check_present(signature, [i for i in range(span.layout.replicas) if i not in values])
+    if signature[KIND].computes is not None:
+        collective_of(signature).check_present([i for i in range(span.layout.replicas) if i not in values])
     alone = Span(Layout(0, [[""] * len(there)], [there], span.layout.size), span.ordered)
     across = signature[KIND].across
     assert across is not None

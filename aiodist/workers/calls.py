@@ -202,17 +202,6 @@ class Digests:
             found = self._known[key] = digest(_travelling(fingerprint)), code  # held, so that no other has its id
         return found[0]
 
-    def known_by(self, call: Call) -> tuple[bytes, bytes]:
-        """Return the digests that others may know a call by: its own, and the one that it has where it was refused."""
-        return self.of(call), self.of_refused(call)
-
-    def of_refused(self, call: Call) -> bytes:
-        """Return the digest of a call that was refused for its arguments: of its kind and its line."""
-        signature, code, offset = call
-        signatures = self._order_check is OrderCheck.SIGNATURE
-        line = None if signatures else (portable(code.co_filename), place(code, offset).line)
-        return digest(("refused", signature[KIND].name, line))
-
 
 def _travelling(part: object) -> object:
     """Return a fingerprint as it would look in any process."""

@@ -17,7 +17,7 @@ import numpy as np
 import aiodist_kernels as kernels
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._arrays.slices import IndexedSlices
-from aiodist.collective import sparse
+from aiodist._collectives.host import fold_slices
 from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, Signature, leaf_fields
 from aiodist.workers import segments
 from aiodist.workers.arrays import (
@@ -171,7 +171,7 @@ def _plain(column: Sequence[Any]) -> list[Any]:
 def _reduced_things(op: ReduceOp, values: Sequence[Any], leaf_type: LeafMark, accumulate: Accumulate) -> Any:
     if leaf_type == LeafType.PYTHON_NUMBER:
         return kernels.reduce_numbers(op, values)
-    return sparse.combine(op, [IndexedSlices(*value) for value in values], accumulate)
+    return fold_slices(op, [IndexedSlices(*value) for value in values], accumulate)
 
 
 def _nbytes(value: Any) -> int:

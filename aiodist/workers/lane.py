@@ -1,13 +1,11 @@
 """A lane: one order of steps, the same on every worker, over a communicator of its own.
 
-A lane counts the records that it has brought. Where workers part, some have brought more than others; each then brings
-as many as the one that has brought the most, so that their operations match from then on. Nobody waits for these: what
-is in the air belongs to the engine, and the next use of the lane has a buffer of its own.
+A lane counts the records that it has brought. Where workers part, the strategy ends: what is in the air then belongs to
+the engine.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -20,10 +18,6 @@ from aiodist.workers.record import ALL_FREE, PAYLOAD, Flag, Notice, Opening
 from aiodist.workers.transfers import Hands, Steps, Transfer
 
 _BESIDE_ANOTHER = 256
-
-
-class FrozenLane(Exception):  # noqa: N818  (no error: the lane waits for a verdict)
-    """Nothing is brought to the lane any more: this worker has told how much it has brought."""
 
 
 class Disagreement(Exception):  # noqa: N818  (no error: what every worker has seen in the same buffer)
@@ -71,28 +65,14 @@ class Lane:
         self.index = index
         self.posted = 0
         self.opening = Opening(communicator)
-        self._latest: Request | None = None
         self.alongside = Alongside(communicator)
         self._use = 0
-        self._frozen = self.in_exchange = False
-        self._lock = threading.Lock()  # an event loop that is blocked is told of by another thread
+        self.in_exchange = False
 
     def begin(self, *use: int) -> None:
         """Begin a use of the lane, in which nothing has been agreed on yet but which use it is: one or two numbers."""
         self._use = int.from_bytes(digest_of(use), "little") >> 1  # there is room for the number of a record
-        self._frozen = self.in_exchange = False
-        self._put_aside()
-
-    @property
-    def frozen(self) -> bool:
-        """Whether nothing is brought any more."""
-        return self._frozen
-
-    def freeze(self) -> int:
-        """Let nothing be brought any more; return how many records have been. In any thread."""
-        with self._lock:
-            self._frozen = True
-            return self.posted
+        self.in_exchange = False
 
     def agree(
         self,
@@ -115,7 +95,6 @@ class Lane:
 
         Raises:
             Disagreement: the workers do not mean the same.
-            FrozenLane: this worker has told of the lane already.
         """
         transfers, fast = plan.transfers, Flag.NONE
         if alongside is not None:
@@ -152,9 +131,6 @@ class Lane:
             free: likewise.
             notice: likewise.
             payload: likewise.
-
-        Raises:
-            FrozenLane: this worker has told of the lane already.
         """
         what = (self._use + self.posted) ^ int.from_bytes(digest, "little")
         return self._post(what.to_bytes(16, "little"), length, free, flags, notice, payload)
@@ -165,19 +141,11 @@ class Lane:
         Args:
             digest: the call's, as a number.
             flags: as in the record.
-
-        Raises:
-            FrozenLane: this worker has told of the lane already.
         """
-        with self._lock:
-            if self._frozen:
-                raise FrozenLane
-            posted = self.posted
-            self.posted = posted + 1
+        what = (self._use + self.posted) ^ digest
+        self.posted += 1
         self.in_exchange = True
-        what = (self._use + posted) ^ digest
-        latest = self._latest = self.opening.post_head(what.to_bytes(16, "little"), flags)
-        return latest
+        return self.opening.post_head(what.to_bytes(16, "little"), flags)
 
     def agreed(
         self, opening: Opening, plan: Plan, flags: int, begun: Begun | None = None, *, wants: bool = False
@@ -204,7 +172,6 @@ class Lane:
 
         Raises:
             Disagreement: the others do not mean the same.
-            FrozenLane: this worker has told of the lane already.
         """
         opening = self.opening
         yield self._post(bytes(16), 0, ALL_FREE, Flag.NONE, Notice.JOINED, b"")
@@ -227,13 +194,9 @@ class Lane:
         return some
 
     def _post(self, digest: bytes, *what: Any) -> Request:
-        with self._lock:
-            if self._frozen:
-                raise FrozenLane
-            self.posted += 1
+        self.posted += 1
         self.in_exchange = True
-        latest = self._latest = self.opening.post(digest, *what)
-        return latest
+        return self.opening.post(digest, *what)
 
     def _flag(self, transfers: Sequence[Transfer]) -> int:
         """Return whether values move together with their record, or would if there were a communicator for it."""
@@ -273,31 +236,6 @@ class Lane:
             return (yield from transfer.carry_out(self.communicator, None, hands))
         room = transfer.room
         return transfer.from_records([payload[:room] for payload in opening.payloads()])
-
-    def renew(self, communicator: Communicator, posted: int) -> None:
-        """Go on over another communicator, in which nothing is in the air, as if so many records had been brought."""
-        self.communicator, self.posted = communicator, posted
-        self.opening, self._latest = Opening(communicator), None
-        self.alongside = Alongside(communicator)
-
-    def catch_up(self, posted: int) -> None:
-        """Bring as many records as the worker that has brought the most; what they say does not matter any more."""
-        self.alongside.drop()
-        while self.posted < posted:
-            self._put_aside()
-            self.posted += 1
-            self._latest = self.opening.post(bytes(16), notice=Notice.OVER)
-        self._put_aside()
-
-    def _put_aside(self) -> None:
-        """Take another buffer, where the engine may still use this one for a record that nobody waits for."""
-        latest, self._latest = self._latest, None
-        try:
-            over = latest is None or latest.test()
-        except Exception:  # noqa: BLE001  (of the engine, for who uses the lane next)
-            over = False
-        if not over:
-            self.opening = Opening(self.communicator)
 
 
 def _limit(transfer: Transfer, transfers: Sequence[Transfer]) -> int:

@@ -27,15 +27,6 @@ def cut_link(layout: Layout, one: int, other: int) -> WorkerLostError:
     return _error(layout, gone, text)
 
 
-def no_communicator(layout: Layout, report: CollectiveReport, error: Exception) -> WorkerLostError:
-    """Return the error for a strategy that has nothing any more to call anything over, since that happened."""
-    text = (
-        f"this strategy is of no use any more: {report.text}\nThe workers' communicator still waits for that, and "
-        f"another one cannot be made: {type(error).__name__}: {error}"
-    )
-    return _error(layout, report.suspects, text)
-
-
 def _replicas_of(layout: Layout, rank: int) -> Sequence[int]:
     return layout.places[rank]
 

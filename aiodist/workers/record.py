@@ -80,7 +80,6 @@ class Notice(enum.IntEnum):
         PENDING: it has ended, and others have not made a group that it has made, as far as it knows.
         ABSENT: some of its replicas have joined.
         JOINED: all of them have, so that it does not know what the step is.
-        OVER: this is no step, but fills a gap after others have parted.
     """
 
     NONE = 0
@@ -88,7 +87,6 @@ class Notice(enum.IntEnum):
     PENDING = 2
     ABSENT = 3
     JOINED = 4
-    OVER = 5
 
 
 class Row(NamedTuple):
@@ -180,8 +178,6 @@ class Opening:
 
     def agreed(self) -> bool:
         """Return whether all digests that count are equal."""
-        if self._notice is Notice.JOINED and self.notice() is Notice.OVER:
-            return False
         if not self.complete:
             if self._notice is not Notice.JOINED:
                 return self._same(slice(0, 16)) and self._same(slice(17, 33))

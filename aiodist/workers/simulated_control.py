@@ -20,6 +20,7 @@ class SimulatedSwitchboard:
         self._unheard: dict[int, list[tuple[LaneKey, int | None]]] = {}
         self._listeners: dict[int, Listener] = {}
         self._lost: dict[int, str] = {}
+        self._verdict: tuple[LaneKey, Verdict] | None = None
         self._coordinator = Coordinator(layout, order_check, self._ask, self._tell)
 
     def listen(self, rank: int, listener: Listener) -> None:
@@ -27,6 +28,8 @@ class SimulatedSwitchboard:
         self._listeners[rank] = listener
         for lost, why in self._lost.items():
             listener.lose(lost, why)
+        if self._verdict is not None:
+            listener.judged(*self._verdict)
         for question in self._unheard.pop(rank, ()):
             listener.asked(*question)
 
@@ -68,9 +71,10 @@ class SimulatedSwitchboard:
         """Return what there is to tell of a worker that does not listen yet."""
         replica = ReplicaPart(sequence=0, end=None, abandoned=None, abandoned_at=0, stack=())
         replicas = (replica,) * self._layout.counts[rank]
-        return WorkerState(rank, 0, replicas, note="its strategy has not been used yet")
+        return WorkerState(rank, replicas, note="its strategy has not been used yet")
 
     def _tell(self, rank: int, key: LaneKey, verdict: Verdict) -> None:
+        self._verdict = key, verdict
         if rank not in self._lost and rank in self._listeners:
             self._listeners[rank].judged(key, verdict)
 
@@ -97,11 +101,13 @@ class SimulatedControl:
     def strand(self, key: LaneKey) -> None:
         """Do nothing: there is no engine that must be brought to an end."""
 
-    settle = strand
+    def give_up(self, why: str) -> None:
+        """Leave for a reason."""
+        self._switchboard.leave(self._rank, why)
 
-    def close(self, why: str = "") -> None:
+    def close(self) -> None:
         """Leave."""
-        self._switchboard.leave(self._rank, why or "has ended")
+        self._switchboard.leave(self._rank, "has ended")
 
     def let_go(self) -> None:
         """Do nothing: there is nothing that stays open."""

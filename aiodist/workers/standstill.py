@@ -96,10 +96,6 @@ class Standstills:
         self._order_check = order_check
         self._runs: OrderedDict[Run, _Seen] = OrderedDict()
 
-    def forget(self, run: Run) -> None:
-        """Look no more at a run, which is over."""
-        self._runs.pop(run, None)
-
     def hear(self, rank: int, waits: Waits) -> tuple[set[int], list[tuple[int, TellWaits]]]:
         """Take what a worker tells; return replicas that can never go on, and what to ask of whom."""
         seen = self._runs.setdefault(waits.run, _Seen())

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from threading import get_ident
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aiodist._arrays.options import CommunicationOptions, OrderCheck
@@ -27,7 +26,6 @@ from aiodist.collective.spanned import open_in
 from aiodist.workers.calls import Call, Site, WireCall, code_of, from_wire, portable, resolved, site_of, to_wire
 
 if TYPE_CHECKING:
-    from aiodist.workers.breakdown import Breakdown
     from aiodist.workers.parts import GroupPart
 
 _LAG = 2
@@ -91,7 +89,6 @@ class WorkerState:
 
     Attributes:
         rank: the worker.
-        posted: how many records it has brought to the lane.
         replicas: its replicas.
         open: by number, the meetings that are not complete, and by place the call of each replica that has arrived.
         agreed: the last complete ones, by number.
@@ -99,16 +96,11 @@ class WorkerState:
         failures: what its replicas raised.
         note: more, for a person: that its event loop is blocked, say.
         groups: its parts of the run's groups.
-        lanes: by number, those lanes of groups that it uses in the run: how many records it has brought to each, and
-            the workers.
         waiting: by number, the places of the replicas that wait in one of the open meetings.
         trouble: the number of the meeting that cannot complete, where that is known and is one of the run's own group.
-        digests: outside of replicas, the digests of the calls of the open meetings, by number.
-        breakdowns: the steps that it cannot carry out, though others may have begun to.
     """
 
     rank: int
-    posted: int
     replicas: tuple[ReplicaPart, ...]
     open: Mapping[int, Mapping[int, WireCall]] = field(default_factory=dict)
     agreed: Mapping[int, WireCall] = field(default_factory=dict)
@@ -116,67 +108,42 @@ class WorkerState:
     failures: tuple[Failure, ...] = ()
     note: str = ""
     groups: tuple[GroupPart, ...] = ()
-    lanes: Mapping[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     waiting: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     trouble: int | None = None
-    digests: Mapping[int, bytes] = field(default_factory=dict)
-    breakdowns: tuple[Breakdown, ...] = ()
-
-    @property
-    def complete(self) -> int:
-        """How many of the first meetings are complete."""
-        failed = [breakdown.in_trouble for breakdown in self.breakdowns if breakdown.in_trouble is not None]
-        return min([*self.open, *failed], default=max((replica.sequence for replica in self.replicas), default=0))
 
 
-def calls_of(states: Collection[WorkerState]) -> dict[int, frozenset[bytes]]:
-    """Return the digests of the calls that workers have begun outside of replicas, by number."""
-    found: dict[int, set[bytes]] = {}
-    for state in states:
-        for number, digest in state.digests.items():
-            found.setdefault(number, set()).add(digest)
-    return {number: frozenset(digests) for number, digests in found.items()}
-
-
-def absent(rank: int, posted: int, end: ReplicaState, replicas: int) -> WorkerState:
+def absent(rank: int, end: ReplicaState, replicas: int) -> WorkerState:
     """Return what a worker has to tell of a run in which it has no part any more, or never had."""
     part = ReplicaPart(sequence=0, end=end, abandoned=None, abandoned_at=0, stack=())
-    return WorkerState(rank, posted, (part,) * replicas)
+    return WorkerState(rank, (part,) * replicas)
 
 
 def tell(
     group: SyncGroup,
     rank: int,
-    posted: int,
     *,
     brief: bool = False,
     overdue: tuple[int, float] | None = None,
     failures: Sequence[Failure] = (),
     note: str = "",
     groups: Sequence[GroupPart] = (),
-    lanes: Mapping[int, tuple[int, tuple[int, ...]]] = MappingProxyType({}),
-    breakdowns: Sequence[Breakdown] = (),
 ) -> WorkerState:
     """Return what this worker has to tell of its group.
 
     Args:
         group: the local part of it.
         rank: this worker.
-        posted: how many records it has brought to the lane.
         brief: others tell of the complete meetings that lie back, which are the same for all.
         overdue: as in `WorkerState`, as are the others.
         failures: likewise.
         note: likewise.
         groups: likewise.
-        lanes: likewise.
-        breakdowns: likewise.
     """
     waits = _waits(group)
     wire = _Wire()
     meetings = open_in(group)
     return WorkerState(
         rank=rank,
-        posted=posted,
         replicas=tuple(replica_part(member, waits) for member in group.members),
         open={number: _calls(group, meeting, wire) for number, meeting in meetings.items()},
         agreed={
@@ -186,17 +153,13 @@ def tell(
         failures=tuple(failures),
         note=note,
         groups=tuple(groups),
-        lanes=dict(lanes),
         waiting={number: waiters_of(group, meeting) for number, meeting in meetings.items()},
-        trouble=_trouble_of(group, overdue, breakdowns),
-        breakdowns=tuple(breakdowns),
+        trouble=_trouble_of(group, overdue),
     )
 
 
-def _trouble_of(group: SyncGroup, overdue: tuple[int, float] | None, breakdowns: Sequence[Breakdown]) -> int | None:
+def _trouble_of(group: SyncGroup, overdue: tuple[int, float] | None) -> int | None:
     """Return which meeting cannot complete, if one cannot: where all have ended, the first that they left out."""
-    if breakdowns and (not breakdowns[0].early or overdue is None):
-        return breakdowns[0].in_trouble
     if overdue is not None:
         return overdue[0]
     if group.trouble is not None and group.trouble >= 0:

@@ -31,7 +31,7 @@ from typing import Any, Final
 from aiodist._arrays.options import OrderCheck
 from aiodist.workers import star
 from aiodist.workers.addresses import Listening
-from aiodist.workers.ending import ENDED, farewell_of, last_error, tell_of_echo
+from aiodist.workers.ending import ENDED, GAVE_UP, farewell_of, last_error, tell_of_echo
 from aiodist.workers.health import Health
 from aiodist.workers.joining import Hello, made_differently
 from aiodist.workers.layout import Layout
@@ -59,8 +59,8 @@ class TcpControl(Requests):
         order_check: what call sites are compared by.
         hellos: what the workers have told of themselves.
         listening: this worker's socket; one that has none keeps no links to others but the first.
-        unfinished: gets an entry, a tuple, for each lane of this strategy in which something may never be complete, and
-            one of another type for who is lost: the engine cannot be brought to an orderly end without all workers.
+        unfinished: gets an entry, a tuple, where something may never be complete, and one of another type for who is
+            lost: the engine cannot be brought to an orderly end without all workers.
     """
 
     def __init__(
@@ -126,13 +126,17 @@ class TcpControl(Requests):
         """Tell the coordinator of a lane."""
         self._request("report", key, pickle.dumps(state))
 
-    def close(self, why: str = "") -> None:
-        """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
+    def give_up(self, why: str) -> None:
+        """Tell the others why this worker leaves them, without waiting."""
+        self._leave(why, True)
+
+    def close(self) -> None:
+        """Tell the others that this worker ends; give them time to hear of an error."""
         if os.getpid() != self._process:  # what the program has forked has no part in it
             return
         error = last_error()
         tell_of_echo(error, self._own)
-        self._leave(why or farewell_of(error), bool(why) or error is not None)
+        self._leave(farewell_of(error), error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
     def let_go(self) -> None:
@@ -309,7 +313,7 @@ class TcpControl(Requests):
             return
         self._gone[rank] = why
         if why != ENDED:
-            self._unfinished.append(rank)
+            self._unfinished.append(("lost", why) if self._leaving or why.startswith(GAVE_UP) else rank)
         if rank in self._peers:
             self._to_forget.append(self._peers[rank])
         listener = self._listener
@@ -377,6 +381,7 @@ class TcpControl(Requests):
             self._take_request(peer.rank, *arguments)
         elif name == "farewell":
             peer.farewell = arguments[0]
-            self._later(FAREWELL_SECONDS, "lost", peer.rank, arguments[0])
+            seconds = 0.0 if arguments[0].startswith(GAVE_UP) else FAREWELL_SECONDS
+            self._later(seconds, "lost", peer.rank, arguments[0])
         elif name != "beat":
             self._handle(name, *arguments)

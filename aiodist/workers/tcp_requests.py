@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from aiodist.workers.peer import message
 from aiodist.workers.tribunal import PATIENCE_SECONDS, Coordinator, LaneKey, Listener, Reply, Request, Verdict
 
 if TYPE_CHECKING:
     from aiodist.workers.peer import Peer
-
-_numbers: Final = count()
-"""Tells the control planes of a process's strategies apart, whose lanes are called the same."""
 
 
 class Requests:
@@ -25,7 +20,6 @@ class Requests:
 
     def __init__(self) -> None:
         self._early: list[tuple[str, tuple[Any, ...]]] = []
-        self._number = next(_numbers)
 
     @property
     def _listener(self) -> Listener | None:
@@ -64,17 +58,11 @@ class Requests:
 
     def strand(self, key: LaneKey) -> None:
         """Hear that what is in flight of a lane will never be complete."""
-        self._unfinished.append((self._number, key))
-
-    def settle(self, key: LaneKey) -> None:
-        """Hear that nothing waits for other workers any more of what was judged."""
-        with suppress(ValueError):
-            self._unfinished.remove((self._number, key))
+        self._unfinished.append(("stranded", key))
 
     def _judged(self, key: LaneKey, verdict: Verdict) -> None:
-        """Pass a verdict on; until it is settled, the engine must not be brought to an orderly end."""
-        if (self._number, key) not in self._unfinished:
-            self._unfinished.append((self._number, key))
+        """Pass a verdict on, after which something may stay in the air for ever."""
+        self._unfinished.append(("judged", key))
         self._call_listener("judged", key, verdict)
 
     def _on_booked(self, reply: Reply) -> None:

@@ -2,12 +2,11 @@
 
 A worker that has found something wrong reports its part. The coordinator asks the others for theirs; each lets its
 replicas run until they have shown what they do, as on one machine, and reports in turn. When all have, or when those
-that have not have had their time, there is one verdict, and every worker raises it.
+that have not have had their time, there is one verdict, and every worker raises it. It ends the strategy.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
@@ -17,12 +16,12 @@ from aiodist._core.errors import CollectiveError, CollectiveTimeoutError, Incomp
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.collective import cycles, verdict
 from aiodist.collective.group import SyncGroup
-from aiodist.workers import breakdown, lane_book
+from aiodist.workers import lane_book
 from aiodist.workers.lane_book import LaneBook
 from aiodist.workers.layout import Layout
 from aiodist.workers.parts import WholePart, first_in_trouble, overdue_in, whole_parts
 from aiodist.workers.standstill import Standstills, TellWaits, Waits, standing_of
-from aiodist.workers.state import Failure, WorkerState, calls_of, first_overdue, whole_group
+from aiodist.workers.state import Failure, WorkerState, first_overdue, whole_group
 
 LaneKey: TypeAlias = tuple[int, int]
 Request: TypeAlias = lane_book.Request | Waits
@@ -30,36 +29,21 @@ Request: TypeAlias = lane_book.Request | Waits
 Reply: TypeAlias = lane_book.Reply | TellWaits
 
 PATIENCE_SECONDS = 5.0
-_MOST_CONCLUDED = 128  # there are 64 lanes, and somebody may come late to the last use of each
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What every worker raises, and how many records the lane needs of each.
+    """What every worker raises.
 
     Attributes:
         kind: the error's class.
         report: its report.
         failures: what replicas raised on their own.
-        posted: the most records that a worker has brought; where not all have told, the most that one can have.
-        posted_by_all: the fewest.
-        lanes: by number, those of groups all of whose workers have told: the fewest records, and the most.
-        heard_all: all workers have told.
-        complete: how many of the first meetings are complete on all who have told.
-        calls: by number, digests of the calls behind those, outside of replicas, that workers have begun.
-        broken: the lanes, of groups by number, in which a worker cannot carry a step out: never to be used again.
     """
 
     kind: type[CollectiveError]
     report: CollectiveReport
     failures: tuple[Failure, ...]
-    posted: int
-    posted_by_all: int
-    lanes: Mapping[int, tuple[int, int]]
-    heard_all: bool = True
-    complete: int = 0
-    calls: Mapping[int, frozenset[bytes]] = field(default_factory=dict)
-    broken: frozenset[int] = frozenset()
 
     def error(self) -> CollectiveError:
         """Return the error, caused by what a replica elsewhere raised, if one did."""
@@ -109,11 +93,11 @@ class Control(Protocol):
     def strand(self, key: LaneKey) -> None:
         """Hear that what is in flight of a lane will never be complete."""
 
-    def settle(self, key: LaneKey) -> None:
-        """Hear that nothing waits for other workers any more of what was judged."""
+    def give_up(self, why: str) -> None:
+        """Leave the others for a reason, which ends the strategy, without waiting for them."""
 
-    def close(self, why: str = "") -> None:
-        """Tell the others that this worker ends, or leaves them for a reason, and leave."""
+    def close(self) -> None:
+        """Tell the others that this worker ends, and leave."""
 
     def let_go(self) -> None:
         """Leave without waiting: the strategy is gone, and nobody has closed it."""
@@ -150,7 +134,7 @@ class Coordinator:
         self._tell = tell
         self._origin = origin
         self._cases: dict[LaneKey, _Case] = {}
-        self._concluded: OrderedDict[LaneKey, Verdict] = OrderedDict()
+        self._over = False
         self._book = LaneBook(layout.workers)
         self._standstills = Standstills(layout, order_check)
 
@@ -161,8 +145,7 @@ class Coordinator:
 
     def heard(self, rank: int, key: LaneKey, state: WorkerState) -> None:
         """Take a worker's part."""
-        if key in self._concluded:
-            self._heard_late(rank, key, state)
+        if self._over:
             return
         case = self._cases.get(key)
         if case is None:
@@ -175,24 +158,13 @@ class Coordinator:
         if key in self._cases and len(case.states) == self._layout.workers:
             self.conclude(key)
 
-    def _heard_late(self, rank: int, key: LaneKey, state: WorkerState) -> None:
-        """Take what a worker tells behind the verdict; one that fails in what all go on with tells everyone."""
-        known = self._concluded[key]
-        broken = known.broken | breakdown.lanes_of(breakdown.found_in({rank: state}))
-        if broken == known.broken:
-            self._tell(rank, key, known)
-            return
-        amended = self._concluded[key] = replace(known, broken=broken)
-        for worker in range(self._layout.workers):
-            self._tell(worker, key, amended)
-
     def take(self, rank: int, request: Request) -> Iterator[tuple[int, Reply]]:
         """Take what a worker asks for or tells of groups; yield replies, and whom they are for."""
         if not isinstance(request, Waits):
             yield from self._book.take(rank, request)
             return
         key = request.run
-        if key in self._cases or key in self._concluded:
+        if key in self._cases or self._over:
             return
         standing, to_ask = self._standstills.hear(rank, request)
         yield from to_ask
@@ -203,15 +175,12 @@ class Coordinator:
 
     def conclude(self, key: LaneKey) -> None:
         """Judge a lane by what has been told, and tell everyone."""
-        case = self._cases.pop(key)
-        self._book.forget(key)
-        self._standstills.forget(key)
+        case = self._cases[key]
+        self._over = True
+        self._cases.clear()
         found = judge(case.states, self._layout, self._order_check, case.standing)
         if self._origin:
-            found = replace(found, report=_with_lines(found.report, [self._origin]))
-        self._concluded[key] = found
-        if len(self._concluded) > _MOST_CONCLUDED:
-            self._concluded.popitem(last=False)
+            found = replace(found, report=with_lines(found.report, [self._origin]))
         for rank in range(self._layout.workers):
             self._tell(rank, key, found)
 
@@ -232,28 +201,9 @@ def judge(
     """
     group = whole_group(states, layout.devices, layout.names, order_check)
     parts = whole_parts(states, group)
-    broke = breakdown.that_count(breakdown.found_in(states), states, group, parts)
-    failures = [found.failure for _, found in broke]
-    failures += [failure for rank in sorted(states) for failure in states[rank].failures]
-    error = breakdown.error_of(broke, group, layout) if broke else _error(group, parts, states, standing)
-    report = _with_notes(error.report, states, {(i, each.failure.text) for _, each in broke for i in each.replicas})
-    posted = [state.posted for state in states.values()]
-    heard_all = len(states) == layout.workers
-    # nobody can bring the second record behind one that somebody has not brought
-    most, least = (max(posted), min(posted)) if heard_all else (min(posted, default=0) + 1, 0)
-    complete = min((state.complete for state in states.values()), default=0)
-    return Verdict(
-        type(error),
-        report,
-        tuple(failures),
-        most,
-        least,
-        _lanes(states),
-        heard_all,
-        complete,
-        calls_of(states.values()),
-        breakdown.lanes_of(broke),
-    )
+    failures = tuple(failure for rank in sorted(states) for failure in states[rank].failures)
+    error = _error(group, parts, states, standing)
+    return Verdict(type(error), _with_notes(error.report, states), failures)
 
 
 def _error(
@@ -285,17 +235,6 @@ def _lacks_somebody(group: SyncGroup) -> bool:
     return any(not member.arrived_at(number) for number in group.open for member in group.members)
 
 
-def _lanes(states: Mapping[int, WorkerState]) -> dict[int, tuple[int, int]]:
-    """Return for each lane of a group the fewest records that a worker has brought to it, and the most."""
-    users = {number: workers for state in states.values() for number, (_, workers) in state.lanes.items()}
-    found = {}
-    for number, workers in users.items():
-        if all(worker in states for worker in workers):
-            posted = [states[w].lanes[number][0] if number in states[w].lanes else 0 for w in workers]
-            found[number] = min(posted), max(posted)
-    return found
-
-
 def _nobody_waits(group: SyncGroup) -> CollectiveError:
     """Return the error for replicas that wait for nothing yet, while others have failed."""
     ended = [member for member in group.members if member.end is not None]
@@ -310,16 +249,15 @@ def _nobody_waits(group: SyncGroup) -> CollectiveError:
     return IncompleteCollectiveError(report)
 
 
-def _with_notes(
-    report: CollectiveReport, states: Mapping[int, WorkerState], told: Collection[tuple[int, str]]
-) -> CollectiveReport:
-    """Add what replicas have raised, but what is told already, and what workers have to note."""
+def _with_notes(report: CollectiveReport, states: Mapping[int, WorkerState]) -> CollectiveReport:
+    """Add what replicas have raised, and what workers have to note."""
     failures = [(each.replica_id, each.text) for rank in sorted(states) for each in states[rank].failures]
-    notes = [f"Replica {replica_id} raised {text}" for replica_id, text in failures if (replica_id, text) not in told]
+    notes = [f"Replica {replica_id} raised {text}" for replica_id, text in failures]
     notes += [f"Worker {rank}: {states[rank].note}" for rank in sorted(states) if states[rank].note]
-    return _with_lines(report, notes) if notes else report
+    return with_lines(report, notes) if notes else report
 
 
-def _with_lines(report: CollectiveReport, lines: Sequence[str]) -> CollectiveReport:
+def with_lines(report: CollectiveReport, lines: Sequence[str]) -> CollectiveReport:
+    """Return a report with more lines behind its text."""
     text = "\n".join([report.text, *lines])
     return CollectiveReport(report.reason, report.sequence_number, report.replicas, report.suspects, text)

@@ -5,7 +5,7 @@ Two forms of one recipe: up to 16 buffers, whose addresses are arguments and who
 registers; and any number, block by block through an accumulator in the nearest cache. They
 hold no lock (`nogil=True`), start no threads, and see addresses, never arrays: the caller keeps
 the memory alive. They are not cached on disk: loading from Numba's cache takes over half as
-long as compiling, and happens on the same background thread.
+long as compiling, and happens on the same thread.
 """
 
 import os

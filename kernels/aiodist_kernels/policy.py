@@ -51,9 +51,6 @@ THREADS_FROM_MOVED: Final = 16 * MIB
 LEAST_MOVED_BY_A_THREAD: Final = 4 * MIB
 """Bytes that each worker thread should have to move, at least."""
 
-WARM_UP_FROM: Final = 64 * KIB
-"""Bytes of one buffer from which a reduction is worth a compiler in the background."""
-
 SLOWNESS_OF_HALF_FLOATS: Final = 16
 """How many times longer than others NumPy takes for the bytes of float16 and bfloat16."""
 

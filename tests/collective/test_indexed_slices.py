@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aiodist import (
     CollectiveMismatchError,
@@ -17,13 +14,11 @@ from aiodist import (
     Mirrored,
     PerReplica,
     Reason,
-    ReduceOp,
 )
-from aiodist.collective.sparse import combine
 from tests.replica.programs import here, mirrored, replica, still_works
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.anyio
 
@@ -182,54 +177,6 @@ async def test_accumulation_in_float64() -> None:
     native, precise = (r.values[0] for r in await mirrored(3).run(program, args=(slices,)))
     assert native.values.tolist() == [[0, 3]]
     assert precise.values.tolist() == [[1, 3]]
-
-
-# What comes out, against plain NumPy.
-
-
-def dense(slices: IndexedSlices, dtype: Any) -> np.ndarray:
-    assert slices.dense_shape is not None
-    whole = np.zeros(slices.dense_shape, dtype)
-    np.add.at(whole, slices.indices, slices.values.astype(dtype))
-    return whole
-
-
-def slices_of(size: int) -> st.SearchStrategy[list[list[tuple[int, int]]]]:
-    row = st.tuples(st.integers(0, 4), st.integers(-8, 8))
-    return st.lists(st.lists(row, max_size=6), min_size=size, max_size=size)
-
-
-@pytest.mark.parametrize("dtype", [np.int16, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64])
-@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
-@given(parts=st.integers(1, 4).flatmap(slices_of))
-def test_combination_is_that_of_the_whole_arrays(op: ReduceOp, dtype: Any, parts: Sequence[Any]) -> None:
-    slices = [
-        IndexedSlices(
-            np.array([v for _, v in part], np.int64).astype(dtype).reshape(-1, 1), [i for i, _ in part], (5, 1)
-        )
-        for part in parts
-    ]
-    result = combine(op, slices)
-    wide = np.complex128 if dtype is np.complex64 else np.float64
-    expected = np.sum([dense(part, wide) for part in slices], axis=0)
-    if op is ReduceOp.MEAN:
-        expected = expected / len(slices)
-    is_integer = np.dtype(dtype).kind == "i"
-    assert result.dtype == (np.float64 if is_integer and op is ReduceOp.MEAN else dtype)
-    tolerance = 0 if op is ReduceOp.SUM else 1e-2 if np.dtype(dtype).itemsize == 2 else 1e-6
-    np.testing.assert_allclose(dense(result, wide), expected, rtol=tolerance)
-    assert result.indices.tolist() == sorted({i for part in parts for i, _ in part})
-
-
-def test_rows_are_added_in_the_order_of_replicas() -> None:
-    values = np.array([1e8, 3, -1e8, 7], np.float32)
-    slices = [IndexedSlices(values[:3], [1, 1, 1]), IndexedSlices(values[3:], [1])]
-    expected = ((values[0] + values[1]) + values[2]) + values[3]
-    assert combine(ReduceOp.SUM, slices).values[0] == expected
-    foreign = [IndexedSlices(part.values.astype(">f4"), part.indices) for part in slices]
-    result = combine(ReduceOp.SUM, foreign)
-    assert result.values[0] == expected
-    assert result.dtype.isnative
 
 
 # The value itself.

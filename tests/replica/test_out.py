@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiodist_kernels as kernels
-from aiodist.collective.out_buffers import are_entangled
 from aiodist_kernels import policy
 from tests.replica.programs import here, mirrored, on_each, replica
 
@@ -114,15 +113,3 @@ async def test_buffers_of_any_layout(layout: str) -> None:
         return out.tolist()
 
     assert (await on_each(2, program))[0] == (np.arange(24).reshape(4, 6) + 0.5).tolist()
-
-
-def test_what_is_entangled() -> None:
-    memory = np.zeros(20)
-    a, b, c = memory[:5], memory[5:10], memory[10:15]
-    assert not are_entangled([[a, a], [b, b]], [a, b])
-    assert not are_entangled([[a, b], [a, b]], [c, memory[15:]])
-    assert are_entangled([[a, a], [b, b]], [b, c])
-    assert are_entangled([[a, a], [b, b]], [c, memory[4:9]])
-    assert are_entangled([[a, a], [b, b]], [c, memory[12:17]])
-    assert not are_entangled([[a, a]], [memory[3:8]])
-    assert not are_entangled([[a], [a[:0]]], [a, a[:0]])

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist import CollectiveError, CommunicationOptions, ReduceOp, ReplicaContext
+from aiodist import CommunicationOptions, ReduceOp, ReplicaContext
 from aiodist.workers.alone import AloneReduction
 from tests.workers.simulated import Job, on_both_loops
 
@@ -228,25 +228,6 @@ async def is_cancelled(ctx: ReplicaContext, r: int, size: int) -> None:
             scope.cancel()
             await reduced(ctx, ReduceOp.SUM, size)
     await ctx.barrier()
-
-
-@pytest.mark.parametrize("what", [other_op, other_shape, raises, is_cancelled], ids=lambda what: what.__name__)
-@pytest.mark.parametrize("size", SIZES.values(), ids=SIZES)
-async def test_a_known_call_works_after_trouble(size: int, what: Callable[..., Any]) -> None:
-    job = Job(1, 1)
-
-    async def well(ctx: ReplicaContext) -> float:
-        found = [await reduced(ctx, ReduceOp.SUM, size) for _ in range(2)]
-        return float(found[-1][-1])
-
-    async def not_well(ctx: ReplicaContext) -> None:
-        await well(ctx)
-        await what(ctx, ctx.replica_id_in_sync_group, size)
-
-    for _ in range(2):
-        for outcome in await job.run(not_well):
-            assert isinstance(outcome, (CollectiveError, LookupError)), outcome
-        assert await job.values(well) == [3.0, 3.0]
 
 
 @on_both_loops

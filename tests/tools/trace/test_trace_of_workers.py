@@ -14,7 +14,7 @@ from aiodist._arrays import environment
 from aiodist._tools.trace.page import page_of
 from aiodist._tools.trace.reader import TraceFile, read_trace
 from aiodist._tools.trace.summary import count_up
-from tests.tools.tracing.traced import events_of
+from tests.tools.trace.traced import events_of
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
@@ -57,12 +57,8 @@ async def test_page_counts_lanes_from_the_first_replica(tmp_path: Path) -> None:
     _, trace = await traced(tmp_path / "run.json", part)
     page = page_of(trace, "run.json")
     data = json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
-    assert sorted((track["base"], track["devices"]) for track in data["tracks"]) == [
-        (0, ["CPU:0"]),
-        (1, ["CPU:0", "CPU:1"]),
-    ]
-    suspects = {run["base"]: run["verdict"]["suspects"] for run in data["runs"]}
-    assert suspects == {0: [], 1: [1]}
+    assert sorted((track["base"], len(track["devices"])) for track in data["tracks"]) == [(0, 1), (1, 2)]
+    assert {run["base"]: run["verdict"]["suspects"] for run in data["runs"]} == {0: [], 1: [1]}
 
 
 async def test_recorder_knows_replicas_by_their_ids() -> None:

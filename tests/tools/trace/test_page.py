@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import aiodist
-from aiodist import CollectiveError, MirroredStrategy
+from aiodist import CollectiveError
 from aiodist._tools.trace.page import page_of, write_page
 from aiodist._tools.trace.reader import read_trace
-from tests.tools.tracing.browser import CHROMIUM, Browser
-from tests.tools.tracing.traced import virtual_time
+from aiodist.testing import run_replicas
+from tests.tools.trace.browser import CHROMIUM, Browser
 
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
 
@@ -34,7 +34,7 @@ def page(folder: Path, replicas: int, rounds: int = 4, *, name: str = "x", parts
 
     with aiodist.trace(folder / "run.json"):
         try:
-            virtual_time(MirroredStrategy([f"CPU:{i}" for i in range(replicas)]).run(step))
+            run_replicas(step, replicas)
         except CollectiveError:
             assert parts_ways
     write_page(read_trace(folder / "run.json"), "run.json", folder / "page.html")

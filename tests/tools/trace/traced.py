@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,26 +106,13 @@ def collectives(events: list[Event]) -> list[Event]:
     return [event for event in events if event["ph"] == "X" and event["cat"] == "collective"]
 
 
-class _VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock jumps to the next timer as soon as nothing is ready."""
+def run_with_clock(program: Callable[[list[float]], Awaitable[None]], replicas: int) -> None:
+    """Run a replica function on a loop whose time is in the list that it gets, and which it may advance."""
+    now = [0.0]
 
-    _ready: deque[Any]
-    _scheduled: list[Any]
+    class Loop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return now[0]
 
-    def __init__(self, now: list[float]) -> None:
-        super().__init__()
-        self.now = now
-
-    def time(self) -> float:
-        return self.now[0]
-
-    def _run_once(self) -> None:
-        if not self._ready and self._scheduled:
-            self.now[0] = max(self.now[0], self._scheduled[0]._when)
-        super()._run_once()  # type: ignore[misc]
-
-
-def virtual_time(program: Coroutine[Any, Any, Any], now: list[float] | None = None) -> None:
-    """Run a coroutine on a clock that jumps over sleeps; `now` is its time, which the program may advance."""
-    with asyncio.Runner(loop_factory=lambda: _VirtualLoop(now if now is not None else [0.0])) as runner:
-        runner.run(program)
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(mirrored(replicas).run(program, (now,)))

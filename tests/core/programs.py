@@ -1,0 +1,389 @@
+"""Programs of collectives, and a run of them on ledgers in a plain loop: one ledger for all replicas, or several.
+
+A program is what each replica does, one operation after the other. Those that hypothesis draws are a program that all
+have in common, gone wrong in up to two places. Replicas take their turns in the order that a run is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hypothesis import strategies as st
+
+from aiodist._core.analysis import analyse
+from aiodist._core.call import LEAF, Call, Function, OrderCheck, Place, Post, fingerprint
+from aiodist._core.ledger import Group, Ledger, Member, Slot
+from aiodist._core.report import CollectiveReport, Location, ReplicaState
+from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot
+
+FILE = "program.py"
+_LAST_LINE = 99
+_ARRAY = {"shapes": ((3,),), "dtypes": ("float32",), "arrays": ("array",), "paths": ("",)}
+_NEST = {"shapes": ((3,), ()), "dtypes": ("float32", "float"), "arrays": ("array", "number")}
+CALLS = (
+    Call("barrier"),
+    Call("all_reduce", "SUM", **_ARRAY),
+    Call("all_reduce", "MAX", **_ARRAY),
+    Call("all_reduce", "SUM", **{**_ARRAY, "shapes": ((4,),)}),
+    Call("all_reduce", "SUM", structure=f"{{'b': {LEAF}, 'w': [{LEAF}]}}", paths=("['b']", "['w'][0]"), **_NEST),
+    Call("all_reduce", "SUM", structure=f"({LEAF}, {LEAF})", paths=("[0]", "[1]"), **_NEST),
+    Call("all_gather", axis=(0,), **{**_ARRAY, "shapes": ((None,),)}),
+    Call("broadcast", source=0, **_ARRAY),
+    Call("broadcast", source=1, **_ARRAY),
+    Call("barrier", name="end"),
+    Call("merge_call", function=Function("merge", FILE, 3, "a"), structure=f"([{LEAF}], {{}})", arguments=(1, ())),
+    Call("merge_call", function=Function("merge", FILE, 3, "a"), structure="([], {})", arguments=(0, ())),
+)
+_JOIN = Call("join")
+
+
+class Op(NamedTuple):
+    """One operation of a replica.
+
+    Attributes:
+        what: ``post``, ``make`` (a group of the run's, or of another group), ``join``, ``cancel`` (a post whose await
+            is cancelled at once), ``return`` or ``raise``.
+        line: where it stands; the column is the same for all, and the function ``train``.
+        group: the index of the group that it is of, 0 being the run's own, and others in the order of their making.
+        call: an index into `CALLS`.
+        waits: it is awaited at once; else when the program is over.
+        members: of a group that is made, the ids in the run.
+        name: of a group that is made.
+        makes: the index of the group that is made.
+    """
+
+    what: str
+    line: int
+    group: int = 0
+    call: int = 0
+    waits: bool = True
+    members: tuple[int, ...] = ()
+    name: str | None = None
+    makes: int = 0
+
+
+Program = tuple[Op, ...]
+
+
+@dataclass
+class _Running:
+    """A replica that runs."""
+
+    program: Program
+    next: int = 0
+    pending: list[tuple[Member, Slot, int]] = field(default_factory=list)
+    waits: tuple[Member, Slot, int] | None = None
+    end: ReplicaState | None = None
+    at: int = 1
+    cancelled_in: tuple[tuple[str, int], ...] = ()
+    members: dict[int, Member] = field(default_factory=dict)
+
+
+class Run:
+    """A run of programs, one for each replica.
+
+    Args:
+        programs: what each replica does.
+        order_check: what calls are compared by.
+        workers: the ids of the replicas of each process; None where there is one process.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        order_check: OrderCheck = OrderCheck.CALL_SITE,
+        workers: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self._workers = workers or [range(len(programs))]
+        total = None if workers is None else len(programs)
+        self.ledgers = [Ledger(own, order_check, total=total) for own in self._workers]
+        self.replicas = [_Running(program) for program in programs]
+        self._groups: dict[GroupKey, list[Group]] = {}
+        for ledger in self.ledgers:
+            self._groups.setdefault(ledger.root.key, []).append(ledger.root)
+            for member in ledger.root.members:
+                self.replicas[member.replica_id].members[0] = member
+
+    def go(self, turns: Sequence[int] = ()) -> Run:
+        """Let replicas take turns until none can run any more, and return this.
+
+        Args:
+            turns: which of those that can run goes next, again and again; empty: the lowest, until it waits.
+        """
+        count = 0
+        while True:
+            ready = [i for i, replica in enumerate(self.replicas) if replica.end is None and replica.waits is None]
+            if not ready:
+                return self
+            turn = turns[count % len(turns)] if turns else 0
+            self._step(self.replicas[ready[turn % len(ready)]])
+            count += 1
+
+    def _step(self, replica: _Running) -> None:
+        if replica.next == len(replica.program):
+            self._finish(replica)
+            return
+        op = replica.program[replica.next]
+        replica.next += 1
+        replica.at = op.line
+        if op.what in ("return", "raise"):
+            self._end(replica, ReplicaState.EXITED if op.what == "return" else ReplicaState.FAILED)
+            return
+        member = replica.members.get(op.group)
+        if member is None or (op.what == "make" and member.replica_id not in op.members):
+            return
+        place = Place(FILE, op.line, 4, "train")  # one of its own for each replica: equal ones are the same
+        group = member.group
+        if op.what == "make":
+            ranks = tuple(group.key[0].index(i) for i in op.members)
+            made = replica.members[op.makes] = group.new_group(member, ranks, op.name, place, 0)
+            parts = self._groups.setdefault(made.group.key, [])
+            if made.group not in parts:
+                parts.append(made.group)
+        elif op.what == "join":
+            group.join(member, _JOIN, place, 0)
+            join = group.joining
+            self._advance(group.key)
+            self._wait(replica, member, join, op.line)
+        else:
+            slot = group.post(member, CALLS[op.call], place, 0)
+            self._advance(group.key)
+            if op.what == "cancel" and not slot.complete:
+                group.abandon(member, slot)
+                replica.cancelled_in = ((FILE, op.line),)
+            elif op.waits:
+                self._wait(replica, member, slot, op.line)
+            else:
+                replica.pending.append((member, slot, op.line))
+
+    def _wait(self, replica: _Running, member: Member, slot: Slot | None, line: int) -> None:
+        if slot is not None and not slot.complete:
+            slot.waiters[member.position] = replica
+            replica.waits = member, slot, line
+            replica.at = line
+            if member.group.doomed is not None:
+                member.group.consider(member)
+
+    def _finish(self, replica: _Running) -> None:
+        while replica.pending and replica.waits is None:
+            self._wait(replica, *replica.pending.pop(0))
+        if replica.waits is None:
+            replica.at = _LAST_LINE
+            self._end(replica, ReplicaState.EXITED)
+
+    def _end(self, replica: _Running, state: ReplicaState) -> None:
+        replica.end = state
+        own = replica.members[0]
+        own.group.ledger.end(own.replica, state)
+
+    def _advance(self, key: GroupKey) -> None:
+        """Complete what all members have issued alike, over all workers: in order, and then the join."""
+        parts = self._groups[key]
+        if not _made_by_all(parts):
+            return
+        while numbers := {number for part in parts for number in part.open}:
+            if not self._complete(parts, min(numbers)):
+                return
+        joins = [part.joining for part in parts if part.joining is not None and part.joining.matched]
+        if len(joins) == len(parts):
+            number = max(part.number_of_join() for part in parts)
+            for part, slot in zip(parts, joins, strict=True):
+                part.finish_join(slot, number)
+                self._resume(part, slot)
+
+    def _complete(self, parts: Sequence[Group], number: int) -> bool:
+        slots = [part.open.get(number) for part in parts]
+        keys = set()
+        for part, slot in zip(parts, slots, strict=True):
+            joined = all(each.joined_at is not None and each.joined_at <= number for each in part.members)
+            if not joined and (slot is None or not slot.matched):
+                return False
+            if slot is not None:
+                there = [m.position for m in part.members if m.position not in slot.absent]
+                keys |= {fingerprint(part.ledger.order_check, slot.post_of(position)) for position in there}
+        if len(keys) > 1 or not _made_alike(parts):
+            return False
+        for part, slot in zip(parts, slots, strict=True):
+            if slot is not None:
+                self._resume(part, slot)
+        return True
+
+    def _resume(self, part: Group, slot: Slot) -> None:
+        part.complete(slot)
+        for waiter in slot.waiters:
+            if waiter is not None:
+                waiter.waits = None
+
+    # What came of it.
+
+    def snapshots(self) -> list[Snapshot]:
+        """Return what each process knows."""
+        return [
+            ledger.snapshot(
+                [self._facts(each.id) for each in ledger.replicas],
+                blocked=tuple(each.id for each in ledger.replicas if self.replicas[each.id].waits is not None),
+            )
+            for ledger in self.ledgers
+        ]
+
+    def snapshot(self) -> Snapshot:
+        """Return what the only process knows."""
+        (found,) = self.snapshots()
+        return found
+
+    def _facts(self, replica_id: int) -> ReplicaFacts:
+        replica = self.replicas[replica_id]
+        here = Location(FILE, replica.at, "train")
+        return ReplicaFacts(
+            replica_id,
+            f"CPU:{replica_id}",
+            replica.end,
+            stack=(here,) if replica.end is None else (),
+            returned="None" if replica.end is ReplicaState.EXITED else None,
+            ended_at=here if replica.end is ReplicaState.EXITED else None,
+            cancelled_in=replica.cancelled_in,
+        )
+
+    @property
+    def went_well(self) -> bool:
+        """Whether every replica has come to its end, and nothing is open, nor known to some members of a group alone."""
+        return (
+            all(replica.end is not None for replica in self.replicas)
+            and not any(ledger.open_slots() for ledger in self.ledgers)
+            and all(_made_by_all(parts) and _made_alike(parts) for parts in self._groups.values())
+        )
+
+
+def _made_by_all(parts: Sequence[Group]) -> bool:
+    return {member.replica_id for part in parts for member in part.members} == set(parts[0].key[0])
+
+
+def _made_alike(parts: Sequence[Group]) -> bool:
+    posts: set[object] = set()
+    for part in parts:
+        if part.made_at is not None:
+            made = Post(Call("new_group", members=part.key[0], name=part.key[1]), (part.made_at[0],))
+            posts.add(fingerprint(part.ledger.order_check, made))
+    return len(posts) <= 1
+
+
+def report_of(programs: Sequence[Program], turns: Sequence[int] = ()) -> CollectiveReport:
+    """Return the report on a run of programs."""
+    return analyse(Run(programs).go(turns).snapshot())
+
+
+# Drawing programs.
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Programs as they were drawn.
+
+    Attributes:
+        common: what all replicas have in common; of groups, those that are their members do it.
+        changed: what some do instead, by id.
+        replicas: how many there are.
+        order_check: what calls are compared by.
+    """
+
+    common: Program
+    changed: dict[int, Program]
+    replicas: int
+    order_check: OrderCheck
+
+    @property
+    def programs(self) -> list[Program]:
+        """What each replica does."""
+        return [self.changed.get(i, self.common) for i in range(self.replicas)]
+
+    def run(self, turns: Sequence[int] = (), workers: Sequence[Sequence[int]] | None = None) -> Run:
+        """Run them."""
+        return Run(self.programs, self.order_check, workers).go(turns)
+
+
+turns = st.lists(st.integers(0, 59), max_size=6)
+
+
+class _Choices:
+    """Choices by the bytes of a string, which hypothesis draws at once; where it is over, always the first."""
+
+    def __init__(self, string: bytes) -> None:
+        self._bytes = iter(string)
+
+    def below(self, number: int) -> int:
+        """Choose a number from 0."""
+        return next(self._bytes, 0) % number
+
+    def some(self, of: Sequence[int]) -> tuple[int, ...]:
+        """Choose some, in any order; one at least."""
+        left = list(of)
+        return tuple(left.pop(self.below(len(left))) for _ in range(1 + self.below(len(of))))
+
+
+def drawn(
+    changes: int = 2, *, groups: bool = True, joins: bool = True, cancels: bool = True
+) -> st.SearchStrategy[Drawn]:
+    """Draw a program, and up to that many changes to what single replicas do.
+
+    Args:
+        changes: how many changes at most.
+        groups: there may be groups of some replicas.
+        joins: replicas may join.
+        cancels: replicas may be cancelled out of collectives.
+    """
+    what = ["drop", "again", "swap", "call", "line", "return", "raise", "later"]
+    what += ["join"] * joins + ["cancel"] * cancels
+
+    def of(string: bytes) -> Drawn:
+        choices = _Choices(string)
+        replicas = 2 + choices.below(4)
+        common = _common(choices, replicas, groups=groups)
+        if joins and choices.below(3) == 1:
+            common = (*common, Op("join", len(common)))
+        changed: dict[int, Program] = {}
+        for _ in range(choices.below(changes + 1)):
+            replica_id, at = choices.below(replicas), choices.below(len(common))
+            own = changed.get(replica_id, common)
+            if at < len(own):
+                changed[replica_id] = _changed(own, what[choices.below(len(what))], at)
+        return Drawn(common, changed, replicas, list(OrderCheck)[choices.below(3)])
+
+    return st.binary(max_size=48).map(of)
+
+
+def _common(choices: _Choices, replicas: int, *, groups: bool) -> Program:
+    made = [tuple(range(replicas))]
+    program = []
+    for line in range(1 + choices.below(5)):
+        group = choices.below(len(made))
+        if groups and choices.below(4) == 1:
+            name = f"g{len(made)}" if choices.below(2) else None
+            program.append(Op("make", line, group, members=choices.some(made[group]), name=name, makes=len(made)))
+            made.append(program[-1].members)
+        else:
+            program.append(Op("post", line, group, choices.below(len(CALLS)), waits=choices.below(4) != 1))
+    return tuple(program)
+
+
+def _changed(program: Program, what: str, at: int) -> Program:
+    """Return a program with one thing changed at an operation."""
+    before, op, after = program[:at], program[at], program[at + 1 :]
+    if what == "drop":
+        return before + after
+    if what == "again":
+        return (*before, op, op, *after)
+    if what == "swap":
+        return (*before, *after[:1], op, *after[1:])
+    if what in ("return", "raise", "join"):
+        return (*before, Op(what, op.line), op, *after)
+    if op.what not in ("post", "cancel"):
+        return program
+    instead = {
+        "call": op._replace(call=(op.call + 1) % len(CALLS)),
+        "line": op._replace(line=op.line + 50),
+        "later": op._replace(waits=not op.waits),
+        "cancel": op._replace(what="cancel"),
+    }
+    return (*before, instead[what], *after)

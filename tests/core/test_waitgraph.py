@@ -1,0 +1,61 @@
+"""Who waits for ever, and the shortest cycle: against a naive fixpoint, and against all cycles there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist._core.waitgraph import shortest_cycle, stuck
+
+many = settings(max_examples=500)
+_few = st.lists(st.integers(0, 6), max_size=3)
+
+
+def naively_stuck(
+    waits: Mapping[int, Sequence[int]], blockers: Mapping[int, Sequence[int]], gone: Sequence[int]
+) -> set[int]:
+    left = {node for node, own in waits.items() if own and node not in gone}
+    while True:
+        never = left | set(gone)
+        free = {node for node in left if any(never.isdisjoint(blockers[wait]) for wait in waits[node])}
+        if not free:
+            return left
+        left -= free
+
+
+@many
+@given(st.dictionaries(st.integers(0, 6), _few), st.fixed_dictionaries(dict.fromkeys(range(7), _few)), _few)
+def test_stuck_are_the_largest_set_that_waits_for_its_own(
+    waits: dict[int, list[int]], blockers: dict[int, list[int]], gone: list[int]
+) -> None:
+    assert stuck(waits, blockers, gone) == naively_stuck(waits, blockers, gone)
+
+
+def ways_back(follows: Mapping[int, Sequence[int]], way: list[int]) -> list[list[int]]:
+    """Return all cycles that begin with that way and pass through no node twice."""
+    found = []
+    for other in follows.get(way[-1], ()):
+        if other == way[0]:
+            found.append(way)
+        elif other not in way:
+            found += ways_back(follows, [*way, other])
+    return found
+
+
+@many
+@given(st.dictionaries(st.integers(0, 6), _few), st.permutations(range(7)))
+def test_the_cycle_is_a_shortest_that_there_is(waits: dict[int, list[int]], order: list[int]) -> None:
+    follows = {node: [other for other in others if other != node] for node, others in waits.items()}
+    lengths = [len(way) for start in range(7) for way in ways_back(follows, [start])]
+    cycle = shortest_cycle(follows, order)
+    assert len(cycle) == min(lengths, default=0)
+    assert all(after in follows[node] for node, after in zip(cycle, cycle[1:] + cycle[:1], strict=True))
+    assert not cycle or cycle[0] == min(cycle, key=order.index)
+
+
+def test_a_ring_of_thousands_is_found_whichever_way_it_goes() -> None:
+    ids = list(range(4096))
+    assert shortest_cycle({i: [(i + 1) % 4096] for i in ids}, ids) == ids
+    assert shortest_cycle({i: [(i - 1) % 4096] for i in ids}, ids) == [0, *ids[:0:-1]]
