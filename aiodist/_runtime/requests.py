@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,20 @@ _MOST_KEPT = 4096
 Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
 
 
+class OverWorkers(NamedTuple):
+    """How a request with a ``compute`` of its own is carried out where replicas live on several workers.
+
+    Attributes:
+        collective: what is made of what all replicas bring.
+        bring: returns what local replicas bring to that, by position, of their values.
+        finish: makes this worker's result of the values and of what came out.
+    """
+
+    collective: Collective
+    bring: Callable[[Sequence[Any]], Sequence[Any]]
+    finish: Callable[[Sequence[Any], Any], Any]
+
+
 class Request:
     """What a call asks for.
 
@@ -41,16 +55,26 @@ class Request:
         op: the reduce op.
         shape, dtype: of a single NumPy array; None for everything else.
         compute: makes the result of the values and options, where no plan does; None otherwise.
+        over_workers: the same over several workers; None where there is no ``compute``.
         on_devices: whether there are arrays on GPUs among the leaves.
         checked_for: for how many replicas it was last found to be one that can be carried out.
     """
 
-    __slots__ = ("_executors", "call", "checked_for", "collective", "compute", "dtype", "on_devices", "op", "shape")
+    __slots__ = (
+        "_executors", "call", "checked_for", "collective", "compute", "dtype", "on_devices", "op", "over_workers", "shape",
+    )  # fmt: skip
 
-    def __init__(self, collective: Collective, call: Call, compute: Compute | None = None) -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        call: Call,
+        compute: Compute | None = None,
+        over_workers: OverWorkers | None = None,
+    ) -> None:
         self.collective = collective
         self.call = call
         self.compute = compute
+        self.over_workers = over_workers
         self.op = collective.op
         spec = collective.spec
         plain = spec is not None and spec.single and spec.marks == (None,) and collective.detail is None
@@ -154,8 +178,8 @@ def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, stru
         structure=None if structure is None else _skeleton(structure),
         paths=paths,
         shapes=None if spec is None else spec.shapes,
-        dtypes=() if spec is None else tuple(map(_dtype_text, spec.dtypes)),
-        arrays=() if spec is None else tuple(map(_array_text, spec.marks)),
+        dtypes=() if spec is None else tuple(map(dtype_text, spec.dtypes)),
+        arrays=() if spec is None else tuple(map(array_text, spec.marks)),
     )
 
 
@@ -183,7 +207,8 @@ def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
     return level.unflatten(children)
 
 
-def _dtype_text(dtype: Any) -> str:
+def dtype_text(dtype: Any) -> str:
+    """Return a leaf's dtype as calls have it."""
     return dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(getattr(dtype, "__name__", dtype))
 
 
@@ -195,7 +220,8 @@ _ARRAYS = {
 }
 
 
-def _array_text(mark: Any) -> str:
+def array_text(mark: Any) -> str:
+    """Return what a leaf is, as calls have it."""
     if isinstance(mark, DeviceType):
         return mark.name + ON_A_GPU
     return mark.name if isinstance(mark, HostType) else _ARRAYS[mark]

@@ -1,6 +1,7 @@
 """Bootstrap: which engine serves a program, and the first meeting of a strategy's workers.
 
-The constructor of a strategy blocks until all workers have come. Each says what it has (`Hello`); what each says has a
+The constructor of a strategy blocks until all workers have come; where those are simulated in one thread, the first use
+does. Each says what it has (`Hello`); what each says has a
 size of its own, so the sizes are exchanged first.
 """
 
@@ -12,10 +13,11 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate, pairwise
 from sys import _getframe
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 
@@ -28,72 +30,124 @@ from aiodist._workers.addresses import Listening
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
 from aiodist._workers.engines.local import LocalCommunicator, LocalMaking
+from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.launcher import told_to_the_launcher
 from aiodist._workers.layout import Layout
-from aiodist._workers.simulated_control import LocalControl
+from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist._workers.team import Settings, Team
-from aiodist._workers.transport import Communicator, Making, Request, Steps, as_bytes, parts_of
+from aiodist._workers.transport import Communicator, Making, Request, Steps, as_bytes
 
 FIRST_MEETING_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
 _OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist.strategy")
-T = TypeVar("T")
 
 _unmet: Final[list[Making]] = []
 """What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
 
 
-@dataclass(frozen=True, slots=True)
-class Met:
-    """A strategy's workers, once they have met.
-
-    Attributes:
-        team: this worker's part.
-        hellos: what each worker has said of itself, by rank.
-    """
-
-    team: Team
-    hellos: Sequence[Hello]
-
-
-def meet(given: Any, devices: Sequence[str], settings: Settings) -> Met:
-    """Meet the other workers of a strategy; block until they have come.
+class Meeting:
+    """The first meeting of a strategy's workers.
 
     Args:
-        given: the workers: one of mpi4py's communicators; None for all that a launcher has started.
+        given: the workers: one of mpi4py's communicators; an engine's; None for all that a launcher has started.
         devices: this worker's replicas' devices.
         settings: what all workers have in common.
 
     Raises:
         ImportError: the library of the engine is not installed.
-        RuntimeError: the engine does not know of all workers; a worker has started this process; the workers have
-            different versions of aiodist.
+        RuntimeError: the engine does not know of all workers; a worker has started this process.
         TimeoutError: another worker has not come for five minutes.
         TypeError: ``given`` is no communicator.
         ValueError: it is none that this process is in, or one between two groups; an unknown engine.
     """
-    with told_to_the_launcher():
-        communicator = _communicator(given)
-    listening = Listening() if communicator.size > 1 and communicator.rank == 0 else None
-    hello = Hello.of_this_process(devices, None if listening is None else listening.address, _place_of_making())
-    hellos = _completed(greeted(communicator, hello), communicator.rank, communicator.size)
-    check_versions(hellos)
-    layout = Layout(communicator.rank, [each.devices for each in hellos])
-    control = LocalControl(layout) if layout.workers == 1 else TcpControl(layout, hellos, listening)
-    team = Team(layout, settings, communicator, control, Driver())
-    control.listen(team)
-    return Met(team, hellos)
+
+    def __init__(self, given: Any, devices: Sequence[str], settings: Settings) -> None:
+        self._settings = settings
+        if isinstance(given, (SimulatedCommunicator, LocalCommunicator)):
+            self.communicator: Communicator = given
+        else:
+            with told_to_the_launcher():
+                self.communicator = _communicator(given)
+        first_of_several = self.communicator.size > 1 and self.communicator.rank == 0
+        self._listening = Listening() if first_of_several and not self.is_in_one_thread else None
+        address = None if self._listening is None else self._listening.address
+        self._steps = greeted(self.communicator, Hello.of_this_process(devices, address, _place_of_making()))
+        self._begun = next(self._steps)
+        self._met: tuple[Team, Sequence[Hello]] | None = None
+
+    @property
+    def is_in_one_thread(self) -> bool:
+        """Whether all workers are in this thread, so that none may wait for others before all have been made."""
+        return isinstance(self.communicator, SimulatedCommunicator)
+
+    @property
+    def team(self) -> Team:
+        """This worker's part in the strategy; the first use blocks until all workers have come.
+
+        Raises:
+            RuntimeError: the workers have different versions of aiodist.
+            TimeoutError: another worker has not come for five minutes.
+        """
+        return self._all()[0]
+
+    @property
+    def hellos(self) -> Sequence[Hello]:
+        """What each worker has said of itself, by rank; the first use blocks likewise."""
+        return self._all()[1]
+
+    def _all(self) -> tuple[Team, Sequence[Hello]]:
+        if self._met is None:
+            self._met = self._meet()
+        return self._met
+
+    def _meet(self) -> tuple[Team, Sequence[Hello]]:
+        communicator = self.communicator
+        hellos, layout = self._completed()
+        check_versions(hellos)
+        layout = layout.seen_from(communicator.rank)
+        control: TcpControl | SimulatedControl
+        if isinstance(communicator, SimulatedCommunicator):
+            control = SimulatedControl(communicator.cluster.shared(SimulatedSwitchboard, layout), communicator.rank)
+        elif layout.workers == 1:
+            control = SimulatedControl(SimulatedSwitchboard(layout), 0)
+        else:
+            control = TcpControl(layout, hellos, self._listening)
+        team = Team(layout, self._settings, communicator, control, Driver())
+        control.listen(team)
+        return team, hellos
+
+    def _completed(self) -> tuple[Sequence[Hello], Layout]:
+        request: Request = self._begun
+        try:
+            while True:
+                if self.is_in_one_thread and not request.test():
+                    raise RuntimeError(
+                        f"worker {self.communicator.rank} of {self.communicator.size} simulated ones waits for others "
+                        "that have not got this far: make the strategies of all of them first"
+                    )
+                _wait(request, self.communicator.rank, self.communicator.size)
+                request = next(self._steps)
+        except StopIteration as end:
+            found: tuple[Sequence[Hello], Layout] = end.value
+            return found
 
 
-def greeted(communicator: Communicator, own: Hello) -> Steps[list[Hello]]:
-    """Return what each worker says of itself, by rank."""
+def greeted(communicator: Communicator, own: Hello) -> Steps[tuple[Sequence[Hello], Layout]]:
+    """Return what each worker says of itself, by rank, and the layout that this makes, as worker 0 sees it."""
     told = np.frombuffer(own.to_bytes(), np.uint8)
     sizes = np.empty(communicator.size, np.int64)
     yield communicator.iallgather(as_bytes(np.array([len(told)], np.int64)), as_bytes(sizes))
     whole = np.empty(int(sizes.sum()), np.uint8)
     yield communicator.iallgatherv(told, whole, sizes.tolist())
-    return [Hello.from_bytes(part.tobytes()) for part in parts_of(whole, sizes.tolist())]
+    return _understood(whole.tobytes(), tuple(sizes.tolist()))
+
+
+@lru_cache(maxsize=4)  # simulated workers, of which there may be thousands in a process, share it
+def _understood(whole: bytes, sizes: tuple[int, ...]) -> tuple[Sequence[Hello], Layout]:
+    bounds = [0, *accumulate(sizes)]
+    hellos = [Hello.from_bytes(whole[begin:end]) for begin, end in pairwise(bounds)]
+    return hellos, Layout(0, [hello.devices for hello in hellos])
 
 
 # The engine.
@@ -151,15 +205,6 @@ def _of_launcher() -> Making:
 # Waiting, in the constructor.
 
 
-def _completed(steps: Steps[T], rank: int, size: int) -> T:
-    try:
-        while True:
-            _wait(next(steps), rank, size)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
 def _wait(request: Request, rank: int, size: int) -> None:
     """Block until a request of the first meeting is complete; warn once meanwhile."""
     begun = time.monotonic()
@@ -206,9 +251,3 @@ def _constructor() -> Location | None:
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
         frame = frame.f_back
     return None if frame is None else place(frame.f_code, frame.f_lasti).location
-
-
-def alone(devices: Sequence[str], settings: Settings) -> Team:
-    """Return the team of a single worker."""
-    layout = Layout(0, [devices])
-    return Team(layout, settings, LocalCommunicator(), LocalControl(layout), Driver())

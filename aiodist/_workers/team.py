@@ -67,10 +67,12 @@ class Pending:
     """Something called outside of replicas, until all workers have it.
 
     Attributes:
+        number: its sequence number.
         done: the result, or the error, is there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.done = False
         self._value: Any = None
         self._error: BaseException | None = None
@@ -87,6 +89,8 @@ class Pending:
             BaseException: the error.
         """
         if self._error is not None:
+            if isinstance(self._error, CollectiveError):  # one of its own for each caller's traceback
+                raise type(self._error)(self._error.report) from self._error.__cause__
             raise self._error
         return self._value
 
@@ -156,7 +160,7 @@ class Team:
         """
         self.driver.carry_out_calls()
         if self.error is not None:
-            raise self.error
+            raise type(self.error)(self.error.report) from self.error.__cause__
 
     def digest(self, slot: Slot, position: int = 0) -> bytes:
         """Return 16 bytes that stand for the call of a slot, as the member at that position has posted it."""
@@ -168,6 +172,25 @@ class Team:
             made = digest_of(self.settings.order_check, slot.post_of(position))
             found = self._digests[key] = made, (slot.call, slot.code)  # held, so that no other has their ids
         return found[0]
+
+    async def perform(
+        self, call: Call, code: Any, offset: int, move: Move, path: Path | None = None, *, float64: bool = False
+    ) -> Any:
+        """Carry out a call outside of replicas that all workers make; see `Outside.begin`.
+
+        Raises:
+            CollectiveError: the workers do not meet in it, or the strategy has ended.
+            TypeError, ValueError, OverflowError: the values cannot be combined.
+        """
+        return await self.awaited(self.outside.begin(call, code, offset, path, move, float64=float64))
+
+    async def awaited(self, pending: Pending) -> Any:
+        """Wait for a call outside of replicas; return its result; see `perform`."""
+        try:
+            await self.driver.until(lambda: pending.done)
+        finally:
+            self.outside.abandon(pending)  # unless it is complete
+        return pending.result()
 
     # Runs.
 
@@ -350,7 +373,7 @@ class Outside:
         for member in group.members:
             slot = group.post(member, call, code, offset, path)
         assert isinstance(slot, _OutsideSlot)
-        slot.move, slot.pending = move, Pending()
+        slot.move, slot.pending = move, Pending(slot.number)
         self._open.append(slot)
         self.channel.session.post(Step(team.digest(slot), slot, FLOAT64 if float64 else NO_FLAGS))
         team.driver.start(team.guarded(self.channel.advance()))

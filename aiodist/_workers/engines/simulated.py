@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from aiodist_kernels import ReduceOp
 
 _Part = tuple[Any, ...]
 _Kind = tuple[Any, ...]
+T = TypeVar("T")
 
 
 class SimulatedRequest:
@@ -227,8 +228,16 @@ class SimulatedCluster:
     def __init__(self, size: int, *, held: bool = False) -> None:
         self.lock = threading.RLock()
         self.held: list[SimulatedRequest] | None = [] if held else None
+        self._shared: Any = None
         world = _World(size, self)
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
+
+    def shared(self, make: Callable[[Any], T], argument: Any) -> T:
+        """Return what the workers have in common: made by the first that asks, for this number of workers."""
+        with self.lock:
+            if self._shared is None:
+                self._shared = make(argument)
+            return self._shared  # type: ignore[no-any-return]
 
     def deliver(self, request: SimulatedRequest) -> None:
         """Tell a worker that an operation is complete, now or when the test says so."""
