@@ -72,8 +72,12 @@ class Meeting:
         first_of_several = self.communicator.size > 1 and self.communicator.rank == 0
         self._listening = Listening() if first_of_several and not self.is_in_one_thread else None
         address = None if self._listening is None else self._listening.address
-        self._steps = greeted(self.communicator, Hello.of_this_process(devices, address, _place_of_making()))
-        self._begun = next(self._steps)
+        hello = Hello.of_this_process(devices, address, _place_of_making()).to_bytes()
+        if isinstance(self.communicator, SimulatedCommunicator):
+            self.communicator.cluster.hellos[self.communicator.rank] = hello
+        else:
+            self._steps = greeted(self.communicator, hello)
+            self._begun = next(self._steps)
         self._met: tuple[Team, Sequence[Hello]] | None = None
 
     @property
@@ -118,24 +122,29 @@ class Meeting:
         return team, hellos
 
     def _completed(self) -> tuple[Sequence[Hello], Layout]:
+        communicator = self.communicator
+        if isinstance(communicator, SimulatedCommunicator):
+            told = communicator.cluster.hellos
+            if len(told) < communicator.size:
+                raise RuntimeError(
+                    f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
+                    "got this far: make the strategies of all of them first"
+                )
+            each = [told[rank] for rank in range(communicator.size)]
+            return _understood(b"".join(each), tuple(map(len, each)))
         request: Request = self._begun
         try:
             while True:
-                if self.is_in_one_thread and not request.test():
-                    raise RuntimeError(
-                        f"worker {self.communicator.rank} of {self.communicator.size} simulated ones waits for others "
-                        "that have not got this far: make the strategies of all of them first"
-                    )
-                _wait(request, self.communicator.rank, self.communicator.size)
+                _wait(request, communicator.rank, communicator.size)
                 request = next(self._steps)
         except StopIteration as end:
             found: tuple[Sequence[Hello], Layout] = end.value
             return found
 
 
-def greeted(communicator: Communicator, own: Hello) -> Steps[tuple[Sequence[Hello], Layout]]:
+def greeted(communicator: Communicator, own: bytes) -> Steps[tuple[Sequence[Hello], Layout]]:
     """Return what each worker says of itself, by rank, and the layout that this makes, as worker 0 sees it."""
-    told = np.frombuffer(own.to_bytes(), np.uint8)
+    told = np.frombuffer(own, np.uint8)
     sizes = np.empty(communicator.size, np.int64)
     yield communicator.iallgather(as_bytes(np.array([len(told)], np.int64)), as_bytes(sizes))
     whole = np.empty(int(sizes.sum()), np.uint8)

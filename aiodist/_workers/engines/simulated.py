@@ -223,11 +223,13 @@ class SimulatedCluster:
     Attributes:
         communicators: one each, for their strategies.
         held: the deliveries that wait.
+        hellos: what workers have said of themselves, by rank.
     """
 
     def __init__(self, size: int, *, held: bool = False) -> None:
         self.lock = threading.RLock()
         self.held: list[SimulatedRequest] | None = [] if held else None
+        self.hellos: dict[int, bytes] = {}
         self._shared: Any = None
         world = _World(size, self)
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
