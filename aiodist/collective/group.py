@@ -30,18 +30,18 @@ from types import CodeType
 from typing import Any
 
 from aiodist._arrays.options import CommunicationOptions, OrderCheck
-from aiodist._collectives.host import HostExecutor
+from aiodist._collectives.execution import Executor
 from aiodist._collectives.work import Work
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import ReplicaState
 from aiodist.collective import joining, judging, sameness
 from aiodist.collective.branches import Branches
-from aiodist.collective.brought import OutBuffers
 from aiodist.collective.engine import Engine
 from aiodist.collective.grace import GRACE_SECONDS, look
 from aiodist.collective.kinds import MERGE_CALL
 from aiodist.collective.member import Member
 from aiodist.collective.observer import Observer
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.collective.signature import KIND, STRUCTURE, Signature
 from aiodist_kernels import Accumulate
@@ -78,6 +78,7 @@ class SyncGroup:
 
     def __init__(self, devices: Sequence[str], order_check: OrderCheck, options: CommunicationOptions) -> None:
         self.size = self.world_size = len(devices)
+        self.devices = tuple(devices)
         self.places: Sequence[int] = range(self.size)
         self.members = [Member(position, device, self) for position, device in enumerate(devices)]
         self.root = self
@@ -89,7 +90,7 @@ class SyncGroup:
         self.open: dict[int, Rendezvous] = {}
         self.agreed: deque[Record] = deque(maxlen=HISTORY)
         self._checked: Any = None  # the latest signature: mostly the next one asks for the same
-        self._executors: dict[Accumulate, HostExecutor] = {}  # what carries that out
+        self._executors: dict[Accumulate, Executor | None] = {}  # what carries that out
         self.trouble: int | None = None
         self.verdict: CollectiveError | None = None
         self._ended_at = _NEVER
@@ -232,11 +233,11 @@ class SyncGroup:
 
     def _combine(self, meeting: Rendezvous) -> Work | None:
         if meeting.signature is not self._checked or meeting.absent is not None:
-            return meeting.combine(self.members)
-        executor = self._executors.get(meeting.options.accumulate)
-        if executor is None and meeting.is_of_host():
-            executor = self._executors[meeting.options.accumulate] = meeting.executor()
-        return meeting.combine(self.members, executor)
+            return meeting.combine(meeting.executor(self.devices))
+        accumulate = meeting.options.accumulate
+        if accumulate not in self._executors:
+            self._executors[accumulate] = meeting.executor(self.devices)
+        return meeting.combine(self._executors[accumulate])
 
     def _carry_out(self, meeting: Rendezvous, work: Work) -> None:
         """Let worker threads make the result. Nobody is missing: the meeting can be neither late nor abandoned."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, select_replica
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist.collective.group import SyncGroup
-from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist.collective.recorder import Recorder
 from aiodist.replica import arguments
 from aiodist.replica.context import ReplicaContext

@@ -18,8 +18,8 @@ from aiodist._arrays.options import CommunicationOptions, OrderCheck
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, regroup
 from aiodist._collectives.host import packs
+from aiodist._collectives.kinds import ALL_REDUCE, BROADCAST
 from aiodist.collective.group import SyncGroup
-from aiodist.collective.kinds import ALL_REDUCE, BROADCAST
 from aiodist.replica import arguments
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
