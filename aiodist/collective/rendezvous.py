@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from aiodist._arrays import nests
-from aiodist._arrays.leaves import has_device_arrays, has_foreign
+from aiodist._arrays.leaves import has_foreign
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._collectives.execution import executor
+from aiodist._collectives.execution import Executor, executor
 from aiodist._collectives.host import HostExecutor, in_native_order
 from aiodist._collectives.work import Work
-from aiodist.collective.brought import Brought, OutBuffers
 from aiodist.collective.kinds import collective_of
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import KIND, SHAPES, STRUCTURE, TYPES, Signature
-
-if TYPE_CHECKING:
-    from aiodist.collective.member import Member
 
 
 class Rendezvous:
@@ -122,24 +119,20 @@ class Rendezvous:
             return result
         return nests.unflatten(structure, result)
 
-    def combine(self, members: Sequence[Member], executor: HostExecutor | None = None) -> Work | None:
+    def combine(self, executor: Executor | None) -> Work | None:
         """Compute the result of what the replicas brought, and keep it; or return the work that it is.
 
         Args:
-            members: the replicas.
-            executor: what carries it out, where that is known.
+            executor: what carries it out; None for kinds of their own.
         """
         signature, kind = self.signature, self.signature[KIND]
         if self.others is not None:
             self.put_in_native_order()
-        if executor is None and kind.computes is None:
+        if executor is None:
             absent = self.absent or ()
             values = [value for position, value in enumerate(self.values) if position not in absent]
             result = kind.combine(signature, values, self.options)
-        elif executor is None and not self.is_of_host():
-            return self._on_devices(members)
         else:
-            executor = executor or self.executor()
             self.by_replica = kind.shared and not executor.shared
             if self.outs is None:
                 result = executor.run(self.values, self.options.bytes_per_pack)
@@ -150,34 +143,21 @@ class Rendezvous:
         self.take(result)
         return None
 
-    def is_of_host(self) -> bool:
-        """Whether it is one of the collectives in the table, and nothing that was brought lies on a GPU."""
-        types = self.signature[TYPES]
-        return self.signature[KIND].computes is not None and not (types is not None and has_device_arrays(types))
+    def executor(self, devices: tuple[str, ...]) -> Executor | None:
+        """Return what carries it out; None for kinds of their own.
 
-    def executor(self) -> HostExecutor:
-        """Return what carries it out.
+        Args:
+            devices: the replicas'.
 
         Raises:
             ValueError: it takes a value of a replica that has joined.
         """
+        if self.signature[KIND].computes is None:
+            return None
         collective, absent = collective_of(self.signature), self.absent or ()
         if absent:
             collective.check_present(absent)
-        return executor(collective, self.size, absent, self.options.accumulate)
-
-    def _on_devices(self, members: Sequence[Member]) -> Work:
-        from aiodist.collective.device_exchange import WORK  # loaded where there are arrays on GPUs
-
-        absent = self.absent or ()
-        if absent:
-            collective_of(self.signature).check_present(absent)
-        self.by_replica = True
-        taking_part = [i for i in range(self.size) if i not in absent]
-        names = [members[i].device for i in taking_part]
-        values = [self.values[i] for i in taking_part]
-        brought = Brought(self.signature, values, self.options, taking_part, names)
-        return WORK[self.signature[KIND].name](brought, self.outs).work()
+        return executor(collective, self.size, absent, self.options.accumulate, devices)
 
     def _buffers(self) -> dict[int, Sequence[Any]]:
         return {position: buffers.leaves for position, buffers in (self.outs or {}).items()}
@@ -206,8 +186,8 @@ class Rendezvous:
 
     def _handed_out(self, result: Any) -> Any:
         """Turn a result's arrays, where replicas brought another framework's, into that framework's again."""
-        executor = self.executor()
+        host = HostExecutor(collective_of(self.signature), self.size, self.absent or ())
         self.by_replica = self.signature[KIND].shared
         single, of_each = self.signature[STRUCTURE] is None, not self.by_replica
         rows = [[row] if single else row for row in (result if of_each else [result])]
-        return executor.handed_out(list(zip(*rows, strict=True)), self._buffers())
+        return host.handed_out(list(zip(*rows, strict=True)), self._buffers())

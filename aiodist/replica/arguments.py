@@ -13,8 +13,8 @@ from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import out as outs
 from aiodist._collectives.kinds import normalized_axis
-from aiodist.collective.brought import OutBuffers
 from aiodist.collective.kinds import collective_of
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import DETAIL, SHAPES, STRUCTURE, Signature, leaf_fields
 from aiodist_kernels import ReduceOp
 

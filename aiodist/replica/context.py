@@ -15,8 +15,8 @@ from aiodist._arrays import nests
 from aiodist._arrays.leaves import describe
 from aiodist._arrays.options import CommunicationOptions
 from aiodist.collective import joining, kinds
-from aiodist.collective.brought import OutBuffers
 from aiodist.collective.callsite import call_path
+from aiodist.collective.out_buffers import OutBuffers
 from aiodist.collective.signature import NAME, PATH, Signature
 from aiodist.replica import arguments, refusal
 from aiodist.replica.branching import member_of_new_group, tell_when_gone

@@ -43,7 +43,7 @@ class DeviceWorker:
         return future.result()
 
     def _on_gpu(self, fn: Callable[..., T]) -> Callable[..., T]:
-        from aiodist.gpu import current
+        from aiodist._gpu import current
 
         return partial(current.call_on, self._device, current.streams(self._device), fn)
 

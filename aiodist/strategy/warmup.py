@@ -47,10 +47,10 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
 
 def _load(specs: Sequence[KernelSpec], ordinals: Sequence[int]) -> None:
     """Load the kernels for one leaf, and for several, on each GPU, and those that copy results."""
-    from aiodist.gpu import process
+    from aiodist._gpu import enqueue
     from aiodist_kernels.cuda.forms import copying, form_for
 
-    driver = process.executor().driver
+    driver = enqueue.queue().driver
     for spec in specs:
         rule = rule_for(spec.op, spec.dtype, spec.accumulate)
         forms = [*(form_for(rule, spec.count, leaves=leaves) for leaves in (1, 2)), copying(rule.result.itemsize)]

@@ -14,7 +14,7 @@ import aiodist_kernels as kernels
 from aiodist import IndexedSlices
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives import host, kinds
-from aiodist._collectives.execution import executor
+from aiodist._collectives.execution import Executor, executor
 from aiodist._collectives.host import HostExecutor, fold_slices, packs
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
@@ -27,7 +27,7 @@ SINGLE = np.dtype(np.float32)
 DTYPES: list[np.dtype] = [SINGLE, np.dtype(np.int16)]
 
 
-def results(found: HostExecutor, values: list[Any], **options: Any) -> list[Any]:
+def results(found: Executor, values: list[Any], **options: Any) -> list[Any]:
     """Run it, off the loop too, and return the result of each position."""
     result = found.run(values, **options)
     if isinstance(result, Work):

@@ -29,7 +29,6 @@ FLOORS: Mapping[str, int] = {
     "aiodist._runtime.waits": 2,  # while `collective` and `workers` use it
     "aiodist._gpu": 3,
     "aiodist._collectives": 4,
-    "aiodist.gpu": 4,
     "aiodist.collective": 4,
     "aiodist.workers": 4,
     "aiodist._runtime": 5,

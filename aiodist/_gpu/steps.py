@@ -1,23 +1,24 @@
-"""How leaves that lie on one GPU or several are reduced: which launches and copies, on which device, in which order.
+"""Steps: which launches, copies and meetings of streams reduce arrays on GPUs, and move parts of them. All is data.
 
-One device: one launch reduces all leaves into the first replica's results, and copies give the others theirs: one
-launch, too, where they are many.
+**Reductions.** On one device one launch reduces all leaves into the first replica's results, and copies give the others
+theirs: one launch, too, where they are many. Of several devices that read each other's memory, each reads everything of
+small values and reduces for itself; of large ones, each reduces its part of every leaf, then fetches the other parts
+from the others. Where some cannot read each other's memory, or results go to other devices than the values come from,
+the first result's device reduces: what it cannot read is copied to it before, and the other results are copied from
+it; the driver takes such copies through the host where it must. Every element is folded in replica order on one device,
+so all ways give the same bits.
 
-Several that read each other's memory, small values: every device reads everything and reduces for itself.
+**Moves** are copies between parts of arrays: of rows on one device, and plain ones from one device to another. What has
+no gaps skips the steps that would close or open them:
 
-Several, large values: every device reduces its part of each leaf, then gathers the other parts from the others.
-
-Several, of which some cannot read each other's memory, or results that go to other devices than the values come from:
-the first result's device reduces, what it cannot read is copied to it before, and the other results are copied from it;
-the driver takes such copies through the host where it must.
-
-Every element is folded in replica order on one device, so all ways give the same bits. A plan is data; it depends on
-nothing but its arguments.
+    part ── rows, on its device ──▶ packed ── one copy ──▶ landed ── rows, on the other device ──▶ part
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Final, NamedTuple, TypeAlias
 
 from aiodist_kernels.cuda.forms import Leaf
@@ -30,6 +31,9 @@ GRAIN: Final = 1024
 
 FEW: Final = 4
 """Copies that are enqueued one by one: each takes host and device a microsecond or two. More are done by one launch."""
+
+LARGEST_PITCH: Final = (1 << 31) - 1
+"""Bytes from one row to the next that a copy of rows may have; beyond, rows are few and copied one by one."""
 
 HOST: Final = -1
 """Stands for the host's memory among devices. It has no stream: the other device carries what is copied."""
@@ -76,6 +80,18 @@ class Copy(NamedTuple):
     nbytes: int
 
 
+class Rows(NamedTuple):
+    """Rows on one device, copied to where they stand further apart, or closer."""
+
+    device: int
+    target: int
+    target_pitch: int
+    source: int
+    source_pitch: int
+    width: int
+    number: int
+
+
 class Together(NamedTuple):
     """Copies done by one launch on a device: each leaf's one buffer, in elements of ``size`` bytes."""
 
@@ -90,12 +106,13 @@ class Meet(NamedTuple):
     devices: tuple[int, ...]
 
 
-Step: TypeAlias = Launch | Copy | Together | Meet
+Moving: TypeAlias = Copy | Rows | Meet
+Step: TypeAlias = Launch | Together | Copy | Meet
 Reaches: TypeAlias = Callable[[int, int], bool]
 Allocate: TypeAlias = Callable[[int, int], int]
 
 
-def make(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
+def reduce_steps(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
     """Return the steps that reduce leaves of one dtype.
 
     Before the first of them, every device's stream must wait until all inputs are ready; after the last, whoever uses
@@ -212,3 +229,122 @@ def _own(device: int, job: Job) -> Place:
 
 def _moved(place: Place, offset: int) -> Place:
     return Place(place.device, place.address + offset)
+
+
+# Moves.
+
+
+class View(NamedTuple):
+    """An array, or a part of one, on a device.
+
+    Attributes:
+        place: of its first element.
+        shape: its shape.
+        strides: for each axis, the bytes from an element to the next.
+        itemsize: bytes of an element.
+    """
+
+    place: Place
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    def part(self, axis: int, low: int, high: int) -> View:
+        """Return the part from ``low`` to ``high`` along an axis."""
+        place = Place(self.place.device, self.place.address + low * self.strides[axis])
+        return self._replace(place=place, shape=(*self.shape[:axis], high - low, *self.shape[axis + 1 :]))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its elements have."""
+        return math.prod(self.shape) * self.itemsize
+
+
+class Move(NamedTuple):
+    """A copy between parts of arrays of one shape and dtype."""
+
+    target: View
+    source: View
+
+
+def whole(place: Place, shape: tuple[int, ...], itemsize: int) -> View:
+    """Return an array without gaps, in C's order."""
+    strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return View(place, shape, strides, itemsize)
+
+
+def devices_of(moves: Sequence[Move]) -> set[int]:
+    """Return the devices that moves touch."""
+    return {view.place.device for move in moves for view in move} - {HOST}
+
+
+def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Moving]:
+    """Return the steps that carry out moves, in their order, so that one on a device may copy what one before made.
+
+    What moves to another device must be there before the first step. What moves to the host, or from it, has no gaps
+    there.
+
+    Args:
+        moves: the moves.
+        allocate: returns the address of scratch memory on a device, for so many bytes.
+    """
+    packs: list[Moving] = []
+    steps: list[Moving] = []
+
+    def scratch(device: int, like: View) -> View:
+        return whole(Place(device, allocate(device, like.nbytes)), like.shape, like.itemsize)
+
+    for target, source in moves:
+        here, there, ready = target.place.device, source.place.device, source
+        if not source.nbytes:
+            continue
+        if here != there and not _has_no_gaps(source):
+            ready = scratch(there, source)
+            packs += _on_device(ready, source)
+        if here != there and not _has_no_gaps(target):
+            landed = scratch(here, target)
+            steps.append(Copy(here, landed.place, ready.place, landed.nbytes))
+            ready = landed
+        steps += _on_device(target, ready)
+    return [*packs, Meet(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
+
+
+def _on_device(target: View, source: View) -> Iterator[Moving]:
+    """Return a move's copies, between two views of one device, or two without gaps."""
+    device, extents = target.place.device, _merged(target, source)
+    if device == HOST:
+        device = source.place.device
+    width = source.itemsize
+    if extents and extents[-1][1:] == (width, width):
+        width *= extents.pop()[0]
+    if not extents:
+        yield Copy(device, target.place, source.place, width)
+        return
+    rows = max(extents, key=lambda extent: extent[0] if max(extent[1:]) <= LARGEST_PITCH else 0)
+    together = max(rows[1:]) <= LARGEST_PITCH
+    if together:
+        extents.remove(rows)
+    for index in product(*(range(extent) for extent, _, _ in extents)):
+        to = target.place.address + sum(i * step for i, (_, step, _) in zip(index, extents, strict=True))
+        by = source.place.address + sum(i * step for i, (_, _, step) in zip(index, extents, strict=True))
+        if together:
+            yield Rows(device, to, rows[1], by, rows[2], width, rows[0])
+        else:
+            yield Copy(device, Place(device, to), Place(source.place.device, by), width)
+
+
+def _merged(target: View, source: View) -> list[tuple[int, int, int]]:
+    """Return extent and strides of as few axes as tell where all elements lie in both."""
+    found: list[tuple[int, int, int]] = []
+    for extent, to, by in zip(target.shape, target.strides, source.strides, strict=True):
+        if extent == 1:
+            continue
+        if found and found[-1][1:] == (extent * to, extent * by):
+            found[-1] = (found[-1][0] * extent, to, by)
+        else:
+            found.append((extent, to, by))
+    return found
+
+
+def _has_no_gaps(view: View) -> bool:
+    return _merged(view, view) in ([], [(view.nbytes // view.itemsize, view.itemsize, view.itemsize)])

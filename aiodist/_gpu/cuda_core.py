@@ -20,8 +20,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist.gpu.pinned import HostMemory, HostPool
-from aiodist.gpu.plan import HOST
+from aiodist._gpu.pinned import HostMemory, HostPool
+from aiodist._gpu.steps import HOST
 from aiodist_kernels.cuda.forms import THREADS, Form, blocks
 
 NEEDS: Final = "collectives of arrays on GPUs need packages that are not installed: pip install 'aiodist[cuda]'"
@@ -75,6 +75,73 @@ class DeviceMemory:
     buffer: Any
 
 
+class _Current(AbstractContextManager[None]):
+    """The thread's current device, put back as it was on the way out; one `with` block inside another does nothing.
+
+    Attributes:
+        device: the one that was made current; None outside of every `with` block.
+    """
+
+    def __init__(self, core: Any, driver: Any) -> None:
+        self.device: int | None = None
+        self._core = core
+        self._get, self._set = driver.cuCtxGetCurrent, driver.cuCtxSetCurrent
+        self._depth = 0
+        self._before: Any = None
+        self._changed = False
+        self._devices: dict[int, Any] = {}
+        self._contexts: dict[int, Any] = {}  # by device, its primary one
+        self._addresses: dict[int, int] = {}  # of those
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._before = self._get()[1]
+            self._changed = False
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.device = None
+            if self._changed:
+                _checked("cuCtxSetCurrent", self._set(self._before))
+
+    def make(self, device: int) -> Any:
+        """Make a device current, and return it as cuda.core's."""
+        found = self._devices.get(device)
+        if found is None:
+            found = self._devices[device] = self._core.Device(device)
+        if self.device != device:
+            self._switch(device, found)
+            self.device = device if self._depth else None
+        return found
+
+    def _switch(self, device: int, found: Any) -> None:
+        # Nothing is to be done where nobody has switched yet and the device is current: a framework left it so.
+        if self._depth and not self._changed and int(self._before) == self._addresses.get(device):
+            return
+        self._changed = True
+        context = self._contexts.get(device)
+        if context is not None:  # cuda.core's own way takes ten microseconds
+            self._set(context)
+            return
+        found.set_current()
+        self._contexts[device] = context = found.context.handle
+        self._addresses[device] = int(context)
+
+
+def _checked(name: str, answer: Any) -> Any:
+    """Return what a function of the CUDA driver has answered.
+
+    Raises:
+        RuntimeError: an error.
+    """
+    error, *results = answer
+    if int(error):
+        raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
+    return results[0] if results else None
+
+
 class CudaCore:
     """Enqueues work through cuda.core; see `driver.Driver` for each method.
 
@@ -84,7 +151,6 @@ class CudaCore:
 
     def __init__(self) -> None:
         self._core, self._driver = _imported()
-        self._devices: dict[int, Any] = {}
         self._own: dict[int, DeviceStream] = {}
         self._replicas: dict[str, DeviceStream] = {}
         self._foreign: dict[tuple[int, int], DeviceStream] = {}
@@ -93,26 +159,25 @@ class CudaCore:
         self._events: defaultdict[int, list[DeviceEvent]] = defaultdict(list)
         self._launch: Callable[..., None] = self._core.launch
         self._shape = lru_cache(1024)(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
-        self._using = _Using(self)
+        self._current = _Current(self._core, self._driver)
         self._host = HostPool(self._lock_pages)
-        self._now: int | None = None  # the device that was made current; None outside of `using`
 
     def using(self) -> AbstractContextManager[None]:
         """Leave the thread's current device as it was."""
-        return self._using
+        return self._current
 
     def stream(self, device: int) -> DeviceStream:
         """Return the stream on which this device reduces."""
         found = self._own.get(device)
         if found is None:
-            found = self._own[device] = DeviceStream(device, self._current(device).create_stream())
+            found = self._own[device] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def replica_stream(self, name: str, device: int) -> DeviceStream:
         """Return the stream of a logical device."""
         found = self._replicas.get(name)
         if found is None:
-            found = self._replicas[name] = DeviceStream(device, self._current(device).create_stream())
+            found = self._replicas[name] = DeviceStream(device, self._current.make(device).create_stream())
         return found
 
     def used_stream(self, name: str) -> DeviceStream | None:
@@ -131,8 +196,8 @@ class CudaCore:
 
     def record(self, stream: DeviceStream) -> DeviceEvent:
         """Mark what a stream has been given so far."""
-        if self._now != stream.device:
-            self._current(stream.device)  # a default stream is that of the current device
+        if self._current.device != stream.device:
+            self._current.make(stream.device)  # a default stream is that of the current device
         spare = self._events[stream.device]
         if spare:
             event = spare.pop()
@@ -146,8 +211,8 @@ class CudaCore:
 
     def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
         """Let a stream go on only when an event is done."""
-        if self._now != stream.device:
-            self._current(stream.device)
+        if self._current.device != stream.device:
+            self._current.make(stream.device)
         stream.stream.wait(event.event)
 
     def is_done(self, event: DeviceEvent) -> bool:
@@ -160,7 +225,7 @@ class CudaCore:
 
     def allocate(self, device: int, nbytes: int) -> DeviceMemory:
         """Return memory for work on the device's own stream."""
-        buffer = self._current(device).allocate(nbytes, stream=self.stream(device).stream)
+        buffer = self._current.make(device).allocate(nbytes, stream=self.stream(device).stream)
         return DeviceMemory(int(buffer.handle), buffer)
 
     def host_memory(self, nbytes: int) -> HostMemory:
@@ -168,7 +233,7 @@ class CudaCore:
         return self._host.take(nbytes)
 
     def _lock_pages(self, nbytes: int) -> int:
-        self._current(0)
+        self._current.make(0)
         return int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
 
     def upload(self, device: int, words: np.ndarray[Any, Any]) -> DeviceMemory:
@@ -222,8 +287,8 @@ class CudaCore:
         stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
 
         def launch(*arguments: int) -> None:
-            if self._now != device:
-                self._current(device)
+            if self._current.device != device:
+                self._current.make(device)
             start(stream, shape, kernel, *arguments)
 
         return launch
@@ -237,8 +302,8 @@ class CudaCore:
         return self._reaches[device, other]
 
     def _enable(self, device: int, other: int) -> bool:
-        peer = self._current(other)
-        if not self._current(device).can_access_peer(other):
+        peer = self._current.make(other)
+        if not self._current.make(device).can_access_peer(other):
             return False
         result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
         return int(result) in {0, _ALREADY_ENABLED} and self._open_pool(peer, device)
@@ -268,29 +333,16 @@ class CudaCore:
         if to == source_device:
             self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
             return
-        contexts = {device: self._current(device).context.handle for device in (to, source_device)}
-        self._current(carrier)
+        contexts = {device: self._current.make(device).context.handle for device in (to, source_device)}
+        self._current.make(carrier)
         self._call("cuMemcpyPeerAsync", target, contexts[to], source, contexts[source_device], nbytes, stream)
 
     def _handle(self, device: int) -> Any:
-        self._current(device)
+        self._current.make(device)
         return self.stream(device).handle
 
-    def _current(self, device: int) -> Any:
-        """Make a device the thread's current one, and return it."""
-        found = self._devices.get(device)
-        if found is None:
-            found = self._devices[device] = self._core.Device(device)
-        if self._now != device:
-            self._using.make_current(device, found)
-            self._now = device if self._using.depth else None
-        return found
-
     def _call(self, name: str, *arguments: Any) -> Any:
-        error, *results = getattr(self._driver, name)(*arguments)
-        if int(error):
-            raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
-        return results[0] if results else None
+        return _checked(name, getattr(self._driver, name)(*arguments))
 
 
 def _imported() -> tuple[Any, Any]:
@@ -304,45 +356,6 @@ def _imported() -> tuple[Any, Any]:
     if core.__version__.startswith("0."):
         raise ImportError(f"{MISFIT} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
     return core, driver
-
-
-class _Using(AbstractContextManager[None]):
-    """Leaves the thread's current device as it was; one inside another does nothing."""
-
-    def __init__(self, driver: CudaCore) -> None:
-        self.depth = 0
-        self._driver = driver
-        self._get, self._set = driver._driver.cuCtxGetCurrent, driver._driver.cuCtxSetCurrent
-        self._before: Any = None
-        self._changed = False
-        self._contexts: dict[int, Any] = {}  # by device, its primary one
-        self._addresses: dict[int, int] = {}  # of those
-
-    def __enter__(self) -> None:
-        if not self.depth:
-            self._before = self._get()[1]
-            self._changed = False
-        self.depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-        if not self.depth:
-            self._driver._now = None
-            if self._changed:
-                self._driver._call("cuCtxSetCurrent", self._before)
-
-    def make_current(self, device: int, found: Any) -> None:
-        """Make a device current, unless nothing was made so and it is: that is what a framework leaves behind."""
-        if self.depth and not self._changed and int(self._before) == self._addresses.get(device):
-            return
-        self._changed = True
-        context = self._contexts.get(device)
-        if context is not None:  # cuda.core's own way takes ten microseconds
-            self._set(context)
-            return
-        found.set_current()
-        self._contexts[device] = context = found.context.handle
-        self._addresses[device] = int(context)
 
 
 def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:

@@ -1,9 +1,9 @@
-"""Schemes: all that can be known of a piece of work before it is known where its arrays lie.
+"""Schedules: all that can be known of a piece of work before it is known where its arrays lie.
 
-A training step's collectives are the same again and again; what differs is, at most, addresses. So plans are made of
-arrays that have numbers: the address of a byte in an array is `symbol` of the array's number, plus its offset. A scheme
-is such a plan, with kernels chosen, sizes counted and tables laid out; `Scheme.bind` puts addresses in. Array 0 of a
-scheme that nobody numbers begins at address 0: its plan has addresses as they are.
+A training step's collectives are the same again and again; what differs is, at most, addresses. So steps are made for
+arrays that have numbers: the address of a byte in an array is `symbol` of the array's number, plus its offset. A
+schedule is such steps, with kernels chosen, sizes counted and tables laid out; `Schedule.bind` puts addresses in. Array
+0 of a schedule that nobody numbers begins at address 0: its steps have addresses as they are.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from aiodist.gpu import moves, plan
-from aiodist.gpu.driver import Driver, Memory
-from aiodist.gpu.moves import Move, Rows
-from aiodist.gpu.plan import Copy, Job, Launch, Meet, Together
+from aiodist._gpu import steps
+from aiodist._gpu.driver import Driver, Memory
+from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Moving, Rows, Together
 from aiodist_kernels.cuda import forms
 from aiodist_kernels.cuda.forms import Form, Leaf
 from aiodist_kernels.rules import Rule, components
@@ -55,7 +54,7 @@ Call: TypeAlias = Callable[[], object]
 
 
 class Bound(NamedTuple):
-    """A scheme with its addresses put in: what is left to enqueue.
+    """A schedule with its addresses put in: what is left to enqueue.
 
     Attributes:
         devices: on whose streams.
@@ -75,7 +74,7 @@ _At: TypeAlias = tuple[int, int]
 
 
 class _Step(Protocol):
-    """A step of a scheme."""
+    """A step of a schedule."""
 
     def bind(self, begins: Sequence[int], numbers: NDArray[np.int64], keeps: list[Memory]) -> Call:
         """Return it with its addresses put in.
@@ -91,7 +90,7 @@ class _Step(Protocol):
 _NO_NUMBERS: Final = np.zeros(0, np.int64)
 
 
-class Scheme:
+class Schedule:
     """Reductions and moves behind them, ready for addresses.
 
     Args:
@@ -111,15 +110,15 @@ class Scheme:
         self.kernels: dict[tuple[int, Form], None] = {}
         self._loaded = False
         devices = {place.device for batch in batches for place in (*batch.jobs[0].inputs, *batch.jobs[0].outputs)}
-        self._devices = tuple(sorted(devices | moves.devices(then)))
+        self._devices = tuple(sorted(devices | steps.devices_of(then)))
         self._steps: list[_Step] = [
-            self._launch(step, batch) if isinstance(step, Launch) else self._copying(step)
+            self._launch(step, batch) if isinstance(step, Launch) else self._other(step)
             for batch in batches
-            for step in plan.make(batch.jobs, driver.reaches, self._allocate)
+            for step in steps.reduce_steps(batch.jobs, driver.reaches, self._allocate)
         ]
         if batches and then and len(self._devices) > 1:
             self._steps.append(_Meet(driver, self._devices))
-        self._steps += [self._copying(step) for step in moves.make(then, self._allocate)]
+        self._steps += [self._other(step) for step in steps.move_steps(then, self._allocate)]
         self._has_tables = any(isinstance(step, _Tabled) for step in self._steps)
 
     def is_loaded(self) -> bool:
@@ -150,7 +149,7 @@ class Scheme:
         leaf = launch.leaves[0]
         return _Direct(self._driver, launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
 
-    def _copying(self, step: Copy | Together | Rows | Meet) -> _Step:
+    def _other(self, step: Moving | Together) -> _Step:
         driver = self._driver
         match step:
             case Rows():

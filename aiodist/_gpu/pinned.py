@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist.gpu.driver import Memory
+from aiodist._gpu.driver import Memory
 
 _LEAST: Final = 1 << 12
 

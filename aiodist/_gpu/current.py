@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from aiodist._arrays import gpus
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM, TYPES
-from aiodist.gpu import process
-from aiodist.gpu.driver import Driver, Stream
+from aiodist._gpu import enqueue
+from aiodist._gpu.driver import Driver, Stream
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def call_on(device: str, callers: frozenset[int], fn: Callable[..., T], *args: A
             if stream is not None:
                 stack.enter_context(_of_cupy(cupy, stream, ordinal))
         if (numba := sys.modules.get("numba.cuda")) is not None:
-            with process.enqueuing:  # Numba lists its devices at the first look, which two threads may not take at once
+            with enqueue.enqueuing:  # Numba lists its devices at the first look, which two threads may not take at once
                 found = numba.gpus[ordinal]
             stack.enter_context(found)
         return fn(*args)
@@ -71,10 +71,10 @@ def _of_cupy(cupy: Any, stream: Stream, ordinal: int) -> Any:
 def _stream(device: str, ordinal: int, callers: frozenset[int], stack: ExitStack) -> Stream | None:
     """Return the replica's stream, which waits for the caller's, and on the way out they for it."""
     try:
-        driver = process.executor().driver
+        driver = enqueue.queue().driver
     except ImportError:
         return None
-    with process.enqueuing, driver.using():
+    with enqueue.enqueuing, driver.using():
         own = driver.replica_stream(device, ordinal)
         others = [driver.foreign_stream(ordinal, handle) for handle in sorted(callers)]
     _order(driver, others, [own])
@@ -84,7 +84,7 @@ def _stream(device: str, ordinal: int, callers: frozenset[int], stack: ExitStack
 
 def _order(driver: Driver, first: Sequence[Stream], then: Sequence[Stream]) -> None:
     """Let streams wait for what others have been given so far."""
-    with process.enqueuing, driver.using():
+    with enqueue.enqueuing, driver.using():
         for stream in first:
             event = driver.record(stream)
             for other in then:

@@ -79,7 +79,7 @@ class Driver(Protocol):
         ...
 
     def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
-        """Copy to this device's memory on its own stream, from the memory of any, or from the host's (`plan.HOST`)."""
+        """Copy to this device's memory on its own stream, from the memory of any, or from the host's (`steps.HOST`)."""
 
     def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
         """Copy from this device's memory on its own stream, to the memory of any, or to the host's."""

@@ -1,4 +1,4 @@
-"""Carrying out a scheme: on streams, ordered by events, without holding up the host.
+"""Enqueueing schedules on streams, ordered by events, without holding up the host.
 
     what replicas enqueued ──▶ event ──▶ each device's own stream: launches, copies ──▶ event ──▶ the replicas' streams
 
@@ -8,14 +8,17 @@ So a replica's next kernel sees the result, and may write to what it brought, wi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import cache
+from threading import RLock
+from typing import Any, Final
 
-from aiodist.gpu.driver import Driver, Event, Stream
-from aiodist.gpu.moves import Move
-from aiodist.gpu.scheme import Batch, Bound, Scheme
+from aiodist._gpu.cuda_core import CudaCore
+from aiodist._gpu.driver import Driver, Event, Stream
+from aiodist._gpu.schedule import Batch, Bound, Schedule
+from aiodist._gpu.steps import Move
 
 BOUND = 64
-"""How many schemes with their addresses are kept."""
+"""How many schedules with their addresses are kept."""
 
 
 class Completion:
@@ -44,22 +47,22 @@ class Completion:
             self._driver.release(self._events.pop())
 
 
-class Executor:
+class Queue:
     """Enqueues reductions and moves on a driver, for one thread at a time.
 
     Args:
         driver: the driver.
 
     Attributes:
-        courses: what collectives have worked out, by what they were asked; theirs to use.
+        known: what callers have worked out for this driver; theirs to use.
     """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.courses: dict[Any, Any] = {}
-        self._bound: dict[tuple[Scheme, Sequence[int]], Bound] = {}
+        self.known: dict[Any, Any] = {}
+        self._bound: dict[tuple[Schedule, Sequence[int]], Bound] = {}
 
-    def scheme(self, batches: Sequence[Batch], then: Sequence[Move] = (), arrays: int = 1) -> Scheme:
+    def schedule(self, batches: Sequence[Batch], then: Sequence[Move] = (), arrays: int = 1) -> Schedule:
         """Return what can be known of reductions, and of what is moved behind them, before any address is.
 
         Args:
@@ -68,38 +71,38 @@ class Executor:
             arrays: how many arrays have numbers; with the one that always has, places have plain addresses.
         """
         with self.driver.using():
-            return Scheme(self.driver, batches, then, arrays)
+            return Schedule(self.driver, batches, then, arrays)
 
-    def load(self, scheme: Scheme) -> None:
-        """Compile and load a scheme's kernels; others may enqueue meanwhile."""
-        for device, form in scheme.kernels:
+    def load(self, schedule: Schedule) -> None:
+        """Compile and load a schedule's kernels; others may enqueue meanwhile."""
+        for device, form in schedule.kernels:
             self.driver.load(device, form)
 
     def run(
-        self, scheme: Scheme, streams: Iterable[Stream], keeps: list[Any], begins: tuple[int, ...] = (0,)
+        self, schedule: Schedule, streams: Iterable[Stream], keeps: list[Any], begins: tuple[int, ...] = (0,)
     ) -> Completion:
-        """Enqueue a scheme; its kernels are loaded.
+        """Enqueue a schedule; its kernels are loaded.
 
         Args:
-            scheme: what to do.
+            schedule: what to do.
             streams: those on which inputs were made and results will be used.
             keeps: owners of the inputs and results.
             begins: where each array begins.
         """
         with self.driver.using():
-            bound = self.bind(scheme, begins)
+            bound = self.bind(schedule, begins)
             return self._enqueue(bound, streams, [keeps, bound.keeps])
 
-    def bind(self, scheme: Scheme, begins: tuple[int, ...] = (0,)) -> Bound:
-        """Return a scheme with addresses put in, the same as before where all lies where it lay.
+    def bind(self, schedule: Schedule, begins: tuple[int, ...] = (0,)) -> Bound:
+        """Return a schedule with addresses put in, the same as before where all lies where it lay.
 
         That is the rule, not the exception: frameworks give a step's arrays the memory of the last one's.
         """
-        found = self._bound.get((scheme, begins))
+        found = self._bound.get((schedule, begins))
         if found is None:
-            found = scheme.bind(begins)
+            found = schedule.bind(begins)
             if found.lasts:
-                self._bound[scheme, begins] = found
+                self._bound[schedule, begins] = found
                 if len(self._bound) > BOUND:
                     del self._bound[next(iter(self._bound))]
         return found
@@ -130,3 +133,17 @@ class Executor:
                 driver.wait_for(driver.record(device))
             raise
         return Completion(driver, done, keeps)
+
+
+enqueuing: Final = RLock()
+"""Held by whoever enqueues: replicas' worker threads load kernels and then enqueue, too."""
+
+
+@cache
+def queue() -> Queue:
+    """Return the one of the process, which all runs share: streams, kernels and tables last as long as the process.
+
+    Raises:
+        ImportError: what launches kernels is not installed.
+    """
+    return Queue(CudaCore())
