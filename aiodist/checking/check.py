@@ -17,7 +17,7 @@ from aiodist.checking.ledger import Ledger
 from aiodist.checking.runs import NewLoop, function_program
 from aiodist.checking.schedule import Schedule
 from aiodist.checking.target import Source, Target, TargetError, TargetExitError
-from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist._strategy.mirrored import MirroredStrategy
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000

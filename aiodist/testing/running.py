@@ -13,8 +13,8 @@ from aiodist._runtime.loop import running_on_trio
 from aiodist.checking import explore as exploring
 from aiodist.checking.runs import Ended, Program, coroutine_program
 from aiodist.checking.schedule import Schedule
-from aiodist.strategy.base import Strategy
-from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist._strategy.base import Strategy
+from aiodist._strategy.mirrored import MirroredStrategy
 
 _SECONDS = 60.0
 
