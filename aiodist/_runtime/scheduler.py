@@ -616,7 +616,7 @@ class Run:
 
     def _has_been_quiet(self) -> bool:
         """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
-        progress, now = self.progress(), self._clock()
+        progress, now = self.ledger.progress(), self._clock()
         if self._quiet is None or self._quiet[0] != progress:
             self._quiet = (progress, now)
         return now - self._quiet[1] >= PROOF_SECONDS
