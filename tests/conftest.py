@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -62,27 +61,12 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 # The whole suite runs in a process for each core, four at the most; what is named on the command line runs in this one,
 # where it starts sooner, -s and a debugger work, and benchmarks measure. `-n` says otherwise.
 #
-# A file's tests stay together, for they share fixtures; so do the files that compile the same kernels.
-
-SAME_KERNELS = frozenset({"tests/collectives/test_golden_bits.py", "tests/kernels/test_compiled_tier.py"})
-
-
-class FilesTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Gives processes whole files, and those of one set together."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "tests of the same kernels" if file in SAME_KERNELS else file
+# A file's tests stay together, for they share fixtures.
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run what is named in this process, and leave it to xdist otherwise."""
     return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else None
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
-    """Distribute files."""
-    return FilesTogether(config, log)
 
 
 @pytest.fixture(scope="module", autouse=True)

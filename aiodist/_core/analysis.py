@@ -127,6 +127,28 @@ def _first_in_trouble(order_check: OrderCheck, group: GroupRecord, ended: Collec
     return None
 
 
+def cannot_complete(snapshot: Snapshot) -> bool:
+    """Return whether a collective can never be complete, whatever the replicas do that have not ended.
+
+    The snapshot may have been merged of parts of different moments: a member that one part shows to have gone on has
+    posted what an earlier part, of others, still shows to be open.
+    """
+    ended = _ended(snapshot)
+    for group in snapshot.groups:
+        for slot in group.open:
+            gone = (m for m in _missing(group, slot) if _is_gone(group, m, slot, ended))
+            if len(_partitions(snapshot.order_check, group, slot)) > 1 or any(
+                m.sequence <= slot.number or _left(group, m, slot) for m in gone
+            ):
+                return True
+        join = group.join
+        if join is not None and any(_is_gone(group, member, join, ended) for member in _missing(group, join)):
+            begun = min(member.sequence for member in group.members if member.joined)
+            if not any(slot.number >= begun and slot.posts[0][0].call.kind == "join" for slot in group.history):
+                return True
+    return False
+
+
 def _says_little(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -> tuple[bool, bool]:
     """Whether nobody waits in a collective, and whether members are missing that may yet come to it.
 

@@ -90,6 +90,10 @@ class CollectiveHandle(Generic[T]):
         """The replica that issued it."""
         return self._member
 
+    def detach(self) -> None:
+        """Let nobody be warned that it was never awaited: nobody has to."""
+        self._awaited = True
+
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError  # each event loop's handle has its own
 
@@ -141,7 +145,7 @@ class AsyncioHandle(CollectiveHandle[T]):
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912  (the way of every collective, in one frame)
         here = current.get()
         slot, member = self._slot, self._member
         if here is not None and here.replica is not member.replica:
