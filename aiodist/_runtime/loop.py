@@ -171,9 +171,12 @@ class TrioLoop(_TaskLoop):
         self.chain.wake_now(parked for parked in waiters if parked is not None)
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
-        """Call a function at that time of ``clock``, and not what was to be called before."""
+        """Call a function at that time of ``clock``, and not what was to be called before.
+
+        It is called also where the caller of the run, with all its tasks, has been cancelled: a replica may be shielded.
+        """
         self.close()
-        self._alarm = CancelScope()
+        self._alarm = CancelScope(shield=True)
         self._context.run(self._tasks.start_soon, self._call_at, at, fn, self._alarm)
 
     async def _call_at(self, at: float, fn: Callable[[], object], scope: CancelScope) -> None:
