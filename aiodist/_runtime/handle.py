@@ -90,6 +90,10 @@ class CollectiveHandle(Generic[T]):
         """The replica that issued it."""
         return self._member
 
+    def detach(self) -> None:
+        """Let nobody be warned that it was never awaited: nobody has to."""
+        self._awaited = True
+
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError  # each event loop's handle has its own
 

@@ -11,7 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -32,6 +32,20 @@ _MOST_KEPT = 4096
 Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
 
 
+class OverWorkers(NamedTuple):
+    """How a request with a ``compute`` of its own is carried out where replicas live on several workers.
+
+    Attributes:
+        collective: what is made of what all replicas bring.
+        bring: returns what local replicas bring to that, by position, of their values.
+        finish: makes this worker's result of the values and of what came out.
+    """
+
+    collective: Collective
+    bring: Callable[[Sequence[Any]], Sequence[Any]]
+    finish: Callable[[Sequence[Any], Any], Any]
+
+
 class Request:
     """What a call asks for.
 
@@ -42,6 +56,7 @@ class Request:
         shape, dtype: of a single NumPy array that is reduced without a name; None for everything else.
         structure: of the value, where it is a nest that is reduced without a name; None for everything else.
         compute: makes the result of the values and options, where no plan does; None otherwise.
+        over_workers: the same over several workers; None where there is no ``compute``.
         on_devices: whether there are arrays on GPUs among the leaves.
         is_plain: a result that all share is what each gets, as it is: a single leaf, or nothing.
         checked_for: for how many replicas it was last found to be one that can be carried out.
@@ -49,7 +64,7 @@ class Request:
 
     __slots__ = (
         "_executor", "_executors", "_size", "call", "checked_for", "collective", "compute", "dtype", "is_plain",
-        "on_devices", "op", "shape", "structure",
+        "on_devices", "op", "over_workers", "shape", "structure",
     )  # fmt: skip
 
     def __init__(
@@ -58,10 +73,12 @@ class Request:
         call: Call,
         compute: Compute | None = None,
         structure: nests.Structure | None = None,
+        over_workers: OverWorkers | None = None,
     ) -> None:
         self.collective = collective
         self.call = call
         self.compute = compute
+        self.over_workers = over_workers
         self.op = collective.op
         spec = collective.spec
         reduced = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
@@ -117,7 +134,7 @@ class Request:
         if found is None:
             if absent:
                 self.collective.check_present(absent)
-            found = self._executors[key] = executor(self.collective, size, absent, accumulate)
+            found = self._executors[key] = executor(self.collective, size, absent, accumulate, names)
             if not (absent or names) and accumulate == "native":
                 self._executor, self._size = found, size
         return found
@@ -190,8 +207,8 @@ def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, stru
         structure=None if structure is None else _skeleton(structure),
         paths=paths,
         shapes=None if spec is None else spec.shapes,
-        dtypes=() if spec is None else tuple(map(_dtype_text, spec.dtypes)),
-        arrays=() if spec is None else tuple(map(_array_text, spec.marks)),
+        dtypes=() if spec is None else tuple(map(dtype_text, spec.dtypes)),
+        arrays=() if spec is None else tuple(map(array_text, spec.marks)),
     )
 
 
@@ -219,7 +236,8 @@ def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
     return level.unflatten(children)
 
 
-def _dtype_text(dtype: Any) -> str:
+def dtype_text(dtype: Any) -> str:
+    """Return a leaf's dtype as calls have it."""
     return dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(getattr(dtype, "__name__", dtype))
 
 
@@ -231,7 +249,8 @@ _ARRAYS = {
 }
 
 
-def _array_text(mark: Any) -> str:
+def array_text(mark: Any) -> str:
+    """Return what a leaf is, as calls have it."""
     if isinstance(mark, DeviceType):
         return mark.name + ON_A_GPU
     return mark.name if isinstance(mark, HostType) else _ARRAYS[mark]

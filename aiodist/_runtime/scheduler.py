@@ -20,7 +20,8 @@ A cancellation of the caller passes through the task group untouched.
 
 **Deadlocks.** In a run with groups each await of an open collective calls for a look, once a turn of the loop has gone
 by in which nobody else has begun to wait: replicas that wait for each other, each in another group, are stuck for ever
-if none of their tasks can run. The look is repeated while that is open, at most for a fiftieth of the time.
+if none of their tasks can run, and no timer of theirs is pending (where the loop does not show timers, a second of
+quiet stands in for that). The look is repeated while that is open, at most for a fiftieth of the time.
 
 What was rejected: an error queue that each replica polls (a replica that never calls again never learns); raising from
 the call instead of the await (the caller may be building a list of pending handles, and the other waiters need the
@@ -68,7 +69,7 @@ from aiodist._runtime.rendezvous import OutBuffers, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import await_chain, lines_here
-from aiodist._runtime.stall import StallWatch, watch_here
+from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.waits import Look
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
@@ -174,6 +175,7 @@ class Run:
         self._looking = False
         self._look_at: float | None = None
         self._not_before = 0.0
+        self._quiet: tuple[tuple[int, ...], float] | None = None
 
     def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, threads: Any, thread: int) -> None:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
@@ -607,7 +609,7 @@ class Run:
             certain = never_go_on(self)
             if self.span is not None and certain:
                 self.span.stuck(certain)
-            elif certain:
+            elif certain and (self.loop.pending() is not None or self._has_been_quiet()):
                 snapshot = self.snapshot(blocked=tuple(sorted(certain)))
                 if analysis.find_cycle(snapshot):
                     self.fail(analysis.error_of(analysis.analyse(snapshot)))
@@ -616,6 +618,13 @@ class Run:
         self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
         if suspects:
             self._look_again()
+
+    def _has_been_quiet(self) -> bool:
+        """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
+        progress, now = self.progress(), self._clock()
+        if self._quiet is None or self._quiet[0] != progress:
+            self._quiet = (progress, now)
+        return now - self._quiet[1] >= PROOF_SECONDS
 
     def _look_again(self) -> None:
         if any(replica.end is None for replica in self.ledger.replicas):  # else the end of the run tells all there is
@@ -638,7 +647,8 @@ class Run:
                 *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
                 *([f"The cycle: {circle}."] if circle else []),
             ])  # fmt: skip
-            snapshot = self.snapshot(deadlocked=tuple(sorted(certain)), circle=text)
+            among = tuple(sorted(certain))
+            snapshot = self.snapshot(blocked=among, deadlocked=among, circle=text)
             self.fail(analysis.error_of(analysis.analyse(snapshot)))
 
     # What is known of the replicas.
@@ -847,7 +857,7 @@ class _Replicas:
         if end is ReplicaState.FAILED:
             if not run.closed:
                 run.close()
-            run.tell_shielded()
+                run.tell_shielded()  # who waits from now on is told by the handle
             return
         if not run.closed:
             for group in sorted(run.ledger.troubled, key=lambda group: group.serial):
