@@ -12,12 +12,12 @@ from typing import Any, TextIO
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import observing
+from aiodist._strategy.mirrored import MirroredStrategy
 from aiodist.checking.explore import Exploration, explore, replay
 from aiodist.checking.ledger import Ledger
 from aiodist.checking.runs import NewLoop, function_program
 from aiodist.checking.schedule import Schedule
 from aiodist.checking.target import Source, Target, TargetError, TargetExitError
-from aiodist.strategy.mirrored import MirroredStrategy
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000

@@ -28,7 +28,7 @@ def report_on(loop: ControlledLoop, run: Run | None, seconds: float | None) -> C
 
     Args:
         loop: the loop on which it stands still.
-        group: the run's own sync group; None when no replica runs.
+        run: the run; None when no replica runs.
         seconds: how long it took, when that was too long; None when it is proved that nothing can run.
     """
     graph = look_at_loop(loop)

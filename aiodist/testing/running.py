@@ -10,11 +10,11 @@ from typing import Any
 
 from aiodist._core.text import count
 from aiodist._runtime.loop import running_on_trio
+from aiodist._strategy.base import Strategy
+from aiodist._strategy.mirrored import MirroredStrategy
 from aiodist.checking import explore as exploring
 from aiodist.checking.runs import Ended, Program, coroutine_program
 from aiodist.checking.schedule import Schedule
-from aiodist.strategy.base import Strategy
-from aiodist.strategy.mirrored import MirroredStrategy
 
 _SECONDS = 60.0
 
