@@ -108,6 +108,7 @@ class ReplicaContext(Block):
         return context
 
     def bind(self, run: Any, member: Member, worker: DeviceThread | None) -> None:
+        """Make this the context of a run's replica."""
         Block.__init__(self)
         self._run: RunOfReplica = run
         self.member = member
@@ -266,8 +267,8 @@ class ReplicaContext(Block):
 
         Raises:
             TypeError: a dtype that the op does not take.
-            ValueError: an unknown reduce op; an array has no such axis, or its size is not divisible by n. At the
-                await: a replica has joined.
+            ValueError: an unknown reduce op; an array has no such axis, or its size is not divisible by n; at the
+                await, a replica has joined.
         """
         self.check("reduce_scatter")
         name = requests.checked_name(name)
@@ -288,11 +289,12 @@ class ReplicaContext(Block):
             name: replaces the call site.
 
         Returns:
-            A handle; its await gives a nest like ``value``: sizes along ``split_axis`` are divided by n, then those
-            along ``concat_axis`` multiplied by n.
+            A handle; its await gives a nest like ``value``, with sizes along ``split_axis`` divided by n and those along
+            ``concat_axis`` multiplied by n.
 
         Raises:
-            ValueError: an array has no such axis, or its size is not divisible by n. At the await: a replica has joined.
+            ValueError: an array has no such axis, or its size is not divisible by n; at the await, a replica has
+                joined.
         """
         self.check("all_to_all")
         name = requests.checked_name(name)
@@ -444,6 +446,7 @@ class ReplicaContext(Block):
         options: CommunicationOptions | None = None,
         out: OutBuffers | None = None,
     ) -> CollectiveHandle[Any]:
+        """Issue a collective that is called from a frame."""
         path: Path | None = None
         if self._run.paths and request.call.name is None:
             path = call_path(frame)
@@ -516,6 +519,7 @@ class ReplicaContext(Block):
             )
 
     def who(self) -> str:
+        """Return what errors call this replica, e.g. ``replica 0 of 2``."""
         return f"replica {self.member.replica_id} of {self.member.group.ledger.root.size}"
 
 
