@@ -47,10 +47,8 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
     assert spec is not None
     assert op is not None
     found = [
-        _on_device(buffer, leaf, mark, op) if isinstance(mark, DeviceType) else _on_host(buffer, *described, op)
-        for buffer, leaf, mark, *described in zip(
-            buffers, leaves, spec.marks, spec.shapes, spec.dtypes, spec.marks, strict=True
-        )
+        _on_device(buffer, leaf, mark, op) if isinstance(mark, DeviceType) else _on_host(buffer, shape, dtype, mark, op)
+        for buffer, leaf, shape, dtype, mark in zip(buffers, leaves, *spec[:3], strict=True)
     ]
     _check_apart([buffer for buffer in found if isinstance(buffer, np.ndarray)])
     there = [place for place, buffer in enumerate(found) if isinstance(buffer, DeviceArray) and buffer.nbytes]
@@ -117,7 +115,7 @@ def _overlaps_itself(buffer: Array) -> bool:
 
 def _share(one: Array, other: Array) -> bool:
     try:
-        return np.shares_memory(one, other, max_work=_MOST_WORK)
+        return np.shares_memory(one, other, max_work=_MOST_WORK)  # type: ignore[arg-type]  # any number does
     except np.exceptions.TooHardError:
         return True
 

@@ -67,11 +67,11 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     if in_trouble:
         group, slot = min(in_trouble, key=lambda found: _says_little(found[0], found[1], ended))
         return _Case(snapshot, group, slot, 0.0).report()
-    if snapshot.deadlocked:
-        return _deadlock(snapshot)
     cycle = find_cycle(snapshot)
     if cycle:
         return _cycle(snapshot, cycle)
+    if snapshot.deadlocked:
+        return _deadlock(snapshot)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
     return _Case(snapshot, group, group.open[0] if group.open else _NOTHING, 0.0).report()
 
@@ -125,6 +125,28 @@ def _first_in_trouble(order_check: OrderCheck, group: GroupRecord, ended: Collec
     if join is not None and any(_is_gone(group, member, join, ended) for member in _missing(group, join)):
         return join
     return None
+
+
+def cannot_complete(snapshot: Snapshot) -> bool:
+    """Return whether a collective can never be complete, whatever the replicas do that have not ended.
+
+    The snapshot may have been merged of parts of different moments: a member that one part shows to have gone on has
+    posted what an earlier part, of others, still shows to be open.
+    """
+    ended = _ended(snapshot)
+    for group in snapshot.groups:
+        for slot in group.open:
+            gone = (m for m in _missing(group, slot) if _is_gone(group, m, slot, ended))
+            if len(_partitions(snapshot.order_check, group, slot)) > 1 or any(
+                m.sequence <= slot.number or _left(group, m, slot) for m in gone
+            ):
+                return True
+        join = group.join
+        if join is not None and any(_is_gone(group, member, join, ended) for member in _missing(group, join)):
+            begun = min(member.sequence for member in group.members if member.joined)
+            if not any(slot.number >= begun and slot.posts[0][0].call.kind == "join" for slot in group.history):
+                return True
+    return False
 
 
 def _says_little(group: GroupRecord, slot: SlotRecord, ended: Collection[int]) -> tuple[bool, bool]:
@@ -210,7 +232,8 @@ class _Case:
         suspects = self._suspects(partitions, missing, reason, ended)
         replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
         facts = {each.replica_id: each for each in self.snapshot.replicas}
-        races = _races([replicas[self._index(posted.replicas[0])] for posted in partitions[:2]], facts)
+        report_of = {replica.replica_id: replica for replica in replicas}
+        races = _races([report_of[posted.replicas[0]] for posted in partitions[:2]], facts)
         # of racing tasks, which may call on, nobody can say what they left out
         sides = None if races else self._sides(partitions, missing, replicas, ended)
         left = {m.replica_id for m in missing if _left(self.group, m, self.slot)}
@@ -251,9 +274,6 @@ class _Case:
             divergence=findings.divergence,
             advice=tuple(render.hints(findings)),
         )
-
-    def _index(self, replica_id: int) -> int:
-        return next(index for index, member in enumerate(self.group.members) if member.replica_id == replica_id)
 
     def _reason(self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], ended: set[int]) -> Reason:
         if len(partitions) > 1:

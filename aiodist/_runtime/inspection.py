@@ -76,8 +76,13 @@ def owner_replica(task: Any) -> int | None:
 def replica_of(task: Any) -> Replica | None:
     """Return the replica that a task belongs to, by its context variables."""
     context = getattr(task, "context", None) or next((r for r in gc.get_referents(task) if type(r) is Context), None)
-    owner = context.get(current) if context is not None else None
-    return None if owner is None else owner.replica
+    return None if context is None else _replica_in(context)
+
+
+def _replica_in(context: Context) -> Replica | None:
+    owner = context.get(current)
+    replica: Replica | None = None if owner is None else owner.replica
+    return replica
 
 
 def _name(task: Any, chain: Sequence[Link], member: Member | None, replica_id: int | None) -> str:
@@ -554,12 +559,12 @@ def never_go_on(run: Run, graph: WaitGraph | None = None) -> set[int]:
     """Return the ids of a run's replicas that will never go on, as far as that is certain.
 
     All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
-    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, or is
-    inside of a timeout, may go on.
+    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, is
+    inside of a timeout, or has a timer, may go on.
     """
     graph = graph or WaitGraph(tasks_here())
     waits: dict[Any, list[Any]] = {}
-    blockers: dict[Any, list[Any]] = {}
+    blockers: dict[Any, Sequence[Any]] = {}
     own: dict[int, list[int]] = {}
     for waiter in graph.waiters:
         node = id(waiter.task)
@@ -569,6 +574,11 @@ def never_go_on(run: Run, graph: WaitGraph | None = None) -> set[int]:
         found = () if _has_time_limit(waiter) else _blockers(graph, waiter)
         waits[node] = [("wait", node, index) for index in range(len(found))]
         blockers.update({("wait", node, index): each for index, each in enumerate(found)})
+    for context in run.loop.pending() or ():
+        replica = _replica_in(context)
+        if replica is not None:
+            own.setdefault(id(replica), []).append(id(context))  # a task that waits for nothing
+            waits.setdefault(id(context), [])
     for replica_node, tasks in own.items():  # a replica goes on when any of its tasks does
         waits["replica", replica_node] = [("task", task) for task in tasks]
         blockers.update({("task", task): [task] for task in tasks})

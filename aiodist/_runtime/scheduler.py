@@ -20,7 +20,8 @@ A cancellation of the caller passes through the task group untouched.
 
 **Deadlocks.** In a run with groups each await of an open collective calls for a look, once a turn of the loop has gone
 by in which nobody else has begun to wait: replicas that wait for each other, each in another group, are stuck for ever
-if none of their tasks can run. The look is repeated while that is open, at most for a fiftieth of the time.
+if none of their tasks can run, and no timer of theirs is pending (where the loop does not show timers, a second of
+quiet stands in for that). The look is repeated while that is open, at most for a fiftieth of the time.
 
 What was rejected: an error queue that each replica polls (a replica that never calls again never learns); raising from
 the call instead of the await (the caller may be building a list of pending handles, and the other waiters need the
@@ -42,7 +43,8 @@ from typing import Any
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
 from aiodist._core import analysis
@@ -67,7 +69,7 @@ from aiodist._runtime.rendezvous import OutBuffers, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import await_chain, lines_here
-from aiodist._runtime.stall import StallWatch, watch_here
+from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.waits import Look
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
@@ -132,6 +134,7 @@ class Run:
         loop: the event loop.
         threads: make results that would hold up the loop.
         thread: the loop's thread.
+        has_groups: replicas have made groups beside the run's own.
         span: carries matched collectives to other workers; None where there are none.
         observer: who is told what happens; None for nobody.
         paths: whether calls are compared by the places of all their callers.
@@ -158,6 +161,7 @@ class Run:
         self.loop: Any = None
         self.threads: Any = None
         self.thread = 0
+        self.has_groups = False
         self.span: Span | None = None
         self.observer: Observer | None = None
         self._has_options = options != CommunicationOptions()
@@ -171,6 +175,7 @@ class Run:
         self._looking = False
         self._look_at: float | None = None
         self._not_before = 0.0
+        self._quiet: tuple[tuple[int, ...], float] | None = None
 
     def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, threads: Any, thread: int) -> None:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
@@ -200,6 +205,10 @@ class Run:
     def device_of(self, replica_id: int) -> str:
         """Return a replica's device."""
         return self.devices[replica_id - self.first]
+
+    def devices_of(self, group: Group) -> tuple[str, ...]:
+        """Return the devices of a group's members, by position."""
+        return tuple(self.device_of(member.replica_id) for member in group.members)
 
     # The way of a collective that goes well.
 
@@ -288,9 +297,7 @@ class Run:
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group
         try:
-            if slot.absent:
-                slot.request.collective.check_present(slot.absent)
-            work = slot.compute([self.device_of(member.replica_id) for member in group.members])
+            work = slot.compute(partial(self.devices_of, group))
             if work is not None:
                 self._compute_in_threads(slot, work)
                 return
@@ -377,11 +384,11 @@ class Run:
         handle = self._handle(self, slot, member, None)
         if self.observer is not None:
             self.observer.posted(member, slot)
+        each: Any
         for each in matched:
-            if each is slot and not self._spans(group):
-                self.finish_join(slot, group.number_of_join(), member.rank)
+            if each.request is JOIN and not self._spans(group):
+                self.finish_join(each, group.number_of_join(), member.rank)
             else:
-                assert isinstance(each, Rendezvous)
                 self._carry_out(each, -1)
         if group.doomed is not None and not self.closed:
             self.reconsider(group, member)
@@ -401,6 +408,7 @@ class Run:
         self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None
     ) -> Member:
         """Let a replica make the next group of these members; see `Group.new_group`."""
+        self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
@@ -413,7 +421,7 @@ class Run:
         group = member.group
         if group.doomed is not None:
             self.reconsider(group, member)
-        if self.ledger.has_groups:
+        if self.has_groups:
             self._blocks += 1
             if not self._looking:
                 self._looking = True
@@ -601,7 +609,7 @@ class Run:
             certain = never_go_on(self)
             if self.span is not None and certain:
                 self.span.stuck(certain)
-            elif certain:
+            elif certain and (self.loop.pending() is not None or self._has_been_quiet()):
                 snapshot = self.snapshot(blocked=tuple(sorted(certain)))
                 if analysis.find_cycle(snapshot):
                     self.fail(analysis.error_of(analysis.analyse(snapshot)))
@@ -610,6 +618,13 @@ class Run:
         self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
         if suspects:
             self._look_again()
+
+    def _has_been_quiet(self) -> bool:
+        """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
+        progress, now = self.progress(), self._clock()
+        if self._quiet is None or self._quiet[0] != progress:
+            self._quiet = (progress, now)
+        return now - self._quiet[1] >= PROOF_SECONDS
 
     def _look_again(self) -> None:
         if any(replica.end is None for replica in self.ledger.replicas):  # else the end of the run tells all there is
@@ -632,7 +647,8 @@ class Run:
                 *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
                 *([f"The cycle: {circle}."] if circle else []),
             ])  # fmt: skip
-            snapshot = self.snapshot(deadlocked=tuple(sorted(certain)), circle=text)
+            among = tuple(sorted(certain))
+            snapshot = self.snapshot(blocked=among, deadlocked=among, circle=text)
             self.fail(analysis.error_of(analysis.analyse(snapshot)))
 
     # What is known of the replicas.
@@ -841,7 +857,7 @@ class _Replicas:
         if end is ReplicaState.FAILED:
             if not run.closed:
                 run.close()
-            run.tell_shielded()
+                run.tell_shielded()  # who waits from now on is told by the handle
             return
         if not run.closed:
             for group in sorted(run.ledger.troubled, key=lambda group: group.serial):

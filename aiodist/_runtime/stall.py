@@ -41,9 +41,11 @@ if TYPE_CHECKING:
 TASK_NAME: Final = "aiodist stall report"
 """The name of its task, on trio."""
 
+PROOF_SECONDS: Final = 1.0
+"""How long nothing must have moved before it is looked for replicas that wait for each other outside of collectives."""
+
 _LOOKS = 4
 _LONGEST_PAUSE = 0.5
-_PROOF_SECONDS = 1.0
 _MOST_LINES = 20
 _ELSEWHERE = (
     "all of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
@@ -103,10 +105,10 @@ class StallWatch:
             seen.progress, seen.since, seen.told = progress, now, False
             return
         still = now - seen.since
-        slot = _waited_for(run) if still >= min(_PROOF_SECONDS, self._seconds) and not seen.told else None
+        slot = _waited_for(run) if still >= min(PROOF_SECONDS, self._seconds) and not seen.told else None
         if slot is None:
             return
-        if still >= _PROOF_SECONDS:
+        if still >= PROOF_SECONDS:
             run.look_for_deadlock()
         if still >= self._seconds and not run.closed:
             seen.told = True

@@ -1,4 +1,4 @@
-"""`aiodist check`: run a program under many schedules, and tell where its replicas part."""
+"""`aiodist check`: run a program under many schedules, and report where its replicas disagree."""
 
 from __future__ import annotations
 
@@ -19,39 +19,39 @@ if TYPE_CHECKING:
     from aiodist._checking.schedule import Schedule
 
 _DESCRIPTION = """\
-Run a function on an event loop on which the order of ready tasks is chosen and time is virtual: first in the plain
-order, then in others, until one fails. What fails is reported with the command that runs it again, in as few changes
-to the plain order as will do. With --replicas, TARGET is a replica function, run on a MirroredStrategy of that many CPU
-devices; without, a function that makes its own strategies, a coroutine function or one that calls asyncio.run.
+Run a function on an event loop with virtual time that chooses the order of ready tasks: first the default order, then
+others, until one fails. The failure is reported with the command that repeats it, in as few changes to that order as
+possible. With --replicas, TARGET is a replica function, run on a MirroredStrategy of that many CPU devices; without, a
+function that makes its own strategies: a coroutine function, or one that calls asyncio.run.
 """
 _EPILOG = """\
-ARGS are TARGET's own: they stand in sys.argv, and a function that takes arguments gets them, name=value by keyword.
-Exit codes: 0 all replicas agreed, 1 they did not (or wait for each other for ever), 2 bad usage, 3 the program raised
+ARGS are TARGET's own: they are in sys.argv, and a function with parameters gets them, name=value by keyword.
+Exit codes: 0 all replicas agreed, 1 they did not (or wait for each other forever), 2 bad usage, 3 the program raised
 an exception of its own, 130 after Ctrl-C.
 """
 
 _WIDE = 200
-"""How wide a table is where no terminal says how wide it is."""
+"""The width of a table that goes to no terminal."""
 
 
 def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `check` command."""
     check = commands.add_parser(
-        "check", help="run a program under many schedules and report where its replicas part",
+        "check", help="run a program under many schedules and report where its replicas disagree",
         description=_DESCRIPTION, epilog=_EPILOG, usage="aiodist check TARGET [options] [-- ARGS]",
     )  # fmt: skip
     check.add_argument("target", metavar="TARGET", help="FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
     check.add_argument("--replicas", type=_replicas, metavar="N", help="TARGET is a replica function; 2 to 10000")
     check.add_argument(
-        "--schedules", type=positive, metavar="K", help="how many to explore (default: 20, fewer above 100 replicas)"
+        "--schedules", type=positive, metavar="K", help="how many to run (default: 20, fewer above 100 replicas)"
     )
     check.add_argument(
         "--seed", type=natural, metavar="N", default=0,
         help="of schedules, random numbers and string hashes (default: %(default)s)",
     )  # fmt: skip
-    check.add_argument("--replay", type=_schedule, metavar="SCHEDULE", help="run this schedule alone")
+    check.add_argument("--replay", type=_schedule, metavar="SCHEDULE", help="run only this schedule")
     check.add_argument(
-        "--timeout", type=_seconds, metavar="SECONDS", help="how long one run may take, in real time (default: 300)"
+        "--timeout", type=_seconds, metavar="SECONDS", help="limit of one run, in real time (default: 300)"
     )
     check.add_argument(
         "--json", action="store_true", help="print the result as JSON; what TARGET prints goes to stderr"
@@ -86,7 +86,7 @@ def _schedule(text: str) -> Schedule:
 
 
 def _hash_seed(arguments: Namespace) -> int:
-    """Return what the hashes of strings are to be seeded with, so that the order of sets is the same again."""
+    """Return the seed of string hashes, so that a repeated run has the same order of sets."""
     return int(arguments.seed if arguments.replay is None else arguments.replay.seed) % (1 << 32)
 
 
@@ -119,7 +119,7 @@ def _run_check(arguments: Namespace) -> Exit:
 
 
 class _Progress:
-    """In a terminal, a line with the number of the schedule that runs; it is drawn without a thread of its own."""
+    """In a terminal, a line with the number of the schedule that runs; no thread draws it."""
 
     def __init__(self, schedules: int) -> None:
         from rich.console import Console

@@ -14,9 +14,8 @@ from aiodist._arrays.device import DeviceType
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist.collective import sparse
-from aiodist.collective.exchange import normalized_axis
-from aiodist.collective.reduction import in_native_order, reduce_leaf
+from aiodist._collectives.host import fold, frozen, in_native_order
+from aiodist._collectives.kinds import check_reducible, normalized_axis
 from aiodist.strategy.variable import as_distributed
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import rule_for
@@ -50,7 +49,7 @@ def _reduce(op: ReduceOp, leaf: Any, axis: Any, replicas: Sequence[int], accumul
         arrays = list(map(in_native_order, arrays))
     if types[0] is LeafType.PYTHON_NUMBER:
         kernels.check_number(op, dtypes[0])
-    return _given(types[0], reduce_leaf(op, arrays, types[0], accumulate))
+    return _given(types[0], fold(op, arrays, types[0], accumulate))
 
 
 def _described(
@@ -91,7 +90,10 @@ def _text(found: Any) -> str:
 
 
 def _given(leaf_type: LeafMark, result: Any) -> Any:
-    return leaf_type.give(result) if isinstance(leaf_type, HostType) else result
+    """Return a result of our own, in memory that nobody else has, as users get it."""
+    if isinstance(leaf_type, HostType):
+        return leaf_type.give(result)
+    return frozen(result) if isinstance(result, np.ndarray) else result
 
 
 def components(op: ReduceOp, leaf: Any, replicas: Sequence[int]) -> Sequence[Any]:
@@ -128,7 +130,7 @@ def _check_rows(op: ReduceOp, dtypes: Sequence[Any], types: Sequence[LeafMark], 
         raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
     for dtype, leaf_type in zip(dtypes, types, strict=True):
         if leaf_type is LeafType.INDEXED_SLICES:
-            sparse.check(op, dtype)
+            check_reducible(op, dtype, leaf_type)
 
 
 def _native(dtype: Any) -> Any:
@@ -147,7 +149,7 @@ def _reduce_along(
     kernels.result_dtype(op, arrays[0].dtype)
     axes = _axes(axis, arrays[0].ndim)
     _check_along(axes, arrays, axis, replicas)
-    return _frozen(_whole(op, arrays[0].dtype, [_part(op, array, axes, accumulate) for array in arrays], axes))
+    return _whole(op, arrays[0].dtype, [_part(op, array, axes, accumulate) for array in arrays], axes)
 
 
 def _check_along(axes: Sequence[int], arrays: Sequence[Array], axis: Any, replicas: Sequence[int]) -> None:
@@ -215,11 +217,6 @@ def _whole(op: ReduceOp, dtype: np.dtype[Any], parts: Sequence[Part], axes: tupl
         return np.asarray(total.astype(result))
 
 
-def _frozen(array: Array) -> Array:
-    array.flags.writeable = False
-    return array
-
-
 def one_for_all(value: DistributedValues[Any]) -> str:
     """Return what is said of a per-replica value where one for all is wanted."""
     return (
@@ -251,4 +248,4 @@ def _gather(leaf: Any, axis: Any, replicas: Sequence[int]) -> Any:
     along = normalized_axis(axis, arrays[0].ndim)
     _check_along([along], arrays, along, replicas)
     whole = np.concatenate(arrays, axis=along)
-    return _given(types[0], _frozen(whole.astype(_native(whole.dtype), copy=False)))
+    return _given(types[0], whole.astype(_native(whole.dtype), copy=False))

@@ -8,25 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
-from aiodist._arrays.leaves import LeafMark, LeafType
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark, LeafType, Spec
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._core.report import Reason
-from aiodist.collective.exchange import normalized_axis
-from aiodist.collective.kinds import Kind
-from aiodist.collective.reduction import reduce_leaf
-from aiodist.collective.signature import Signature
+from aiodist._collectives.host import fold, frozen, in_native_order
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, Collective, normalized_axis
+from aiodist._core.call import LEAF, Call
+from aiodist._runtime.requests import array_text, dtype_text
+from aiodist._workers.channel import Channel
+from aiodist._workers.moving import accumulate_of, gather_objects, moved
+from aiodist._workers.record import Found
+from aiodist._workers.transport import Steps
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
-from aiodist.workers.crossing import Plan, Span, gather_columns, reduce_columns
-from aiodist.workers.objects import Gathering
 from aiodist_kernels import Accumulate, ReduceOp
+
+if TYPE_CHECKING:
+    from aiodist._workers.team import Move, Team
 
 Finish = Callable[[Sequence[Any]], Any]
 
@@ -149,8 +154,8 @@ def _same(op: ReduceOp, leaf: _Leaf) -> _Same:
 
     def make() -> Any:
         if leaf.axis is None:
-            return reduce_leaf(op, leaf.arrays, leaf.mark)
-        return across._frozen(across._whole(op, leaf.dtype, _parts(op, leaf, "native"), leaf.axis))
+            return fold(op, leaf.arrays, leaf.mark)
+        return across._whole(op, leaf.dtype, _parts(op, leaf, "native"), leaf.axis)
 
     return _Same(make, sum(getattr(array, "nbytes", 0) for array in leaf.arrays), leaf.mark)
 
@@ -194,57 +199,63 @@ def _gathered_leaf(axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
     return _Leaf(arrays, shape, across._native(arrays[0].dtype), marks[0], along)
 
 
-def signature_of(kind: Kind, op: ReduceOp | None, prepared: Prepared) -> Signature:
+def call_of(kind: str, op: ReduceOp | None, prepared: Prepared) -> Call:
     """Return what the workers compare."""
     leaves = prepared.leaves
-    _, structure = nests.flatten([0] * len(leaves))
     axes = tuple(leaf.axis for leaf in leaves)
-    detail = axes if any(axis is not None for axis in axes) else None
-    shapes, dtypes, marks = (tuple(leaf[column] for leaf in leaves) for column in (1, 2, 3))
-    return kind, op, detail, None, structure, shapes, dtypes, marks if any(marks) else None, None
-
-
-# Plans. Every local replica stands for the same values: those of the first are taken.
-
-
-def _plan_reduce(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:
-    op: ReduceOp = signature[1]
-    prepared: Prepared = values[0]
-    whole = [leaf for leaf in prepared.leaves if leaf.axis is None]
-    along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
-    if along:  # an axis holds for every leaf but IndexedSlices, which take none
-        return _plan_along(op, along, prepared.rebuild, accumulate, span)
-    marks = [None if isinstance(leaf.mark, DeviceType) else leaf.mark for leaf in whole]
-    plan = reduce_columns(op, [leaf.arrays for leaf in whole], marks, accumulate, span)
-    return plan._replace(
-        finish=lambda results: prepared.rebuild(plan.finish(results)), nbytes=plan.nbytes + prepared.nbytes
+    return Call(
+        kind,
+        op=None if op is None else op.name,
+        axis=axes if any(axis is not None for axis in axes) else None,
+        structure=f"[{', '.join([LEAF] * len(leaves))}]",
+        paths=tuple(f"[{place}]" for place in range(len(leaves))),
+        shapes=tuple(leaf.shape for leaf in leaves),
+        dtypes=tuple(dtype_text(leaf.dtype) for leaf in leaves),
+        arrays=tuple(array_text(leaf.mark) for leaf in leaves),
     )
 
 
-def _plan_along(op: ReduceOp, leaves: Sequence[_Leaf], rebuild: Finish, accumulate: Accumulate, span: Span) -> Plan:
+# What is moved, once all workers have agreed.
+
+
+def reduced(op: ReduceOp, prepared: Prepared, team: Team) -> Move:
+    """Return what reduces over the replicas of all workers."""
+    along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
+    if along:  # an axis holds for every leaf but IndexedSlices, which take none
+        return partial(_reduce_along, op, along, prepared)
+    return partial(_moved, Collective(ALL_REDUCE, op, None, _spec(prepared)), prepared, team)
+
+
+def gathered(prepared: Prepared, team: Team) -> Move:
+    """Return what puts together the components of all workers."""
+    axes = tuple(leaf.axis for leaf in prepared.leaves)
+    return partial(_moved, Collective(ALL_GATHER, None, axes, _spec(prepared)), prepared, team)
+
+
+def _spec(prepared: Prepared) -> Spec:
+    shapes, dtypes, marks = zip(*((leaf.shape, leaf.dtype, _mark(leaf)) for leaf in prepared.leaves), strict=True)
+    return Spec(shapes, dtypes, marks, single=False)
+
+
+def _mark(leaf: _Leaf) -> LeafMark:
+    return None if isinstance(leaf.mark, (DeviceType, HostType)) else leaf.mark
+
+
+def _moved(collective: Collective, prepared: Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
+    leaves, layout = prepared.leaves, team.layout
+    values = [[in_native_order(leaf.arrays[position]) for leaf in leaves] for position in range(layout.local)]
+    results = yield from moved(
+        channel, layout, collective, values, found, team.threads, ordered=team.settings.ordered
+    )
+    return prepared.rebuild(results)
+
+
+def _reduce_along(
+    op: ReduceOp, leaves: Sequence[_Leaf], prepared: Prepared, channel: Channel, found: Found
+) -> Steps[Any]:
     """Reduce each component along its axes here, and fold what comes of them in the order of all replicas."""
-    nbytes = sum(array.nbytes for leaf in leaves for array in leaf.arrays)
-
-    def parts(leaves: Sequence[_Leaf]) -> list[list[Any]]:
-        return [_parts(op, leaf, accumulate) for leaf in leaves]
-
-    def finish(results: Sequence[Any]) -> Any:
-        columns = [[part for worker in results[0] for part in worker[i]] for i in range(len(leaves))]
-        totals = [
-            across._whole(op, leaf.dtype, column, leaf.axis) for leaf, column in zip(leaves, columns, strict=True)
-        ]
-        return rebuild([across._frozen(total) for total in totals])
-
-    return Plan([Gathering(leaves, nbytes, parts)], finish, nbytes * span.layout.workers)
-
-
-def _plan_gather(signature: Signature, values: Sequence[Any], accumulate: Accumulate, span: Span) -> Plan:  # noqa: ARG001
-    prepared: Prepared = values[0]
-    leaves = prepared.leaves
-    plan = gather_columns([leaf.arrays for leaf in leaves], [leaf.axis for leaf in leaves], span.layout, single=False)
-    return plan._replace(finish=lambda results: prepared.rebuild(plan.finish(results)))
-
-
-REDUCE = Kind("strategy.reduce", Reason.AXIS, None, across=_plan_reduce)
-GATHER = Kind("strategy.gather", Reason.AXIS, None, across=_plan_gather)
-REDUCE_TO = Kind("extended.reduce_to", Reason.AXIS, None, across=_plan_reduce)
+    own = [_parts(op, leaf, accumulate_of(found)) for leaf in leaves]
+    told = yield from gather_objects(channel.communicator, own)
+    columns = [[part for worker in told for part in worker[i]] for i in range(len(leaves))]
+    totals = [across._whole(op, leaf.dtype, column, leaf.axis) for leaf, column in zip(leaves, columns, strict=True)]
+    return prepared.rebuild([frozen(total) for total in totals])

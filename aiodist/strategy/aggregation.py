@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist.collective.reduction import reduce_leaf
+from aiodist._collectives.host import fold, frozen
 from aiodist.strategy.variable_enums import VariableAggregation
-from aiodist.workers.crossing import Plan, Span, reduce_columns
-from aiodist.workers.objects import Broadcast, Gathering
 from aiodist_kernels import Accumulate, ReduceOp, pool
-from aiodist_kernels.layout import empty_like
+from aiodist_kernels.arguments import empty_like
 
 Array = np.ndarray[Any, Any]
 _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
@@ -72,62 +69,20 @@ def aggregate(
     """
     op = aggregation.reduce_op
     if op is not None:
-        return np.asarray(reduce_leaf(op, values, None, accumulate))
+        return frozen(fold(op, values, None, accumulate))
     if aggregation is VariableAggregation.NONE:
         _check_equal(values, name, first)
     return values[0]
 
 
-def plan_aggregate(
-    aggregation: VariableAggregation, values: Sequence[Array], name: str, accumulate: Accumulate, span: Span
-) -> Plan:
-    """Plan what the values of the replicas of all workers become; see `aggregate`."""
-    op = aggregation.reduce_op
-    if op is not None:
-        plan = reduce_columns(op, [values], [None], accumulate, span)
-        return Plan(plan.transfers, lambda results: plan.finish(results)[0])
-    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-        return Plan([Broadcast(values[0], 0, span.layout.rank, values[0].nbytes)], lambda results: results[0])
-    return plan_equal(values, span, partial(_differ, name))
-
-
-def plan_equal(values: Sequence[Array], span: Span, differ: Callable[[int], Exception]) -> Plan:
-    """Plan to compare the values of the replicas of all workers, and to give the one that they are.
-
-    Args:
-        values: this worker's.
-        span: the workers.
-        differ: returns the error, by the id of the first replica with another value than replica 0.
-    """
-    odd = next((place for place, value in enumerate(values) if not equal(value, values[0])), None)
-
-    def finish(results: Sequence[Any]) -> Array:
-        right, _ = results[0][0]
-        for worker, (found, place) in enumerate(results[0]):
-            if found != right or place is not None:
-                raise differ(span.layout.offset_of(worker) + (place or 0 if found == right else 0))
-        return values[0]
-
-    return Plan([Gathering((_digest(values[0]), odd))], finish)
-
-
-def _digest(value: Array) -> bytes:
-    """Return the same bytes for arrays of one shape that hold the same values; one NaN is like another."""
-    import hashlib
-
-    known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
-    zero = np.zeros((), value.dtype)
-    plain = np.where(known == zero, zero, known)  # there are two zeros
-    return hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=16).digest()
-
-
 def _check_equal(values: Sequence[Array], name: str, first: int) -> None:
     for replica_id, value in enumerate(values, first):
         if not equal(value, values[0]):
-            raise _differ(name, replica_id, first)
+            raise differ(name, replica_id, first)
 
 
-def _differ(name: str, replica_id: int, first: int = 0) -> ValueError:
+def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
+    """Return the error for replicas that assign different values to a mirrored variable without an aggregation."""
     return ValueError(
         f"replicas assigned different values to the mirrored variable {name!r}, whose aggregation is NONE: "
         f"replica {replica_id}'s is not replica {first}'s. Give the variable an aggregation ('sum', 'mean' or "

@@ -11,6 +11,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from aiodist._arrays.host import Array
 from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions
@@ -20,7 +22,7 @@ from aiodist._collectives.work import Work
 from aiodist._core.call import Call
 from aiodist._runtime import requests
 from aiodist._runtime.requests import Request
-from aiodist.strategy.aggregation import aggregate, parts, updated
+from aiodist.strategy.aggregation import aggregate, differ, parts, updated
 from aiodist.strategy.changing import Change, settle
 from aiodist.strategy.conversion import converted
 from aiodist.strategy.variable_enums import VariableAggregation
@@ -73,7 +75,12 @@ def _request(variable: Variable, method: str, name: str | None) -> Request:
         )
         spec = Spec((variable.shape,), (variable.dtype,), (None,), single=True)
         collective = Collective(ALL_REDUCE, op, None, spec)
-        variable._requests[key] = Request(collective, call, partial(_meet, variable, method))
+        over = None
+        if variable._strategy is not None and variable._strategy._shares_variables:
+            from aiodist.strategy import sharing
+
+            over = sharing.over_workers(variable, partial(_apply, variable, method), partial(differ, variable.name))
+        variable._requests[key] = Request(collective, call, partial(_meet, variable, method), over_workers=over)
     return variable._requests[key]
 
 
@@ -83,6 +90,13 @@ def _meet(variable: Variable, method: str, values: Sequence[Array], options: Com
     if policy.blocks(values[0].nbytes * (len(values) + 2)):
         return Change(variable, method, values, options).work()
     _update_all(variable, method, aggregate(variable.aggregation, values, variable.name, options.accumulate))
+    return variable
+
+
+def _apply(variable: Variable, method: str, value: Any) -> Variable:
+    """Apply what the replicas of all workers assign."""
+    settle(variable)
+    _update_all(variable, method, np.asarray(value))
     return variable
 
 

@@ -12,7 +12,7 @@ from aiodist._core.recorder import Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist.collective.kinds import ALL_GATHER, ALL_REDUCE
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist.strategy import across, creation
 from aiodist.strategy.cluster import ClusterSettings
 from aiodist.strategy.data import DataMethods

@@ -13,10 +13,13 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from aiodist._arrays.host import Array
+from aiodist._arrays.leaves import Spec
 from aiodist._arrays.options import CommunicationOptions
-from aiodist.collective.all_reduce import Reduction
-from aiodist.collective.work import Call, Work
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import ALL_REDUCE, Collective
+from aiodist._collectives.work import Call, Work
 from aiodist.strategy.aggregation import aggregate, updated
+from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
     from aiodist.strategy.variable import Variable
@@ -42,7 +45,7 @@ class Change:
         op = variable.aggregation.reduce_op
         self._fresh = op is not None
         if op is not None:
-            self._total = Reduction(op, [values], (None,), options).work(lambda results: results[0])
+            self._total = _work_of(op, values, options)
         else:
             found: list[Array] = []
             make = partial(aggregate, variable.aggregation, values, variable.name)
@@ -86,6 +89,13 @@ class Change:
             self._variable._change = None
             if self._error is None:
                 self._variable._put([self._new] * len(self._old))
+
+
+def _work_of(op: ReduceOp, values: Sequence[Array], options: CommunicationOptions) -> Work:
+    spec = Spec((values[0].shape,), (values[0].dtype,), (None,), single=True)
+    total = executor(Collective(ALL_REDUCE, op, None, spec), len(values), (), options.accumulate)
+    result = total.run(values, options.bytes_per_pack)
+    return result if type(result) is Work else Work([], lambda: result)
 
 
 def settle(variable: Variable) -> None:

@@ -14,12 +14,13 @@ from anyio.lowlevel import checkpoint
 from aiodist._arrays import nests
 from aiodist._arrays.devices import resolve
 from aiodist._arrays.host import host_type_of
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, regroup
+from aiodist._collectives.host import packs
+from aiodist._collectives.kinds import ALL_REDUCE, BROADCAST
 from aiodist._runtime import requests as arguments
-from aiodist.collective.kinds import ALL_REDUCE, BROADCAST
-from aiodist.collective.packs import packs
 from aiodist.strategy import across, cross_device_ops
 from aiodist.strategy.conversion import frozen_copy
 from aiodist.strategy.destinations import devices_of, placed

@@ -10,22 +10,26 @@ from sys import _getframe
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from anyio import create_task_group, get_cancelled_exc_class
+import anyio
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
-from aiodist._core.report import Reason
+from aiodist._core.ledger import Path
 from aiodist._data.distributed import Share
 from aiodist._data.workers import fill_up
-from aiodist.collective.callsite import call_path
-from aiodist.collective.group import SyncGroup
-from aiodist.collective.kinds import Kind
-from aiodist.collective.signature import Signature
-from aiodist.collective.spanned import SpannedGroup
-from aiodist.replica import arguments
-from aiodist.replica.merge import function_key
-from aiodist.replica.refusal import NO_RUN, group_here
-from aiodist.replica.team import Team
+from aiodist._runtime import requests as arguments
+from aiodist._runtime.current import CrossReplica, current
+from aiodist._runtime.requests import function_of
+from aiodist._runtime.scheduler import Run
+from aiodist._runtime.stacks import call_path
+from aiodist._workers.bootstrap import Meeting
+from aiodist._workers.channel import Channel
+from aiodist._workers.moving import Moving
+from aiodist._workers.record import Found
+from aiodist._workers.span import RunSpan
+from aiodist._workers.team import Move, Pending, Settings, Team
+from aiodist._workers.transport import Steps
 from aiodist.strategy import across_workers, sharing
 from aiodist.strategy.base import Strategy
 from aiodist.strategy.cluster import ClusterSettings
@@ -34,11 +38,6 @@ from aiodist.strategy.extended import StrategyExtended, pairs_of
 from aiodist.strategy.on_devices import gpus_by_leaf
 from aiodist.strategy.scope import replicas_here, require_cross_replica
 from aiodist.strategy.through_host import ThroughHost
-from aiodist.workers.communicator import Communicator, Intracomm, SharingCommunicator
-from aiodist.workers.crossing import Plan, Span
-from aiodist.workers.engines import communicator_of
-from aiodist.workers.joining import Hello, Joining, place_of_making
-from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
@@ -55,7 +54,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     worker's components; reductions and gathered values are those of all replicas, on every worker.
 
     What is called outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) has one order, the same
-    on every worker, and is checked as collectives are.
+    on every worker, and is checked as collectives are. An error of order, of a worker or of the engine ends the
+    strategy: it is raised by whatever is called afterwards; make a new one.
 
     Args:
         communicator: the workers. None: those that a launcher has started, such as ``aiodist run -n 4`` or ``mpiexec -n
@@ -75,7 +75,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def __init__(
         self,
-        communicator: Communicator | Intracomm | None = None,
+        communicator: Any = None,
         devices: Sequence[str] | None = None,
         *,
         communication_options: CommunicationOptions | None = None,
@@ -83,72 +83,67 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
-        self._communicator = communicator_of(communicator)
-        hello = Hello.of_this_process(extended.devices, self._communicator.listening(), place_of_making())
-        self._joining = Joining(self._communicator, hello)
+        settings = Settings(extended.order_check, extended.communication_options.reduction == "ordered")
+        self._meeting = Meeting(communicator, extended.devices, settings)
         self._joined: Team | None = None
         self._cluster: ClusterSettings | None = None
-        if not isinstance(self._communicator, SharingCommunicator):  # whose workers' strategies one thread makes
+        self._run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._in_order = anyio.Lock()
+        if not self._meeting.is_in_one_thread:
             self._joined = self._team  # so that the order in which strategies are first used does not matter
 
     def __repr__(self) -> str:
-        layout = self._team.span.layout
+        layout = self._team.layout
         return (
             f"<{type(self).__name__}: worker {layout.rank} of {layout.workers}, {layout.local} of {layout.replicas} "
-            f"replicas, over {self._communicator.engine}>"
+            f"replicas, over {self._meeting.communicator.engine}>"
         )
 
     @property
     def _team(self) -> Team:
         """The workers; the first use waits for them."""
         if self._joined is None:
-            hellos, layout = self._joining.hellos, self._joining.layout
-            extended = self._extended
-            control = self._communicator.control(layout, extended.order_check, hellos)
-            options = extended.communication_options
-            alongside = layout.workers > 1 and options.verify == "alongside"
-            span = Span(layout, options.reduction == "ordered", alongside)
-            places = [hello.place for hello in hellos]
-            self._joined = Team(self._communicator, control, span, extended.order_check, options, places)
-            self._dropped = weakref.finalize(self, control.let_go)
-            self._dropped.atexit = False  # the control plane sees to that
+            self._joined = self._meeting.team
+            let_go = getattr(self._joined.control, "let_go", None)
+            if let_go is not None:
+                self._dropped = weakref.finalize(self, let_go)
+                self._dropped.atexit = False  # the control connection sees to that
         return self._joined
 
     @property
     def num_replicas_in_sync(self) -> int:
         """How many replicas work in step, over all workers."""
-        return self._team.span.layout.replicas
+        return self._team.layout.replicas
 
     @property
     def _span(self) -> tuple[int, int]:
-        layout = self._team.span.layout
+        layout = self._team.layout
         return layout.offset, layout.replicas
 
     @property
     def _share(self) -> Share:
-        layout = self._team.span.layout
-        mine = range(layout.offset, layout.offset + layout.local)
-        return Share(layout.replicas, mine, layout.workers, layout.rank, partial(fill_up, self._team))
+        layout = self._team.layout
+        return Share(layout.replicas, layout.own, layout.workers, layout.rank, partial(fill_up, self._team))
 
     @property
     def _has_bare_values(self) -> bool:
-        return 1 in self._team.span.layout.counts
+        return 1 in self._team.layout.counts
 
     @property
     def _shares_variables(self) -> bool:
-        return self._team.span.layout.workers > 1
+        return self._team.layout.workers > 1
 
     @property
     def cluster_resolver(self) -> ClusterSettings:
         """The cluster that the strategy spans, and this worker's place in it."""
         if self._cluster is not None:
             return self._cluster
-        hosts = tuple(hello.host for hello in self._joining.hellos)
-        return ClusterSettings({"worker": hosts}, "worker", self._team.span.layout.rank)
+        hosts = tuple(hello.host for hello in self._meeting.hellos)
+        return ClusterSettings({"worker": hosts}, "worker", self._team.layout.rank)
 
     def _use_cluster(self, settings: ClusterSettings) -> None:
         """Keep the settings of a cluster, which must be the one that the workers are in."""
-        layout = self._team.span.layout
+        layout = self._team.layout
         tasks = len(settings.spec[settings.task_type])
         if (tasks, settings.task_id) != (layout.workers, layout.rank):
             raise ValueError(
@@ -157,14 +152,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         self._cluster = settings
 
-    def _standing_group(self) -> SyncGroup:
-        if self.num_replicas_in_sync == 1:
-            return super()._standing_group()
-        group = self._extended.new_group()
-        group.offset, group.world_size = self._span
-        group.places = range(group.offset, group.offset + group.size)
-        group.thread = NO_RUN
-        return group
+    def _new_run(self, options: CommunicationOptions | None = None) -> Run:
+        extended = self._extended
+        first, total = self._span
+        merged = extended.communication_options.merge(options)
+        return Run(self, extended.devices, extended.order_check, merged, first=first, total=total)
 
     # What all workers do together.
 
@@ -194,28 +186,36 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._run_from(caller(), fn, args, kwargs, options)
 
     async def _run_from(self, frame: FrameType, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        with self._noting_refusal(RUN, frame):
+        with self._noting_refusal("strategy.run", frame):
             calls = self._calls(fn, args, kwargs)
             given = arguments.options(options, None)
-        group = self._extended.new_group(given)
-        assert isinstance(group, SpannedGroup)
-        signature = self._signature(RUN, function_key(fn), frame)
-        crossing = await self._team.open_run(signature, frame.f_code, frame.f_lasti, group, given)
+        run = self._new_run(given)
+        team = self._team
+        if team.layout.workers == 1:
+            team.check()
+            return await self._run_calls(run, calls)
+        number, communicator, of_opening = await self._perform(
+            Call("strategy.run", function=function_of(fn)), frame, partial(_open, team), given
+        )
+        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
+        span = run.span = RunSpan(team, of_opening, number, communicator, run, moving)
+        self._run_numbers[run.ledger] = of_opening
         failure: BaseException | None = None
         result = None
-        async with create_task_group() as tasks:
-            crossing.start_in(tasks)
-            tasks.start_soon(crossing.drive)
+        over = False
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(team.driver.until, lambda: over)
             try:
-                result = await self._run_calls(group, calls)
-            except get_cancelled_exc_class():
-                crossing.tell()
+                result = await self._run_calls(run, calls)
+            except anyio.get_cancelled_exc_class():
+                span.abandon()
                 raise
             except BaseException as error:  # noqa: BLE001  (raised again behind the task group, which would wrap it)
                 failure = error
             finally:
-                crossing.stop()
-                self._team.close_run(crossing)
+                over = True
+                span.leave()
+                team.driver.notify()
         if failure is not None:
             raise failure
         return result
@@ -240,14 +240,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
-        with self._noting_refusal(across_workers.REDUCE, frame):
+        with self._noting_refusal("strategy.reduce", frame):
             op = arguments.reduce_op(reduce_op)
             replicas = replicas_here(self)
             through = ThroughHost(self, value, replicas)
             prepared = across_workers.prepare_reduce(
                 op, through.value, axis, replicas, through.marks, bare=self._has_bare_values
             )
-        return self._together(across_workers.REDUCE, op, prepared, frame, through)
+        call = across_workers.call_of("strategy.reduce", op, prepared)
+        return self._together(call, across_workers.reduced(op, prepared, self._team), frame, through)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Put the components of a per-replica value together along an axis, in replica order over all workers.
@@ -268,40 +269,56 @@ class MultiWorkerMirroredStrategy(Strategy):
         if _in_group_of_this_worker():
             return super().gather(value, axis)
         replicas = replicas_here(self)
-        with self._noting_refusal(across_workers.GATHER, frame):
+        with self._noting_refusal("strategy.gather", frame):
             through = ThroughHost(self, value, replicas)
             prepared = across_workers.prepare_gather(through.value, axis, replicas, through.marks)
-        return self._together(across_workers.GATHER, None, prepared, frame, through)
+        call = across_workers.call_of("strategy.gather", None, prepared)
+        return self._together(call, across_workers.gathered(prepared, self._team), frame, through)
 
     async def _together(
         self,
-        kind: Kind,
-        op: ReduceOp | None,
-        prepared: across_workers.Prepared,
+        call: Call,
+        move: Move,
         frame: FrameType,
         through: ThroughHost,
         targets: Sequence[tuple[int, ...]] | None = None,
     ) -> Any:
-        signature = (*across_workers.signature_of(kind, op, prepared)[:-1], self._path(frame))
-        result = await self._team.perform(signature, frame.f_code, frame.f_lasti, prepared, through.down)
+        async with self._in_order:  # values on GPUs are copied down before the call is posted
+            if through.down is not None:
+                await through.down()
+            pending = self._begin(call, frame, move)
+        result = await self._team.awaited(pending, self._extended.communication_options.timeout_seconds)
         return await through.up(result, targets)
 
+    async def _perform(
+        self, call: Call, frame: FrameType, move: Move, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Carry out a call that all workers make outside of replicas."""
+        async with self._in_order:
+            pending = self._begin(call, frame, move)
+        merged = self._extended.communication_options.merge(options)
+        return await self._team.awaited(pending, merged.timeout_seconds)
+
+    def _begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
+        float64 = self._extended.communication_options.accumulate == "float64"
+        outside = self._team.outside
+        return outside.begin(call, frame.f_code, frame.f_lasti, self._path(frame, call), move, float64=float64)
+
     @contextmanager
-    def _noting_refusal(self, kind: Kind, frame: FrameType) -> Iterator[None]:
+    def _noting_refusal(self, kind: str, frame: FrameType) -> Iterator[None]:
         """Note a call that raises for its arguments: the others wait for it all the same."""
         try:
             yield
         except ReplicaContextError:  # it does not belong here, and is none of what all workers call
             raise
-        except Exception as error:
-            self._team.refuse(self._signature(kind, None, frame), frame.f_code, frame.f_lasti, error)
+        except Exception:
+            if self._team.layout.workers > 1 and self._team.error is None:
+                self._begin(Call(f"{kind} (refused)"), frame, _nothing)
             raise
 
-    def _signature(self, kind: Kind, detail: Any, frame: FrameType) -> Signature:
-        return (kind, None, detail, None, None, None, None, None, self._path(frame))
-
-    def _path(self, frame: FrameType) -> Any:
-        return call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
+    def _path(self, frame: FrameType, call: Call) -> Path | None:
+        paths = self._extended.order_check is OrderCheck.CALL_PATH and call.name is None
+        return call_path(frame) if paths else None
 
     def close(self) -> None:
         """Leave the other workers, as the end of the process does; wait for none of them.
@@ -312,15 +329,22 @@ class MultiWorkerMirroredStrategy(Strategy):
         if self._joined is not None:
             self._dropped.detach()
             self._joined.close()
-            self._joined.lose(self._joined.span.layout.rank, "has closed this strategy")
+
+
+def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, int]]:  # noqa: ARG001  (nothing is added up)
+    """Choose the channel of a run; return its number, its communicator and the number of the opening."""
+    of_opening = channel.session.number
+    number, communicator = yield from team.choose_channel(channel)
+    return number, communicator, of_opening
+
+
+def _nothing(channel: Channel, found: Found) -> Steps[None]:  # noqa: ARG001
+    """Move nothing."""
+    yield from ()
 
 
 class MultiWorkerExtended(StrategyExtended):
     """What stands behind a strategy on several workers; devices, components and destinations are this worker's."""
-
-    def new_group(self, options: CommunicationOptions | None = None) -> SyncGroup:
-        """Return a sync group for one run."""
-        return SpannedGroup(self.devices, self.order_check, self.communication_options.merge(options))
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         if _in_group_of_this_worker():
@@ -328,7 +352,7 @@ class MultiWorkerExtended(StrategyExtended):
         strategy = self._required(what)
         assert isinstance(strategy, MultiWorkerMirroredStrategy)
         frame = caller()
-        with strategy._noting_refusal(across_workers.REDUCE_TO, frame):
+        with strategy._noting_refusal("extended.reduce_to", frame):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
             targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
@@ -338,7 +362,9 @@ class MultiWorkerExtended(StrategyExtended):
             prepared = across_workers.prepare_reduce(
                 op, through.value, None, replicas, through.marks, bare=strategy._has_bare_values
             )
-        results = await strategy._together(across_workers.REDUCE_TO, op, prepared, frame, through, gpus)
+        call = across_workers.call_of("extended.reduce_to", op, prepared)
+        move = across_workers.reduced(op, prepared, strategy._team)
+        results = await strategy._together(call, move, frame, through, gpus)
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
@@ -347,8 +373,9 @@ class MultiWorkerExtended(StrategyExtended):
 
 def _in_group_of_this_worker() -> bool:
     """Whether this is the merge function of a group that has no members elsewhere."""
-    group = group_here()
-    return group is not None and group.bridge is None
+    here = current.get()
+    group = here.group if isinstance(here, CrossReplica) else None
+    return group is not None and group.size == len(group.members)
 
 
 def caller() -> FrameType:
@@ -362,7 +389,6 @@ def caller() -> FrameType:
     return frame
 
 
-_OWN = ("aiodist.strategy", "aiodist.replica", "aiodist._data")
-RUN = Kind("strategy.run", Reason.MERGE_FN, None, across=lambda *_: Plan([], lambda _: None))
+_OWN = ("aiodist.strategy", "aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

@@ -17,13 +17,13 @@ from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 from aiodist._arrays import gpus, nests
 from aiodist._arrays.device import DeviceArray, DeviceType
 from aiodist._arrays.frameworks import device_type_of
-from aiodist._arrays.leaves import describe_leaf
+from aiodist._arrays.leaves import Spec, describe_leaf
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist.collective.brought import Brought
-from aiodist.collective.exchange import normalized_axis
-from aiodist.collective.kinds import Kind
-from aiodist.collective.work import Work
+from aiodist._collectives import kinds
+from aiodist._collectives.execution import device_executor
+from aiodist._collectives.kinds import Collective, Detail, Kind, normalized_axis
+from aiodist._collectives.work import Work
 from aiodist.strategy import across
 from aiodist.strategy.variable import as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, result_dtype
@@ -119,16 +119,19 @@ class OnDevices:
     def _work(
         self, kind: Kind, op: ReduceOp | None, options: CommunicationOptions, columns: list[Column]
     ) -> tuple[list[Column], Work]:
-        detail: Any = tuple([column.axis for column in columns]) if columns[0].axis is not None else 0
-        shapes = tuple([tuple([array.shape for array in column.arrays]) for column in columns])
-        dtypes = tuple([column.arrays[0].dtype for column in columns])
-        marks = tuple([column.mark for column in columns])
-        signature = kind, op, detail, None, len(columns), shapes, dtypes, marks, None
+        spec = Spec(
+            tuple([tuple(column.arrays[0].shape) for column in columns]),
+            tuple([column.arrays[0].dtype for column in columns]),
+            tuple([column.mark for column in columns]),
+        )
+        detail: Any = 0 if kind.detail is Detail.SOURCE else None
+        if kind.detail is Detail.AXIS:
+            detail = tuple([column.axis for column in columns])
+            spec = kinds.ragged(spec, detail)
         values = [list(row) for row in zip(*[column.arrays for column in columns], strict=True)]
-        assert kind.on_devices is not None
-        brought = Brought(signature, values, options, range(len(values)), self._names)
-        work = kind.on_devices(brought, None, columns[0].targets)
-        return columns, work.work()
+        collective = Collective(kind, op, detail, spec)
+        found = device_executor(collective, len(values), options.accumulate, self._names, columns[0].targets)
+        return columns, found.run(values)
 
 
 def is_on_gpus(leaf: Any) -> bool:

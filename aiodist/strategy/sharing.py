@@ -7,23 +7,29 @@ strategy.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from aiodist._arrays.host import Array
+from aiodist._arrays.leaves import Spec
 from aiodist._arrays.values import PerReplica
+from aiodist._collectives.host import frozen
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
+from aiodist._core.call import Call
 from aiodist._core.errors import ReplicaContextError
-from aiodist._core.report import Reason
-from aiodist.collective.callsite import call_path
-from aiodist.collective.kinds import Kind
-from aiodist.collective.signature import Signature
-from aiodist.replica.refusal import check_all_workers_are_here
-from aiodist.strategy.aggregation import plan_equal, update_differs
-from aiodist.workers.crossing import Plan, Span, frozen
-from aiodist.workers.objects import Broadcast
-from aiodist_kernels import Accumulate
+from aiodist._runtime.current import CrossReplica, current
+from aiodist._runtime.requests import OverWorkers, Request
+from aiodist._workers.channel import Channel
+from aiodist._workers.moving import moved
+from aiodist._workers.record import Found
+from aiodist._workers.transport import Steps
+from aiodist.strategy.aggregation import update_differs
+from aiodist.strategy.variable_enums import VariableAggregation
 
 if TYPE_CHECKING:
     from aiodist._runtime.context import ReplicaContext
@@ -32,41 +38,131 @@ if TYPE_CHECKING:
     from aiodist.strategy.variable import Variable
 
 V = TypeVar("V", bound="Variable")
+_DIGEST = 16
+
+
+def _array(shape: Sequence[int], dtype: Any) -> Spec:
+    return Spec((tuple(shape),), (dtype,), (None,), single=True)
+
+
+def _call(kind: str, variable: Variable, subject: str | None, name: str | None) -> Call:
+    return Call(
+        kind, subject=subject, name=name, shapes=(variable.shape,), dtypes=(variable.dtype.name,), arrays=("array",)
+    )
+
+
+# Creation.
 
 
 def created_outside(variable: V, value: Array, name: str | None, frame: FrameType) -> V:
     """Let all workers create a variable under the strategy's scope."""
-    team = variable._strategy._team
-    path = call_path(frame) if team.paths and name is None else None
-    meeting = team.begin(_signature(variable, name, path), frame.f_code, frame.f_lasti, value)
-    variable._token = (*team.root_key, meeting.number)
+    pending = variable._strategy._begin(
+        _call("Variable", variable, None, name), frame, partial(_create, variable, value)
+    )
+    variable._subject = f"outside {pending.number}"
     return variable
 
 
-def created_in_replica(variable: Variable, context: ReplicaContext, value: Array, site: Site, path: Any) -> None:
+def _create(variable: Variable, value: Array, channel: Channel, found: Found) -> Steps[Any]:
+    team = variable._strategy._team
+    collective = Collective(BROADCAST, None, 0, _array(variable.shape, variable.dtype))
+    result = yield from moved(
+        channel, team.layout, collective, [value] * team.layout.local, found, team.threads, ordered=False
+    )
+    variable._put([frozen(result)] * team.layout.local)
+    return variable
+
+
+def created_in_replica(variable: Variable, context: ReplicaContext, value: Array, site: Site, frame: FrameType) -> None:
     """Let a replica create a variable, and all others with it."""
-    member, group = context._member, context._member.group
     name = variable.name if site.named else None
-    variable._token = (*group.bridge.key, member.sequence)
-    handle = group.arrive(member, _signature(variable, name, path), site.code, site.offset, value)
-    handle._awaited = True  # nobody has to
+    key = "create", name
+    if key not in variable._requests:
+        member = context.member
+        run = variable._strategy._run_numbers[member.group.ledger]
+        variable._subject = f"run {run} {member.group.key} {member.sequence}"
+        collective = Collective(BROADCAST, None, 0, _array(variable.shape, variable.dtype))
+        put = partial(_put, variable)
+        over = OverWorkers(collective, list, put)
+        request = Request(collective, _call("Variable", variable, None, name), put, over_workers=over)
+        variable._requests[key] = request
+    handle = context.issue(frame, variable._requests[key], value, None)
+    handle.detach()
 
 
-def _signature(variable: Variable, name: str | None, path: Any) -> Signature:
-    kinds = variable._kinds
-    if "create" not in kinds:
-        kinds["create"] = Kind("Variable", Reason.AXIS, None, across=partial(_plan, variable))
-    return (kinds["create"], None, None, name, None, variable.shape, variable.dtype, None, path)
+def _put(variable: Variable, values: Sequence[Array], result: Any) -> Variable:
+    first = result if isinstance(result, np.ndarray) else values[0]
+    variable._put([frozen(first)] * variable._strategy._num_local_replicas)
+    return variable
 
 
-def _plan(variable: Variable, _: Signature, values: Sequence[Array], __: Accumulate, span: Span) -> Plan:
-    """Plan to give all replicas the value of the first."""
+# Assignment in replicas.
 
-    def finish(results: Sequence[Any]) -> Variable:
-        variable._put([frozen(results[0])] * span.layout.local)
-        return variable
 
-    return Plan([Broadcast(values[0], 0, span.layout.rank, values[0].nbytes)], finish)
+def over_workers(
+    variable: Variable, apply: Callable[[Any], Variable], differ: Callable[[int], Exception]
+) -> OverWorkers:
+    """Return how the workers make one value of what replicas assign to a mirrored variable.
+
+    Args:
+        variable: the variable.
+        apply: assigns that value.
+        differ: returns the error for replicas that assign different values though there is no aggregation, by the id of
+            the first with another value than replica 0.
+    """
+    spec = _array(variable.shape, variable.dtype)
+    op = variable.aggregation.reduce_op
+    if op is not None:
+        return OverWorkers(Collective(ALL_REDUCE, op, None, spec), list, lambda _, total: apply(total))
+    if variable.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return OverWorkers(Collective(BROADCAST, None, 0, spec), list, lambda _, first: apply(first))
+
+    def finish(values: Sequence[Array], digests: Any) -> Variable:
+        _check_equal(digests, differ)
+        return apply(values[0])
+
+    return OverWorkers(_OF_DIGESTS, partial(map_list, _digest), finish)
+
+
+def map_list(fn: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
+    """Return what a function makes of each value."""
+    return [None if value is None else fn(value) for value in values]
+
+
+_OF_DIGESTS = Collective(ALL_GATHER, None, (0,), Spec(((None,),), (np.dtype(np.uint8),), (None,), single=True))
+
+
+def _check_equal(digests: Any, differ: Callable[[int], Exception]) -> None:
+    each = np.asarray(digests).reshape(-1, _DIGEST)
+    odd = np.flatnonzero((each != each[0]).any(axis=1))
+    if odd.size:
+        raise differ(int(odd[0]))
+
+
+def _digest(value: Array) -> Array:
+    """Return the same bytes for arrays of one shape that hold the same values; one NaN is like another."""
+    known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
+    zero = np.zeros((), value.dtype)
+    plain = np.where(known == zero, zero, known)  # there are two zeros
+    found = hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=_DIGEST).digest()
+    return np.frombuffer(found, np.uint8)
+
+
+# Outside of replicas.
+
+
+def check_all_workers_are_here() -> None:
+    """Check that this is not the merge function of a group, which only some workers run.
+
+    Raises:
+        ReplicaContextError: it is.
+    """
+    here = current.get()
+    if isinstance(here, CrossReplica) and here.group is not None:
+        raise ReplicaContextError(
+            "a mirrored variable belongs to all replicas, and this is the merge function of a group, which only some "
+            "workers run: change it outside of groups"
+        )
 
 
 def check_readable(variable: Variable) -> None:
@@ -119,31 +215,15 @@ async def update_together(
     if not strategy._shares_variables or not getattr(variable, "_mirrored", True):
         return await make()
     check_all_workers_are_here()
-    team, place = strategy._team, (frame.f_code, frame.f_lasti)
-    path = call_path(frame) if team.paths else None
-    try:
+    with strategy._noting_refusal("extended.update", frame):
         own = await make()
-    except ReplicaContextError:
-        raise
-    except Exception as error:
-        team.refuse((_UPDATE, *[None] * 7, path), *place, error)
-        raise
-    except BaseException:
-        team.turn(_update_of(variable, path), *place).leave()
-        raise
-    await team.perform(_update_of(variable, path), *place, own)
+    call = _call("extended.update", variable, variable._subject, None)
+    await strategy._perform(call, frame, partial(_compare, strategy._team, variable.name, own.components))
     return own
 
 
-def _update_of(variable: Variable, path: Any) -> Signature:
-    kinds, name = variable._kinds, variable.name
-    if "update" not in kinds:
-
-        def plan(_: Signature, values: Sequence[Update], __: Accumulate, span: Span) -> Plan:
-            return plan_equal(values[0].components, span, partial(update_differs, name))
-
-        kinds["update"] = Kind(_UPDATE.name, _UPDATE.detail, None, across=plan, token=variable._token)
-    return (kinds["update"], None, None, None, None, variable.shape, variable.dtype, None, path)
-
-
-_UPDATE = Kind("extended.update", Reason.AXIS, None)
+def _compare(team: Any, name: str, components: Sequence[Array], channel: Channel, found: Found) -> Steps[None]:
+    digests = yield from moved(
+        channel, team.layout, _OF_DIGESTS, [_digest(each) for each in components], found, team.threads, ordered=False
+    )
+    _check_equal(digests, partial(update_differs, name))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from anyio import CancelScope
@@ -18,17 +18,13 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceArray, DeviceType
 from aiodist._arrays.leaves import LeafMark
-from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist.collective.brought import Brought
-from aiodist.collective.kinds import BROADCAST
-from aiodist.collective.signature import Signature
 from aiodist.strategy.off_loop import call_off_loop
 from aiodist.strategy.on_devices import described, is_on_gpus, result_of
 from aiodist.strategy.variable import as_distributed
 
 if TYPE_CHECKING:
-    from aiodist.collective.device_work import DeviceWork
+    from aiodist._collectives.device import DeviceRun
 
 
 class ThroughHost:
@@ -70,16 +66,14 @@ class ThroughHost:
 
     def _land(self) -> list[Any]:
         """Make ready to copy down; return the leaves on the host."""
-        from aiodist.collective.device_crossing import Landing  # loaded where there are arrays on GPUs
+        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
 
-        arrays = [array for _, arrays in self._there.values() for array in arrays]
         marks = [mark for mark, arrays in self._there.values() for _ in arrays]
-        signature = _signature([(array.shape, array.dtype) for array in arrays], marks)
-        landing = Landing(Brought(signature, [arrays], CommunicationOptions(), [0], self._names), [0])
-        self.down = partial(_finished, landing)
-        landed, leaves = iter(landing.landed()[0]), list(self._leaves)
+        run = to_host(marks, [[array] for _, arrays in self._there.values() for array in arrays], [0], self._names)
+        self.down = partial(_finished, run)
+        landed, leaves = iter(run.landed()), list(self._leaves)
         for place, (_, there) in self._there.items():
-            parts = [next(landed) for _ in there]
+            parts = [next(landed)[0] for _ in there]
             leaf = as_distributed(leaves[place])
             self._landed[place] = leaves[place] = type(leaf)(parts) if isinstance(leaf, DistributedValues) else parts[0]
         return leaves
@@ -103,27 +97,19 @@ class ThroughHost:
                 alike.setdefault(targets[place] if targets else (there[0].ordinal,), []).append(place)
         for ordinals, places in alike.items():
             rows = await self._launched({place: leaves[place] for place in places}, ordinals)
-            for place, *found in zip(places, *rows, strict=True):
+            for place, found in zip(places, rows, strict=True):
                 leaves[place] = found[0] if len(found) == 1 else Mirrored(found)
         await checkpoint_if_cancelled()
         return nests.unflatten(structure, leaves)
 
     async def _launched(self, leaves: Mapping[int, Any], ordinals: Sequence[int]) -> list[list[Any]]:
-        """Return arrays on each GPU with the values of these leaves, which are on the host."""
-        from aiodist.collective.device_crossing import Launching, staged
+        """Return arrays with the values of these leaves, which are on the host: by leaf, one on each GPU."""
+        from aiodist._collectives.device import from_host, staged
 
         arrays = await call_off_loop(list(leaves.values()), lambda: staged([np.asarray(v) for v in leaves.values()]))
-        signature = _signature([(v.shape, v.dtype) for v in arrays], [self._there[place][0] for place in leaves])
-        takers = [[_Taker(ordinal)] * len(arrays) for ordinal in ordinals]
-        brought = Brought(signature, takers, CommunicationOptions(), range(len(takers)), self._names)
-        found = await _finished(Launching(brought, arrays))
-        return [found[place] for place in range(len(takers))]
-
-
-class _Taker(NamedTuple):
-    """Who gets a result, as far as that counts."""
-
-    ordinal: int
+        marks = [self._there[place][0] for place in leaves]
+        run = from_host(marks, [[array] for array in arrays], [ordinals] * len(arrays), self._names)
+        return await _finished(run)
 
 
 def _components(leaf: Any) -> Sequence[Any]:
@@ -131,13 +117,8 @@ def _components(leaf: Any) -> Sequence[Any]:
     return leaf.values if isinstance(leaf, DistributedValues) else [leaf]
 
 
-def _signature(specs: Sequence[tuple[Any, Any]], marks: Sequence[DeviceType]) -> Signature:
-    """Return what one replica would ask for with these arrays as leaves of a nest."""
-    shapes, dtypes = zip(*specs, strict=True)
-    return BROADCAST, None, 0, None, len(marks), shapes, dtypes, tuple(marks), None
-
-
-async def _finished(work: DeviceWork) -> Any:
-    """Return a result; the devices are waited for, whoever is cancelled."""
+async def _finished(run: DeviceRun) -> list[list[Any]]:
+    """Return results by leaf and taker; the devices are waited for, whoever is cancelled."""
     with CancelScope(shield=True):
-        return await result_of(work.work())
+        found: list[list[Any]] = await result_of(run.work(lambda by_leaf: by_leaf))
+    return found

@@ -103,7 +103,12 @@ class Variable(ArrayLike):
         frame = _getframe(1)
         member = here.member
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
-        return cls._in_replica(here, spec, value, site)
+        variable = cls._in_replica(here, spec, value, site)
+        if here.strategy._shares_variables:
+            from aiodist.strategy import sharing
+
+            sharing.created_in_replica(variable, here, value, site, frame)
+        return variable
 
     @classmethod
     def _in_replica(cls, here: ReplicaContext, spec: Spec, value: Array, site: Site) -> Self:
@@ -112,7 +117,7 @@ class Variable(ArrayLike):
         if variable is None:
             variable = cls._made(spec, _owner(here), [])
         if site.replica_id == 0:
-            variable._put([value] * here.num_replicas_in_sync)
+            variable._put([value] * here.strategy._num_local_replicas)
         creations.add(variable, site)
         made: Self = variable
         return made

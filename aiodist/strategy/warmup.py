@@ -1,6 +1,7 @@
 """Warming up: the kernels that a strategy's reductions will need, compiled before they are needed.
 
-Until a kernel is compiled NumPy serves, with the same bits; nothing compiles on the way of a value.
+Without it, the first large reduction of its sort waits until its kernel is compiled; before that, and for small values,
+NumPy serves, with the same bits.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
             await anyio.to_thread.run_sync(warm, specs)
         except ImportError as error:
             raise ImportError(
-                f"warmup compiles kernels with Numba, which does not load ({error}); pip install --upgrade numba, or "
-                "leave warmup out: NumPy serves, with the same bits"
+                f"warmup compiles kernels with llvmlite, which does not load ({error}); pip install --upgrade "
+                "llvmlite, or leave warmup out: NumPy serves, with the same bits"
             ) from error
     if ordinals:
         await anyio.to_thread.run_sync(_load, specs, ordinals)
@@ -46,10 +47,10 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
 
 def _load(specs: Sequence[KernelSpec], ordinals: Sequence[int]) -> None:
     """Load the kernels for one leaf, and for several, on each GPU, and those that copy results."""
-    from aiodist.gpu import process
+    from aiodist._gpu import enqueue
     from aiodist_kernels.cuda.forms import copying, form_for
 
-    driver = process.executor().driver
+    driver = enqueue.queue().driver
     for spec in specs:
         rule = rule_for(spec.op, spec.dtype, spec.accumulate)
         forms = [*(form_for(rule, spec.count, leaves=leaves) for leaves in (1, 2)), copying(rule.result.itemsize)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict, deque
 from typing import Any, NamedTuple
 
+import optree
 import pytest
 
 from aiodist._arrays import nests
@@ -18,6 +19,18 @@ class Pair(NamedTuple):
 class OtherPair(NamedTuple):
     left: int
     right: int
+
+
+class Fields(dict[str, Any]):
+    pass
+
+
+class Ordered(OrderedDict[str, Any]):
+    pass
+
+
+class Grouped(defaultdict[str, Any]):
+    pass
 
 
 @pytest.mark.parametrize(
@@ -51,10 +64,10 @@ def test_map_leaves_sees_none() -> None:
 
 
 def test_paths_are_code() -> None:
-    leaves, structure = nests.flatten({"w": [1, (2,)], 3: 4})
-    paths = nests.leaf_paths(structure, "grads")
-    grads = {"w": [1, (2,)], 3: 4}
-    assert [eval(path, {"grads": grads}) for path in paths] == leaves
+    for grads in ({"w": [1, (2,)], 3: 4}, Fields(a=[1, 2])):
+        leaves, structure = nests.flatten_with_none(grads)
+        paths = nests.leaf_paths(structure, "grads")
+        assert [eval(path, {"grads": grads}) for path in paths] == leaves
 
 
 @pytest.mark.parametrize(
@@ -83,3 +96,62 @@ def test_difference(a: Any, b: Any, text: str) -> None:
 )
 def test_difference_of_large_nests_is_told_in_few_words(a: Any, b: Any) -> None:
     assert len(nests.difference(nests.flatten(a)[1], nests.flatten(b)[1], "value", "here", "there")) < 1000
+
+
+# Subclasses of dict, which nobody has registered.
+
+
+@pytest.mark.parametrize(
+    "nest", [Fields(z=1, a=[2]), Ordered(z=1, a=[2]), Grouped(list, z=1, a=[2]), Fields()], ids=repr
+)
+def test_nest_comes_back_as_what_it_was(nest: Any) -> None:
+    again = nests.map_leaves(lambda leaf: leaf, {"deep": nest})["deep"]
+    assert type(again) is type(nest)
+    assert again == nest
+    assert list(again) == list(nest)
+    assert getattr(again, "default_factory", None) is getattr(nest, "default_factory", None)
+
+
+def test_order_of_keys_does_not_matter_and_type_does() -> None:
+    structures = [
+        nests.flatten_with_none(n)[1] for n in (Fields(a=1, b=2), Fields(b=1, a=2), {"a": 1, "b": 2}, Fields(a=1))
+    ]
+    assert structures[0] == structures[1]
+    assert hash(structures[0]) == hash(structures[1])
+    assert structures[0] not in structures[2:]
+    assert nests.flatten_with_none(Grouped(int))[1] != nests.flatten_with_none(Grouped(list))[1]
+
+
+def test_dict_in_a_collective_is_met_when_it_is_described() -> None:
+    class Fresh(dict[str, Any]):
+        pass
+
+    value = [Fresh(a=1)]
+    assert nests.flatten(value)[0] == value
+    assert nests.register_dicts(value)
+    assert nests.flatten(value)[0] == [1]
+    assert not nests.register_dicts(value)
+
+
+def test_registration_of_the_users_own_holds() -> None:
+    class Known(dict[str, Any]):
+        pass
+
+    def parts(value: Any) -> Any:
+        return [value["a"]], None
+
+    def whole(_: Any, leaves: Any) -> Known:
+        return Known(a=next(iter(leaves)))
+
+    optree.register_pytree_node(Known, parts, whole, namespace="aiodist")
+    assert nests.flatten_with_none(Known(a=1, b=2))[0] == [1]
+
+
+def test_dict_that_is_made_otherwise_says_what_to_do() -> None:
+    class Sized(dict[str, Any]):
+        def __init__(self, *, size: int) -> None:
+            super().__init__(size=size)
+
+    with pytest.raises(TypeError) as caught:
+        nests.map_leaves(lambda leaf: leaf, Sized(size=1))
+    assert "optree.register_pytree_node" in caught.value.__notes__[0]

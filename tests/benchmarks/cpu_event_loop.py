@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist import CommunicationOptions, MirroredStrategy, get_replica_context
-from aiodist.collective.all_reduce import Reduction
+from aiodist import MirroredStrategy, get_replica_context
+from aiodist._collectives.host import fold
 from aiodist_kernels import KernelSpec, ReduceOp, pool, reduce, warm
 from tests.benchmarks.cpu_reductions import MIB, SINGLE, SUM, best, random_buffers, size_name, table
 
@@ -83,13 +83,16 @@ def nests() -> dict[str, dict[str, float]]:
     for elements in (16, 64, 256, 1000, 10_000):
         replicas = [random_buffers(160, 4 * elements, SINGLE) for _ in range(4)]
         columns = list(zip(*replicas, strict=True))
-        each = Reduction(SUM, columns, (None,) * 160, CommunicationOptions())
         calls: dict[str, Callable[[], object]] = {
-            "one by one": each.reduce,
+            "one by one": functools.partial(_one_by_one, columns),
             "packed": functools.partial(_packed, replicas),
         }
         results[f"{elements}"] = best(calls, 0.5)
     return results
+
+
+def _one_by_one(columns: Sequence[Sequence[np.ndarray]]) -> list[Any]:
+    return [fold(SUM, column, None, among=True) for column in columns]
 
 
 def _packed(replicas: Sequence[Sequence[np.ndarray]]) -> list[Any]:

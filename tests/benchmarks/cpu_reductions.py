@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist._arrays.leaves import LeafType
-from aiodist._arrays.options import CommunicationOptions
-from aiodist.collective.all_reduce import all_reduce
-from aiodist.collective.kinds import ALL_REDUCE
+from aiodist._arrays.leaves import LeafType, Spec
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import ALL_REDUCE, Collective
 from aiodist_kernels import KernelSpec, ReduceOp, cut, reduce, reduce_alike, warm
 from tests.benchmarks.reduction_limit import Limit, compile_limit
 
@@ -209,7 +208,7 @@ def wide() -> list[tuple[str, dict[str, float]]]:
 
 def tiny() -> list[list[str]]:
     """Time reductions of numbers and of arrays of no dimension, as the scheduler calls them; µs by their count."""
-    options, counts = CommunicationOptions(), (2, 4, 8, 16, 64)
+    counts = (2, 4, 8, 16, 64)
     rows = []
     for op in (SUM, MEAN, MAX, PRODUCT):
         for name, mark, make in (
@@ -223,8 +222,8 @@ def tiny() -> list[list[str]]:
             for count in counts:
                 leaves = [make(1.5 + i / 8) for i in range(count)]
                 dtype = getattr(leaves[0], "dtype", type(leaves[0]))
-                signature = (ALL_REDUCE, op, None, None, None, (), dtype, mark, None)
-                calls[str(count)] = functools.partial(all_reduce, signature, leaves, options)
+                collective = Collective(ALL_REDUCE, op, None, Spec(((),), (dtype,), (mark,), single=True))
+                calls[str(count)] = functools.partial(executor(collective, count).run, leaves)
             times = best(calls, 0.05)
             rows.append([f"{op.name} of {name}", *(f"{times[str(count)]:.2f}" for count in counts)])
     return rows

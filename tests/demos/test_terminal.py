@@ -82,3 +82,12 @@ def test_error_leaves_the_terminal_as_it_was(
     with pytest.raises(kind, match=said):
         watch(console, 20, error)
     assert out.getvalue().count(HIDE_CURSOR) == out.getvalue().count(SHOW_CURSOR)
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_terminal_gets_colours_unless_no_color_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], coloured: bool
+) -> None:
+    out = io.StringIO()
+    watch(Console(file=out, force_terminal=True, _environ={"TERM": "xterm-256color"} | variables), 20)
+    assert ("\x1b[36m" in out.getvalue()) is coloured

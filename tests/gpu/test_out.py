@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist import MirroredStrategy, ReduceOp, ReplicaContext, get_replica_context, set_logical_devices
-from aiodist.collective.device_out import are_entangled
 from aiodist_kernels import reduce
 from tests.gpu.conftest import Machine, PlantedArray, planted_machine
 from tests.kernels import arrays
@@ -181,16 +180,3 @@ async def test_what_is_no_buffer_for_the_result_is_refused(plant: Plant) -> None
         await replica().all_reduce("SUM", value, out=value)
 
     await MirroredStrategy().run(step)
-
-
-def test_what_is_entangled() -> None:
-    a, b, c = (0, 20, 0), (20, 40, 1), (40, 60, 2)
-    assert not are_entangled([a, b], [c], in_place=False)
-    assert not are_entangled([a, b], [a, b], in_place=True)
-    assert are_entangled([a, b], [a], in_place=False)
-    assert are_entangled([a], [(10, 30, 0)], in_place=True)
-    assert are_entangled([a], [(0, 20, 1)], in_place=True)
-    assert are_entangled([], [a, a], in_place=True)
-    assert are_entangled([], [a, (19, 21, 1)], in_place=True)
-    assert not are_entangled([a, (0, 20, 1), (5, 25, 0)], [c], in_place=True)
-    assert are_entangled([(0, 100, 0), b], [c], in_place=True)

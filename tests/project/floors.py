@@ -29,7 +29,6 @@ FLOORS: Mapping[str, int] = {
     "aiodist._runtime.waits": 2,  # while `collective` and `workers` use it
     "aiodist._gpu": 3,
     "aiodist._collectives": 4,
-    "aiodist.gpu": 4,
     "aiodist.collective": 4,
     "aiodist.workers": 4,
     "aiodist._runtime": 5,
@@ -46,7 +45,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist": 12,
     "aiodist.__main__": 13,
 }
-MAY_IMPORT = {0: {"numpy", "numba", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
+MAY_IMPORT = {0: {"numpy", "llvmlite", "numba", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
 """What may be imported from outside of this project, on floors where not all may."""
 
 

@@ -13,7 +13,7 @@ from aiodist import MirroredStrategy, Variable
 from aiodist.strategy import changing
 from aiodist.strategy.aggregation import updated
 from aiodist_kernels import policy, pool
-from tests.replica.programs import mirrored, replica, still_works
+from tests.runtime.programs import mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 

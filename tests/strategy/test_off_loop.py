@@ -12,7 +12,7 @@ import pytest
 from aiodist import PerReplica
 from aiodist.strategy import across
 from aiodist_kernels import policy
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiodist import Mirrored, PerReplica, ReduceOp
+from aiodist import CommunicationOptions, Mirrored, MirroredStrategy, PerReplica, ReduceOp
 from aiodist_kernels import KernelSpec, warm
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
 
@@ -298,3 +298,14 @@ def test_sum_over_replicas_is_a_left_fold(parts: list[np.ndarray]) -> None:
     for part in parts[1:]:
         wanted = wanted + part
     assert got.tobytes() == wanted.tobytes()
+
+
+async def test_accumulator_holds_here_too() -> None:
+    wide = CommunicationOptions(accumulate="float64")
+    parts = PerReplica([np.array([x], np.float32) for x in (1e8, 1, -1e8)])
+    devices = ["CPU:0", "CPU:1", "CPU:2"]
+    native, widened = MirroredStrategy(devices), MirroredStrategy(devices, communication_options=wide)
+    assert (await native.reduce("SUM", parts, None)).tolist() == [0]
+    assert (await widened.reduce("SUM", parts, None)).tolist() == [1]
+    assert (await widened.reduce("SUM", parts, 0)).tolist() == 1
+    assert (await native.extended.reduce_to("SUM", parts, "CPU:0", wide)).tolist() == [1]

@@ -25,8 +25,8 @@ from aiodist import (
     has_strategy,
     in_cross_replica_context,
 )
-from aiodist._arrays.options import OrderCheck
-from tests.replica.programs import mirrored
+from aiodist._core.call import OrderCheck
+from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from aiodist import CommunicationOptions, MirroredStrategy, PerReplica, ReplicaContext, Strategy, Variable
-from tests.replica.programs import here, mirrored, replica
+from tests.runtime.programs import here, mirrored, replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -122,7 +122,6 @@ def test_update_config_proto_returns_a_copy() -> None:
             "implementation": "ring",
             "accumulate": "native",
             "reduction": "fast",
-            "verify": "ahead",
         },
     }
     assert config == {"log": True, "devices": ["CPU:9"]}

@@ -1,4 +1,4 @@
-"""The command line as a person starts it: in a process of its own, behind a pipe or in a terminal."""
+"""The command line as a person starts it: in this process, or in one of its own behind a pipe or in a terminal."""
 
 from __future__ import annotations
 
@@ -47,47 +47,33 @@ def exit_code(*arguments: str) -> Any:
         return end.code
 
 
-def behind_pipe(arguments: Sequence[str], *, when: str = "", act: Action | None = None, **variables: str) -> Ended:
+def behind_pipe(arguments: Sequence[str], *, when: str = "", act: Action | None = None) -> Ended:
     """Run `aiodist` with its output in a pipe; `act` on the process once `when` has been printed."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "aiodist", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment(**variables),
-        start_new_session=True,
-    ) as process:
-        assert process.stdout
-        output = _follow(process, process.stdout.fileno(), when, act)
-    return Ended(process.returncode, output)
+    ours, its = os.pipe()
+    return _follow(arguments, ours, its, {"stdout": its, "stderr": its}, when, act)
 
 
-def in_terminal(arguments: Sequence[str], *, when: str = "", act: Action | None = None, **variables: str) -> Ended:
+def in_terminal(arguments: Sequence[str], *, when: str = "", act: Action | None = None) -> Ended:
     """Do the same in a terminal."""
     import pty
 
     ours, its = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "aiodist", *arguments],
-        stdin=its,
-        stdout=its,
-        stderr=its,
-        env=environment(**variables),
-        start_new_session=True,
-    ) as process:
+    return _follow(arguments, ours, its, {"stdin": its, "stdout": its, "stderr": its}, when, act)
+
+
+def _follow(
+    arguments: Sequence[str], ours: int, its: int, streams: dict[str, int], when: str, act: Action | None
+) -> Ended:
+    command, output = [sys.executable, "-m", "aiodist", *arguments], b""
+    with subprocess.Popen(command, env=environment(), start_new_session=True, **streams) as process:  # type: ignore[call-overload]
         os.close(its)
-        output = _follow(process, ours, when, act)
+        while chunk := _read(ours):
+            output += chunk
+            if act and when.encode() in output:
+                act(process)
+                act = None
     os.close(ours)
-    return Ended(process.returncode, output)
-
-
-def _follow(process: subprocess.Popen[bytes], source: int, when: str, act: Action | None) -> str:
-    output = b""
-    while chunk := _read(source):
-        output += chunk
-        if act and when.encode() in output:
-            act(process)
-            act = None
-    return output.decode()
+    return Ended(process.returncode, output.decode())
 
 
 def _read(source: int) -> bytes:

@@ -74,25 +74,6 @@ def has_memory() -> None:
     time.sleep(60)
 
 
-def one_saves_slowly(path: str) -> None:
-    """Be a worker that takes some time to end when it is interrupted, unless this is the first to get here."""
-    aiodist = importlib.import_module("aiodist")
-    strategy = aiodist.MultiWorkerMirroredStrategy()
-    slow = not first(path)
-
-    async def work() -> None:
-        await aiodist.get_replica_context().barrier()
-        sys.stdout.write("all told\n")
-        sys.stdout.flush()
-        await asyncio.sleep(60)
-
-    try:
-        asyncio.run(strategy.run(work))
-    finally:
-        time.sleep(1.5 if slow else 0.0)
-        sys.stdout.write("saved\n")
-
-
 def has_children() -> None:
     """Fork a child that ends as programs do, start one that would be a worker, and be a worker meanwhile."""
     aiodist = importlib.import_module("aiodist")
@@ -126,7 +107,6 @@ WITH_STRATEGY: dict[str, Callable[..., None]] = {
     "one has no strategy": one_has_no_strategy,
     "one has no second strategy": one_has_no_second_strategy,
     "has memory": has_memory,
-    "one saves slowly": one_saves_slowly,
     "has children": has_children,
 }
 

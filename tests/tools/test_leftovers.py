@@ -38,12 +38,12 @@ def test_folder_of_a_killed_launcher_is_removed_by_the_next(temporary: Path) -> 
         folder.mkdir()
         (folder / "started.1").touch()
         if name != "aiodist-run-results":  # somebody else has named it so
-            (folder / leftovers._MARK).touch()
+            (folder / leftovers.MARK).touch()
         if name != "aiodist-run-new":
             grow_old(folder)
     kept = temporary / "kept"
     kept.mkdir()
-    (kept / leftovers._MARK).touch()
+    (kept / leftovers.MARK).touch()
     grow_old(kept)
     (temporary / "aiodist-run-link").symlink_to(kept)
     with leftovers.folder_of_notes() as own:
@@ -52,7 +52,7 @@ def test_folder_of_a_killed_launcher_is_removed_by_the_next(temporary: Path) -> 
             assert own.exists()
         assert not another.exists()
     assert {path.name for path in temporary.iterdir()} == {*others, "kept", "aiodist-run-link"}
-    assert list(kept.iterdir()) == [kept / leftovers._MARK]
+    assert list(kept.iterdir()) == [kept / leftovers.MARK]
 
 
 def test_no_room_for_a_folder_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,13 +79,3 @@ def test_shared_memory_of_mpi_is_removed_and_no_other(temporary: Path) -> None:
         for mapped in maps:
             mapped.close()
         paths[-1].unlink()
-
-
-def test_looks_become_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    looks, seen = leftovers.Looks(), 0
-    for turn in range(20 * 3600):  # an hour
-        now = turn / 20
-        seen += looks.due()
-    assert 20 < seen < 30

@@ -56,11 +56,12 @@ async def main() -> None:
         await strategy.run(opposite)
     except CollectiveMismatchError as error:
         say(f"circle {str(error).splitlines()[0]}")
+    strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
     say(f"again {strategy.experimental_local_results(await strategy.run(again))[0]}")
 
 
 async def again() -> np.ndarray:
-    """Show that the strategy works."""
+    """Show that another strategy works."""
     return np.asarray(await aiodist.get_replica_context().all_reduce("SUM", np.ones(1)))
 
 

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import aiodist
-from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReplicaContext
-from aiodist.workers.simulated import SimulatedCluster
+from aiodist import CollectiveError, CommunicationOptions, MultiWorkerMirroredStrategy, ReplicaContext
+from aiodist._workers.engines.simulated import SimulatedCluster
 
 Program = Callable[[ReplicaContext], Awaitable[Any]]
 
@@ -46,7 +46,6 @@ class Job:
         """Give what begins from now on so long, or as long as it takes."""
         options = CommunicationOptions(timeout_seconds=seconds)
         for strategy in self.strategies:
-            strategy._team._options = options
             object.__setattr__(strategy.extended, "communication_options", options)
 
     async def everywhere(self, fn: Callable[[MultiWorkerMirroredStrategy], Awaitable[Any]]) -> list[Any]:
@@ -103,6 +102,15 @@ class Job:
                 raise outcome
             found += outcome
         return found
+
+    async def check_that_it_has_ended(self) -> None:
+        """Check that after an error nobody can use the strategies any more, and that all are told why."""
+
+        async def program(ctx: ReplicaContext) -> None:
+            await ctx.barrier()
+
+        for outcome in await self.run(program):
+            assert isinstance(outcome, CollectiveError)
 
     async def check_that_it_works(self) -> None:
         """Check that the next run gives the right result."""

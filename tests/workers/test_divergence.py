@@ -1,4 +1,4 @@
-"""Workers that part: every worker raises the same, in bounded time, and the strategies work afterwards."""
+"""Workers that part: every worker raises the same, in bounded time, and their strategy has ended."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist.replica.stall import StallWatch
-from tests.collective.runs import mirrored, run
-from tests.replica.test_stall import Looks
-from tests.replica.warned import warned
+from tests.runtime.programs import mirrored, run
+from tests.runtime.test_stall import Looks
+from tests.runtime.warned import warned
 from tests.workers.simulated import Job, Program, on_uvloop_too
 
 elements = 3  # of the programs' arrays
@@ -113,7 +113,6 @@ async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...
         assert (report.reason, report.suspects) == (right.reason, right.suspects)
         assert report.sequence_number == right.sequence_number
         assert without_workers(str(report)) == without_workers(str(right))
-    await job.check_that_it_works()
 
 
 @on_uvloop_too
@@ -135,7 +134,6 @@ async def test_exception_comes_out_as_itself_where_it_was_raised_and_as_the_caus
         assert "Replica 1 raised ValueError: bad batch" in str(outcome)
         assert repr(outcome.__cause__) == "ValueError('bad batch')"
         assert outcome.report.suspects == (1,)
-    await job.check_that_it_works()
 
 
 async def test_abandoned_collective_is_told_everywhere() -> None:
@@ -151,7 +149,6 @@ async def test_abandoned_collective_is_told_everywhere() -> None:
     for outcome in await job.run(program):
         assert isinstance(outcome, CollectiveError)
         assert outcome.report.reason in {"abandoned", "call_site"}
-    await job.check_that_it_works()
 
 
 async def test_cancelled_run_is_told_elsewhere() -> None:
@@ -173,7 +170,6 @@ async def test_cancelled_run_is_told_elsewhere() -> None:
     assert first == "cancelled"
     assert isinstance(second, IncompleteCollectiveError)
     assert second.report.suspects == (0,)
-    await job.check_that_it_works()
 
 
 def _call(program: Program) -> Any:
@@ -191,7 +187,6 @@ async def test_different_calls_outside_of_replicas() -> None:
         assert isinstance(outcome, CollectiveMismatchError)
         assert "strategy.reduce(SUM, [float])" in str(outcome)
         assert "strategy.gather([float64[*]], axis=0)" in str(outcome)
-    await job.check_that_it_works()
 
 
 async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
@@ -204,7 +199,6 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
     assert isinstance(first, CollectiveTimeoutError)
     assert "replica 1 has not arrived" in str(first)
     job.limit(None)
-    await job.check_that_it_works()
 
 
 @on_uvloop_too
@@ -246,7 +240,6 @@ async def test_variables_that_only_one_worker_creates() -> None:
     for outcome in await job.everywhere(program):
         assert isinstance(outcome, CollectiveMismatchError)
         assert "Variable(float64[3], name='extra')" in str(outcome)
-    await job.check_that_it_works()
 
 
 async def test_concurrent_runs_do_not_disturb_each_other() -> None:
@@ -279,7 +272,6 @@ async def test_concurrent_runs_do_not_disturb_each_other() -> None:
 
 async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None:
     job = Job(1, 1)
-    await job.check_that_it_works()
 
     async def one(strategy: Any) -> Any:
         if strategy._span[0] == 1:
@@ -294,7 +286,7 @@ async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None
 async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks()
     watch = StallWatch(10.0, looks.after, lambda: looks.now)
-    monkeypatch.setattr("aiodist.replica.scheduler.watch_here", lambda: watch)
+    monkeypatch.setattr("aiodist._runtime.scheduler.watch_here", lambda: watch)
     job = Job(1, 1)
     told = anyio.Event()
 

@@ -73,13 +73,13 @@ def program_of(rng: random.Random, steps: list[list[str]]) -> Program:
     return program
 
 
-@pytest.mark.parametrize(("seed", "verify"), [*((seed, "ahead") for seed in range(4)), (4, "alongside")])
-async def test_every_run_ends_on_every_worker_alike(seed: int, verify: str) -> None:
+@pytest.mark.parametrize("seed", range(5))
+async def test_every_run_ends_on_every_worker_alike(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(8):
         layout = rng.choice(LAYOUTS)
         steps, culprit = steps_of(rng, sum(layout))
-        job = Job(*layout, verify=verify)
+        job = Job(*layout)
         outcomes = await job.run(program_of(rng, steps))
         if culprit is None:
             assert not any(isinstance(outcome, Exception) for outcome in outcomes), outcomes
@@ -87,14 +87,13 @@ async def test_every_run_ends_on_every_worker_alike(seed: int, verify: str) -> N
             assert all(isinstance(outcome, (CollectiveError, ValueError)) for outcome in outcomes), outcomes
             reports = {str(o) for o in outcomes if isinstance(o, CollectiveError)}
             assert len(reports) <= 1
-        await job.check_that_it_works()
 
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_culprit_among_many_workers_is_always_named(seed: int) -> None:
     rng = random.Random(100 + seed)
-    job = Job(*MANY)
     for _ in range(6):
+        job = Job(*MANY)
         steps, culprit = steps_of(rng, sum(MANY))
         outcomes = await job.run(program_of(rng, steps))
         if culprit is None:

@@ -90,10 +90,14 @@ def test_strategies_used_in_another_order_warn_and_time_out(monkeypatch: pytest.
 
 
 def test_timeout_ends_what_waits_in_strategies_used_in_another_order() -> None:
+    all_told = threading.Barrier(WORKERS)
+
     def worker(rank: int, communicators: list[Any]) -> type[BaseException]:
         both = [here(one, timeout_seconds=0.3) for one in communicators]
-        with closing(both[0]), closing(both[1]), pytest.raises(CollectiveTimeoutError) as raised:
-            asyncio.run(reduces(both[rank]))
+        with closing(both[0]), closing(both[1]):
+            with pytest.raises(CollectiveTimeoutError) as raised:
+                asyncio.run(reduces(both[rank]))
+            all_told.wait(20)
         return raised.type
 
     assert everywhere(worker, 2) == [CollectiveTimeoutError] * WORKERS

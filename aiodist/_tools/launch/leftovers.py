@@ -23,7 +23,7 @@ from typing import Final
 from aiodist._tools.usage import UsageError
 
 _PREFIX: Final = "aiodist-run-"
-_MARK: Final = "folder of aiodist run"
+MARK: Final = "folder of aiodist run"
 _MEMORY: Final = "memory"
 _OF_MPI: Final = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.")  # noqa: S108  (MPICH's, and Open MPI's)
 _YOUNG_SECONDS: Final = 60.0
@@ -46,7 +46,7 @@ def folder_of_notes() -> Iterator[Path]:
         ) from None
     with made as name, _locked(Path(name)):
         with suppress(OSError):
-            (Path(name) / _MARK).touch()
+            (Path(name) / MARK).touch()
         _remove_abandoned(Path(name).parent)
         yield Path(name)
 
@@ -74,7 +74,7 @@ def _remove_abandoned(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's, or gone meanwhile
             told = folder.lstat()
-            if not stat.S_ISDIR(told.st_mode) or not (folder / _MARK).is_file():
+            if not stat.S_ISDIR(told.st_mode) or not (folder / MARK).is_file():
                 continue  # it is named as ours are, by somebody else
             if told.st_uid != os.geteuid() or time.time() - told.st_mtime < _YOUNG_SECONDS:
                 continue

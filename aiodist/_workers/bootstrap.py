@@ -1,0 +1,262 @@
+"""Bootstrap: which engine serves a program, and the first meeting of a strategy's workers.
+
+The constructor of a strategy blocks until all workers have come; where those are simulated in one thread, the first use
+does. Each says what it has (`Hello`); what each says has a
+size of its own, so the sizes are exchanged first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from sys import _getframe
+from types import FrameType
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist._arrays import environment
+from aiodist._core.call import place
+from aiodist._core.errors import StallWarning
+from aiodist._core.report import Location
+from aiodist._core.text import shown_file
+from aiodist._workers.addresses import Listening
+from aiodist._workers.control import TcpControl
+from aiodist._workers.driver import Driver
+from aiodist._workers.engines.local import LocalCommunicator, LocalMaking
+from aiodist._workers.engines.simulated import SimulatedCommunicator
+from aiodist._workers.hello import Hello, check_versions
+from aiodist._workers.launcher import told_to_the_launcher
+from aiodist._workers.layout import Layout
+from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
+from aiodist._workers.team import Settings, Team
+from aiodist._workers.transport import Communicator, Making, Request, Steps, as_bytes
+
+FIRST_MEETING_SECONDS: Final = 300.0
+_POLL_SECONDS: Final = 0.0005
+_OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist.strategy")
+
+_unmet: Final[list[Making]] = []
+"""What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
+
+
+class Meeting:
+    """The first meeting of a strategy's workers.
+
+    Args:
+        given: the workers: one of mpi4py's communicators; an engine's; None for all that a launcher has started.
+        devices: this worker's replicas' devices.
+        settings: what all workers have in common.
+
+    Raises:
+        ImportError: the library of the engine is not installed.
+        RuntimeError: the engine does not know of all workers; a worker has started this process.
+        TimeoutError: another worker has not come for five minutes.
+        TypeError: ``given`` is no communicator.
+        ValueError: it is none that this process is in, or one between two groups; an unknown engine.
+    """
+
+    def __init__(self, given: Any, devices: Sequence[str], settings: Settings) -> None:
+        self._settings = settings
+        if isinstance(given, (SimulatedCommunicator, LocalCommunicator)):
+            self.communicator: Communicator = given
+        else:
+            with told_to_the_launcher():
+                self.communicator = _communicator(given)
+        first_of_several = self.communicator.size > 1 and self.communicator.rank == 0
+        self._listening = Listening() if first_of_several and not self.is_in_one_thread else None
+        address = None if self._listening is None else self._listening.address
+        hello = Hello.of_this_process(devices, address, _place_of_making()).to_bytes()
+        if isinstance(self.communicator, SimulatedCommunicator):
+            self.communicator.cluster.hellos[self.communicator.rank] = hello
+        else:
+            self._steps = greeted(self.communicator, hello)
+            self._begun = next(self._steps)
+        self._met: tuple[Team, Sequence[Hello]] | None = None
+
+    @property
+    def is_in_one_thread(self) -> bool:
+        """Whether all workers are in this thread, so that none may wait for others before all have been made."""
+        return isinstance(self.communicator, SimulatedCommunicator)
+
+    @property
+    def team(self) -> Team:
+        """This worker's part in the strategy; the first use blocks until all workers have come.
+
+        Raises:
+            RuntimeError: the workers have different versions of aiodist.
+            TimeoutError: another worker has not come for five minutes.
+        """
+        return self._all()[0]
+
+    @property
+    def hellos(self) -> Sequence[Hello]:
+        """What each worker has said of itself, by rank; the first use blocks likewise."""
+        return self._all()[1]
+
+    def _all(self) -> tuple[Team, Sequence[Hello]]:
+        if self._met is None:
+            self._met = self._meet()
+        return self._met
+
+    def _meet(self) -> tuple[Team, Sequence[Hello]]:
+        communicator = self.communicator
+        hellos, layout = self._completed()
+        check_versions(hellos)
+        layout = layout.seen_from(communicator.rank)
+        control: TcpControl | SimulatedControl
+        if isinstance(communicator, SimulatedCommunicator):
+            control = SimulatedControl(communicator.cluster.shared(SimulatedSwitchboard, layout), communicator.rank)
+        elif layout.workers == 1:
+            control = SimulatedControl(SimulatedSwitchboard(layout), 0)
+        else:
+            control = TcpControl(layout, hellos, self._listening)
+        team = Team(layout, self._settings, communicator, control, Driver())
+        control.listen(team)
+        return team, hellos
+
+    def _completed(self) -> tuple[Sequence[Hello], Layout]:
+        communicator = self.communicator
+        if isinstance(communicator, SimulatedCommunicator):
+            told = communicator.cluster.hellos
+            if len(told) < communicator.size:
+                raise RuntimeError(
+                    f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
+                    "got this far: make the strategies of all of them first"
+                )
+            each = [told[rank] for rank in range(communicator.size)]
+            return _understood(b"".join(each), tuple(map(len, each)))
+        request: Request = self._begun
+        try:
+            while True:
+                _wait(request, communicator.rank, communicator.size)
+                request = next(self._steps)
+        except StopIteration as end:
+            found: tuple[Sequence[Hello], Layout] = end.value
+            return found
+
+
+def greeted(communicator: Communicator, own: bytes) -> Steps[tuple[Sequence[Hello], Layout]]:
+    """Return what each worker says of itself, by rank, and the layout that this makes, as worker 0 sees it."""
+    told = np.frombuffer(own, np.uint8)
+    sizes = np.empty(communicator.size, np.int64)
+    yield communicator.iallgather(as_bytes(np.array([len(told)], np.int64)), as_bytes(sizes))
+    whole = np.empty(int(sizes.sum()), np.uint8)
+    yield communicator.iallgatherv(told, whole, sizes.tolist())
+    return _understood(whole.tobytes(), tuple(sizes.tolist()))
+
+
+@lru_cache(maxsize=4)  # simulated workers, of which there may be thousands in a process, share it
+def _understood(whole: bytes, sizes: tuple[int, ...]) -> tuple[Sequence[Hello], Layout]:
+    bounds = [0, *accumulate(sizes)]
+    hellos = [Hello.from_bytes(whole[begin:end]) for begin, end in pairwise(bounds)]
+    return hellos, Layout(0, [hello.devices for hello in hellos])
+
+
+# The engine.
+
+
+def _communicator(given: Any) -> Communicator:
+    making = _made_of(given)
+    rank, size = environment.worker_rank(), environment.launched_workers() or 1
+    try:
+        _wait(making, rank, size)
+    except BaseException:
+        if given is None:
+            _unmet.append(making)
+        raise
+    environment.note_worker(os.getpid())
+    return making.result()
+
+
+def _made_of(given: Any) -> Making:
+    if given is None:
+        return _of_launcher()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not isinstance(given, mpi.Comm):
+        kind = type(given)
+        raise TypeError(
+            "communicator must be an mpi4py.MPI.Intracomm, or None for all workers that a launcher has started, got "
+            f"{kind.__module__}.{kind.__qualname__}: {given!r}"
+        )
+    from aiodist._workers.engines.mpi import MpiCommunicator
+
+    return MpiCommunicator.of_program(given)
+
+
+def _of_launcher() -> Making:
+    """Begin a communicator of the workers that a launcher has started; without one, of this process alone."""
+    expected = environment.launched_workers()
+    if expected is None or expected == 1:
+        return LocalMaking()
+    worker = environment.noted_worker()
+    if worker is not None and worker != os.getpid():  # it has a worker's variables, and two would confuse an engine
+        raise RuntimeError(
+            f"this process ({os.getpid()}) was started by a worker of the job (process {worker}), and is none itself; "
+            f"if it is to run alone, start it without {', '.join(environment.LAUNCHED)} in its environment"
+        )
+    if _unmet:
+        return _unmet.pop()
+    engine = environment.engine_name()
+    if engine != "mpi":
+        raise ValueError(f"the engine must be 'mpi', got {engine!r} in AIODIST_ENGINE")
+    from aiodist._workers.engines.mpi import MpiCommunicator
+
+    return MpiCommunicator.of_world(expected)
+
+
+# Waiting, in the constructor.
+
+
+def _wait(request: Request, rank: int, size: int) -> None:
+    """Block until a request of the first meeting is complete; warn once meanwhile."""
+    begun = time.monotonic()
+    warn_at = begun + (environment.stall_seconds() or FIRST_MEETING_SECONDS)
+    while not request.test():
+        now = time.monotonic()
+        if now > begun + FIRST_MEETING_SECONDS:
+            at = _place_of_making()
+            raise TimeoutError(
+                f"worker {rank} of {size} has waited {FIRST_MEETING_SECONDS:.0f} s for the others to make their "
+                f"MultiWorkerMirroredStrategy{f' at {at}' if at else ''}; every worker must run the same program"
+            )
+        here = _constructor() if now >= warn_at else None
+        if here is not None:
+            warn_at = begun + 2 * FIRST_MEETING_SECONDS
+            _warn(
+                f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at {_shown(here)}, which "
+                "every worker is to make (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+                here,
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def _warn(text: str, at: Location) -> None:
+    try:
+        warnings.warn_explicit(text, StallWarning, at.file, at.line)
+    except StallWarning:  # a filter makes errors of warnings; who waits is not to be ended by that
+        logging.getLogger("aiodist").error(text)  # noqa: TRY400  (which has no place of its own to show)
+
+
+def _place_of_making() -> str:
+    """Return where a strategy is being made, file and line, as text."""
+    here = _constructor()
+    return "" if here is None else _shown(here)
+
+
+def _shown(at: Location) -> str:
+    return f"{shown_file(at.file)}:{at.line}"
+
+
+def _constructor() -> Location | None:
+    """Return where a strategy is being made; None where no frame of a program's is."""
+    frame: FrameType | None = _getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    return None if frame is None else place(frame.f_code, frame.f_lasti).location

@@ -1,0 +1,324 @@
+"""The control connection of separate processes: a thread a worker, with a TCP connection to worker 0.
+
+It works while the engine hangs and while the event loop is blocked. Every worker says every quarter of a second that
+it lives. **Dead** is whose connection has ended without a farewell. **Stopped** is a silent process of which its
+machine, or the agent beside it, says that it is (`Health`). **Cut off** is whose system does not acknowledge what is
+sent to it: so a program that holds the interpreter lock for seconds is not taken for lost, since its system answers
+for it.
+
+Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
+loses workers; the others hear of that from it, and lose worker 0 themselves.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from aiodist._workers import connection
+from aiodist._workers.addresses import Listening
+from aiodist._workers.connection import Peer, packed
+from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
+from aiodist._workers.finalising import WORKER_LOST, unfinished
+from aiodist._workers.health import Health
+from aiodist._workers.hello import Hello, made_differently
+from aiodist._workers.launcher import ENDED, Stage, farewell_of, is_echo, last_error, tell
+from aiodist._workers.layout import Layout
+from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report
+from aiodist._workers.pulse import Pulse
+
+if TYPE_CHECKING:
+    from aiodist._workers.team import Team
+
+BEAT_SECONDS: Final = 0.25
+ANSWER_SECONDS: Final = 0.5
+FAREWELL_SECONDS: Final = 1.0
+LEAVE_SECONDS: Final = 2.0
+_BEAT: Final = packed(Beat())
+
+
+class TcpControl:
+    """A worker's control connection.
+
+    Args:
+        layout: the workers' replicas.
+        hellos: what the workers have said of themselves.
+        listening: worker 0's socket.
+    """
+
+    def __init__(self, layout: Layout, hellos: Sequence[Hello], listening: Listening | None) -> None:
+        self._rank = layout.rank
+        self._size = layout.workers
+        self._own = frozenset(layout.own)
+        self._team: weakref.ref[Team] | None = None
+        self._pulse = Pulse(self._ask_loop)
+        self._early: list[Message] = []
+        self._gone: set[int] = set()
+        self._unsent: set[Peer] = set()
+        self._requests: deque[Callable[[], object]] = deque()
+        self._timers: list[tuple[float, Callable[[], object]]] = []
+        self._packed: tuple[Message | None, bytes] = None, b""
+        self._leave_by: float | None = None
+        self._lingers = False
+        self._waking = threading.RLock()  # a garbage collection in here may let go
+        self._left = threading.Event()
+        self._process = os.getpid()
+        self._coordinator = Coordinator(layout, made_differently(hellos)) if self._rank == 0 else None
+        self._peers = connection.connected(self._rank, hellos, listening)
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._health = Health(
+            hellos, connection.numbers(self._peers), lambda rank, state: self._request(self._hear_of, rank, state)
+        )
+        threading.Thread(target=self._serve, name="aiodist control", daemon=True).start()
+        atexit.register(self.close)
+
+    # What the worker calls, in any thread.
+
+    def listen(self, team: Team) -> None:
+        """Pass messages on to this team from now on, without keeping it."""
+        self._request(self._begin, weakref.ref(team))
+
+    def send(self, message: Message) -> None:
+        """Tell the coordinator something."""
+        self._request(self._tell_coordinator, message)
+
+    def close(self, why: str = "") -> None:
+        """Tell the others that this worker ends, or why it leaves them; give them time to hear of an error."""
+        if os.getpid() != self._process:  # what the program has forked has no part in it
+            return
+        error = last_error()
+        if is_echo(error, self._own):
+            tell(Stage.ECHO)
+        self._leave(why or farewell_of(error), lingers=bool(why) or error is not None)
+        self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
+
+    def let_go(self) -> None:
+        """Leave without waiting: the strategy is gone, and nobody has closed it."""
+        if os.getpid() != self._process:
+            return
+        self._leave(ENDED, lingers=False)
+        warnings.warn(
+            f"the strategy of worker {self._rank} of {self._size} was dropped with its connections open; call "
+            "strategy.close() when it is needed no more",
+            ResourceWarning,
+            stacklevel=2,
+        )
+
+    def _leave(self, why: str, *, lingers: bool) -> None:
+        atexit.unregister(self.close)
+        self._request(self._say_farewell, why, lingers)
+
+    def _request(self, fn: Callable[..., object], *arguments: Any) -> None:
+        self._requests.append(partial(fn, *arguments))
+        with contextlib.suppress(OSError), self._waking:
+            self._wake_writer.send(b"\0")
+
+    # The thread.
+
+    def _serve(self) -> None:
+        selector = self._selector
+        selector.register(self._wake_reader, selectors.EVENT_READ, self._awake)
+        for peer in self._peers.values():
+            selector.register(peer.connection, selectors.EVENT_READ, partial(self._receive, peer))
+        next_beat = time.monotonic()
+        while not self._may_leave():
+            now = time.monotonic()
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                self._beat(now)
+            self._call_due(now)
+            due = min([next_beat, *(at for at, _ in self._timers)])
+            for key, _ in selector.select(max(0.0, due - time.monotonic())):
+                key.data()
+            while self._requests:
+                self._requests.popleft()()
+            for peer in list(self._unsent):
+                self._flush(peer)
+        for peer in self._peers.values():
+            peer.connection.close()
+        selector.close()
+        with self._waking:
+            self._wake_reader.close()
+            self._wake_writer.close()
+        self._left.set()
+
+    def _awake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_reader.recv(4096)
+
+    def _may_leave(self) -> bool:
+        if self._leave_by is None:
+            return False
+        if time.monotonic() >= self._leave_by or all(peer.farewell is not None for peer in self._peers.values()):
+            return True
+        analysing = self._coordinator is not None and self._coordinator.pending
+        return not (self._lingers or analysing or self._unsent)
+
+    def _beat(self, now: float) -> None:
+        self._pulse.beat(now)
+        for peer in list(self._peers.values()):
+            self._put(peer, _BEAT)
+            why = self._health.trouble(peer.rank, now - peer.heard)
+            if why is not None:
+                self._lose(peer.rank, why)
+
+    def _later(self, seconds: float, fn: Callable[..., object], *arguments: Any) -> None:
+        self._timers.append((time.monotonic() + seconds, partial(fn, *arguments)))
+
+    def _call_due(self, now: float) -> None:
+        due = [fn for at, fn in self._timers if at <= now]
+        self._timers = [(at, fn) for at, fn in self._timers if at > now]
+        for fn in due:
+            fn()
+
+    # This worker.
+
+    def _begin(self, team: weakref.ref[Team]) -> None:
+        self._team = team
+        early, self._early = self._early, []
+        for message in early:
+            self._pass_on(message)
+
+    def _ask_loop(self, fn: Callable[[], object]) -> bool:
+        team = None if self._team is None else self._team()
+        return team is not None and team.driver.ask_loop(fn)
+
+    def _pass_on(self, message: Message) -> None:
+        """Let this worker hear what the coordinator tells it."""
+        if isinstance(message, Report):
+            unfinished.append("operations are in the air that will never match")
+        elif isinstance(message, Lost) and message.why != ENDED:
+            unfinished.append(WORKER_LOST)
+        if self._team is None:
+            self._early.append(message)
+            return
+        team = self._team()
+        if team is None:
+            return
+        team.post(message)
+        if isinstance(message, Ask):
+            self._later(ANSWER_SECONDS, self._answer, message.run)
+
+    def _answer(self, run: int) -> None:
+        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it."""
+        team = None if self._team is None else self._team()
+        if team is None or team.error is not None or team.has_told(run):
+            return
+        if self._pulse.is_silent:
+            team.answer_for(run, self._pulse.silence())
+        elif not team.knows(run) or not team.driver.is_waited_for:
+            team.answer_for(run, "")
+        else:
+            self._later(ANSWER_SECONDS, self._answer, run)
+
+    def _say_farewell(self, why: str, lingers: bool) -> None:
+        if self._leave_by is None:
+            self._lingers = lingers
+            self._leave_by = time.monotonic() + LEAVE_SECONDS
+            for peer in list(self._peers.values()):
+                self._put(peer, packed(Farewell(why)))
+                self._flush(peer)
+
+    # The coordinator.
+
+    def _tell_coordinator(self, message: Message) -> None:
+        if self._coordinator is not None:
+            self._coordinate(0, message)
+        elif 0 in self._peers:
+            self._put(self._peers[0], packed(message))
+
+    def _coordinate(self, rank: int, message: Message) -> None:
+        assert self._coordinator is not None
+        known = self._coordinator.pending
+        self._send_all(self._coordinator.take(rank, message))
+        for run in self._coordinator.pending:
+            if run not in known:
+                self._later(PATIENCE_SECONDS, self._conclude, run)
+
+    def _conclude(self, run: int) -> None:
+        assert self._coordinator is not None
+        self._send_all(self._coordinator.conclude(run))
+
+    def _send_all(self, sent: Iterable[tuple[int, Message]]) -> None:
+        for rank, message in sent:
+            if rank == 0:
+                self._pass_on(message)
+            elif rank in self._peers:
+                if self._packed[0] is not message:  # which may be long, and is the same for all
+                    self._packed = message, packed(message)
+                self._put(self._peers[rank], self._packed[1])
+
+    def _hear_of(self, rank: int, state: str) -> None:
+        why = self._health.told(rank, state)
+        if why is not None:
+            self._lose(rank, why)
+
+    def _lose(self, rank: int, why: str) -> None:
+        """Note that a worker is gone."""
+        peer = self._peers.pop(rank, None)
+        if peer is not None:
+            self._selector.unregister(peer.connection)
+            peer.connection.close()
+            self._unsent.discard(peer)
+        if rank in self._gone:
+            return
+        self._gone.add(rank)
+        if self._coordinator is not None:
+            self._send_all(self._coordinator.lose(rank, why))
+        else:
+            self._pass_on(Lost(rank, why))
+
+    # Bytes.
+
+    def _put(self, peer: Peer, data: bytes) -> None:
+        peer.put(data)
+        self._unsent.add(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        try:
+            if peer.flush():
+                self._unsent.discard(peer)
+        except OSError as error:
+            self._hang_up(peer, error)
+
+    def _receive(self, peer: Peer) -> None:
+        try:
+            for message in peer.messages():
+                self._take(peer, message)
+        except (OSError, EOFError, ValueError) as error:
+            self._hang_up(peer, error)
+
+    def _take(self, peer: Peer, message: Message) -> None:
+        match message:
+            case Beat():
+                pass
+            case Farewell():
+                peer.farewell = message.why
+                self._later(FAREWELL_SECONDS, self._lose, peer.rank, message.why)
+            case _ if self._coordinator is not None:
+                self._coordinate(peer.rank, message)
+            case _:
+                self._pass_on(message)
+
+    def _hang_up(self, peer: Peer, error: Exception) -> None:
+        """Forget a connection; who has said farewell is lost a little later, when what was in flight has arrived."""
+        if peer.farewell is None:
+            self._lose(peer.rank, peer.why_lost(error))
+        elif self._peers.pop(peer.rank, None) is not None:
+            self._selector.unregister(peer.connection)
+            peer.connection.close()
+            self._unsent.discard(peer)

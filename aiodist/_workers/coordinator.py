@@ -1,0 +1,255 @@
+"""The coordinator: worker 0's part in trouble and in making groups, as a state machine without connections or clock.
+
+A worker that is in trouble sends its snapshot. The coordinator asks the others for theirs; each lets its replicas
+settle first, as on one machine, and sends it. When all have, or when the rest have had their time, the snapshots are
+merged and analysed as one, and every worker gets the same report. That ends the strategy, so there is one report, and
+whoever comes to the coordinator after that gets it, too.
+
+A group whose members live on several workers needs a communicator of its own. Each of these workers asks for one when
+all its members have made the group's first collective; when all have asked, all are given a tag, in one order for all
+groups, so that none waits in the making of one communicator for another that waits in the making of the next. Nobody
+has entered the engine before: a member that never comes makes an ordinary incomplete collective. A program may make a
+group at every step, so a communicator that all its workers have released is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeAlias
+
+from aiodist._core.analysis import analyse, cannot_complete, find_cycle
+from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist._core.snapshot import GroupKey, MemberRecord, ReplicaFacts, Snapshot, merge
+from aiodist._workers.layout import Layout
+from aiodist._workers.messages import (
+    Ask,
+    GaveUp,
+    GroupTag,
+    Lost,
+    Message,
+    OpenGroup,
+    Query,
+    ReleaseGroup,
+    Report,
+    Trouble,
+    Waiting,
+)
+from aiodist._workers.portable import to_local
+
+PATIENCE_SECONDS: Final = 5.0
+"""How long the others have to send their parts; whoever keeps the time calls `Coordinator.conclude` then."""
+
+Sent: TypeAlias = Iterator[tuple[int, Message]]
+"""Messages, and the workers that they are for."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """A run in trouble, and what the workers have told of it."""
+
+    parts: dict[int, Trouble] = field(default_factory=dict)
+
+
+class Coordinator:
+    """Hears all workers.
+
+    Args:
+        layout: the workers' replicas.
+        origin: what reports say of where the workers have made the strategy; empty where that goes without saying.
+
+    Attributes:
+        outcome: what all workers raise, once that is known.
+    """
+
+    def __init__(self, layout: Layout, origin: str = "") -> None:
+        self._layout = layout
+        self._origin = origin
+        self._cases: dict[int, _Case] = {}
+        self._waiting: dict[int, dict[int, Snapshot]] = {}
+        self._groups: dict[tuple[int, GroupKey], set[int]] = {}
+        self._tags = 0
+        self._workers_of: dict[int, tuple[int, ...]] = {}
+        self._released: dict[int, set[int]] = {}
+        self._idle: dict[tuple[int, ...], list[int]] = {}
+        self.outcome: Report | Lost | None = None
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """The runs in trouble that some workers have not told of yet."""
+        return tuple(self._cases)
+
+    def take(self, rank: int, message: Message) -> Sent:
+        """Take what a worker tells; yield what is told in turn."""
+        match message:
+            case OpenGroup():
+                yield from self._open_group(rank, message)
+            case ReleaseGroup():
+                self._release(rank, message.tag)
+            case _ if self.outcome is not None:
+                yield rank, self.outcome
+            case GaveUp():
+                yield from self.lose(rank, message.why)
+            case Trouble():
+                yield from self._hear(rank, message)
+            case Waiting():
+                yield from self._hear_of_waiting(rank, message)
+            case _:
+                raise ValueError(f"a worker does not send a {type(message).__name__}")
+
+    # Trouble.
+
+    def _hear(self, rank: int, part: Trouble) -> Sent:
+        case = self._cases.get(part.run)
+        if case is None:
+            case = self._cases[part.run] = _Case()
+            yield from self._ask(Ask(part.run, part.group, part.number), rank)
+        case.parts[rank] = part
+        if len(case.parts) == self._layout.workers:
+            yield from self.conclude(part.run)
+
+    def _ask(self, ask: Ask, *but: int) -> Sent:
+        for other in range(self._layout.workers):
+            if other not in but:
+                yield other, ask
+
+    def conclude(self, run: int) -> Sent:
+        """Analyse what the workers have told of a run, and tell everyone; nothing where that is done."""
+        case = self._cases.get(run)
+        if case is None or self.outcome is not None:
+            return
+        failures = tuple(each for rank in sorted(case.parts) for each in case.parts[rank].failures)
+        report = report_of(case.parts, self._layout)
+        if self._origin:
+            report = replace(report, text=f"{report.text}\n{self._origin}")
+        yield from self._end(Report(run, report, failures))
+
+    def _end(self, outcome: Report | Lost) -> Sent:
+        self.outcome = outcome
+        self._cases.clear()
+        for rank in range(self._layout.workers):
+            yield rank, outcome
+
+    def lose(self, rank: int, why: str) -> Sent:
+        """Note that a worker is gone. One that has told of its trouble before, and then ended, is no news."""
+        if self.outcome is None and not any(rank in case.parts for case in self._cases.values()):
+            yield from self._end(Lost(rank, why))
+
+    # Replicas that wait for each other, or for one that has ended.
+
+    def _hear_of_waiting(self, rank: int, message: Waiting) -> Sent:
+        """Look whether replicas of several workers wait for ever.
+
+        The snapshots are of different moments. Still, a cycle in them is one: a replica that does nothing but wait goes
+        on only when another member posts, and the first of the cycle to go on would need a post of the next, which
+        waits itself since before; a post from before that stands in the next one's snapshot. And a replica that has
+        ended without a collective never makes it.
+        """
+        run = message.run
+        if run in self._cases:
+            return
+        waiting = self._waiting.setdefault(run, {})
+        waiting[rank] = message.snapshot
+        whole = merge(waiting.values())
+        if find_cycle(whole) or cannot_complete(whole):
+            self._cases[run] = _Case()
+            yield from self._ask(Ask(run))
+        elif not message.is_answer:
+            for other in range(self._layout.workers):
+                if other != rank:
+                    yield other, Query(run)
+
+    # Groups.
+
+    def _open_group(self, rank: int, message: OpenGroup) -> Sent:
+        key = message.run, message.group
+        asked = self._groups.setdefault(key, set())
+        asked.add(rank)
+        if len(asked) < len(message.workers):
+            return
+        del self._groups[key]
+        idle = self._idle.get(message.workers)
+        if idle:
+            tag, is_new = idle.pop(), False
+        else:
+            tag, is_new = self._tags, True
+            self._tags += 1
+            self._workers_of[tag] = message.workers
+        for worker in message.workers:
+            yield worker, GroupTag(message.run, message.group, tag, is_new)
+
+    def _release(self, rank: int, tag: int) -> None:
+        workers = self._workers_of.get(tag, ())
+        released = self._released.setdefault(tag, set())
+        released.add(rank)
+        if len(released) == len(workers):
+            del self._released[tag]
+            self._idle.setdefault(workers, []).append(tag)
+
+
+# What the parts say together.
+
+
+def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
+    """Return what the workers' parts of a run say together.
+
+    Args:
+        parts: by rank; a worker that has told nothing is left out.
+        layout: the workers' replicas.
+    """
+    whole = merge([to_local(parts[rank].snapshot) for rank in sorted(parts)])
+    whole = _with_silent(whole, layout)
+    names = layout.names
+    whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
+    overdue = next((parts[rank].overdue for rank in sorted(parts) if parts[rank].overdue is not None), None)
+    try:
+        if overdue is None and not _somebody_waits(whole):
+            report = _nobody_waits(whole)
+        else:
+            report = analyse(whole, overdue=overdue)
+    except Exception as error:  # noqa: BLE001  (those who wait must hear something)
+        report = CollectiveReport(
+            Reason.EXITED, 0, tuple(ReplicaReport(i, name, ReplicaState.RUNNING) for i, name in enumerate(names)), (),
+            f"the replicas cannot go on, and the analysis of why failed: {type(error).__name__}: {error}",
+        )  # fmt: skip
+    notes = [str(each) for rank in sorted(parts) for each in parts[rank].failures]
+    notes += [f"Worker {rank}: {parts[rank].note}" for rank in sorted(parts) if parts[rank].note]
+    notes += [f"Worker {rank} has told nothing." for rank in range(layout.workers) if rank not in parts]
+    return replace(report, text="\n".join([report.text, *notes])) if notes else report
+
+
+def _with_silent(whole: Snapshot, layout: Layout) -> Snapshot:
+    """Return a snapshot with the replicas of which nothing is known: they have not come to anything that is open."""
+    known = {each.replica_id for each in whole.replicas}
+    silent = [i for i in range(layout.replicas) if i not in known]
+    if not silent:
+        return whole
+    facts = tuple(ReplicaFacts(i, layout.names[i]) for i in silent)
+    root = whole.groups[0]
+    members = tuple(sorted((*root.members, *(MemberRecord(i, 0) for i in silent))))
+    replicas = tuple(sorted((*whole.replicas, *facts), key=lambda each: each.replica_id))
+    return replace(whole, replicas=replicas, groups=(replace(root, members=members), *whole.groups[1:]))
+
+
+def _somebody_waits(whole: Snapshot) -> bool:
+    return any(group.open or group.join is not None for group in whole.groups)
+
+
+def _nobody_waits(whole: Snapshot) -> CollectiveReport:
+    """Return the report on replicas that wait for nothing, while others have failed."""
+    ended = [each for each in whole.replicas if each.end is not None]
+    gone = ", ".join(f"replica {each.replica_id} on {each.device} {each.end}" for each in ended) or "a worker gave up"
+    replicas = tuple(
+        ReplicaReport(each.replica_id, each.device, each.end or ReplicaState.RUNNING, stack=each.stack)
+        for each in whole.replicas
+    )
+    root = whole.groups[0]
+    number = min((member.sequence for member in root.members), default=0)
+    failed = [each for each in ended if each.end is not ReplicaState.EXITED] or ended
+    return CollectiveReport(
+        Reason.EXITED,
+        number,
+        replicas,
+        tuple(each.replica_id for each in failed),
+        f"the run ended before its end: {gone}",
+    )

@@ -1,0 +1,310 @@
+"""The driver: waits for requests on the event loop. Nothing else in this package knows that there is one.
+
+What goes on are `Steps`: generators that yield requests. Engines make progress when they are asked whether a request is
+complete, so somebody has to ask, and does so for all that are under way: whoever awaits something of the strategy
+(`Driver.until`), one of them at a time. A request that tells when it is complete is waited for without asking. The
+others are asked at every turn of the loop, and again and again between two turns in which nobody else had anything to
+do, for a fifth of a millisecond, since most steps are that short. Then they are asked after naps, which grow with the
+time that has passed. Event loops round their timers up to a millisecond, so naps are taken on a timer of the system's
+that the loop reads, where there is one (Linux).
+
+What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
+each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import time
+from asyncio import get_running_loop
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from threading import get_ident
+from types import coroutine
+from typing import Any, Final, Protocol
+
+import anyio
+from anyio import wait_readable
+
+from aiodist._workers.transport import Request, Steps
+
+_SPIN_SECONDS: Final = 200e-6
+_IDLE_TURN_SECONDS: Final = 30e-6
+_BETWEEN_TURNS_SECONDS: Final = 50e-6
+_SHORTEST_NAP: Final = 100e-6
+_LONGEST_NAP: Final = 4e-3
+
+
+class Starts(Protocol):
+    """What the state machines need of a driver."""
+
+    def start(self, steps: Steps[Any]) -> None:
+        """Carry out steps, beside others; what goes wrong in them is theirs to handle."""
+
+    def notify(self) -> None:
+        """Look anew whether somebody has what they wait for; from any thread."""
+
+    def call(self, fn: Callable[[], object]) -> None:
+        """Call a function where steps are carried out: while somebody waits, or at the next use; from any thread."""
+
+    def carry_out_calls(self) -> None:
+        """Call what `call` was given; by the thread that uses the strategy."""
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait until something is so, and carry out steps meanwhile."""
+
+
+class _Process:
+    """Steps that are under way, and the request that they wait for."""
+
+    __slots__ = ("announced", "request", "steps")
+
+    def __init__(self, steps: Steps[Any]) -> None:
+        self.steps = steps
+        self.request: Request | None = None
+        self.announced = False
+
+
+class _Waiter:
+    """A task that awaits something, in its own event loop."""
+
+    def __init__(self, done: Callable[[], bool]) -> None:
+        self.done = done
+        self.thread = get_ident()
+        self.event = anyio.Event()
+        self.call_soon_threadsafe = _call_soon_threadsafe()
+
+    def wake(self) -> None:
+        if get_ident() == self.thread:
+            self.event.set()
+        else:
+            with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
+                self.call_soon_threadsafe(self._set)
+
+    def _set(self) -> None:
+        self.event.set()
+
+    async def wait(self) -> None:
+        await self.event.wait()
+        self.event = anyio.Event()
+
+
+class Driver:
+    """Carries out the steps of one strategy."""
+
+    def __init__(self) -> None:
+        self._processes: list[_Process] = []
+        self._waiters: list[_Waiter] = []
+        self._calls: deque[Callable[[], object]] = deque()
+        self._loop: Callable[..., object] | None = None
+        self._timer: _Timer | None = None
+        self._started = 0.0
+
+    def start(self, steps: Steps[Any]) -> None:
+        """Carry out steps: to the first request that is not complete at once; from there on while somebody waits."""
+        process = _Process(steps)
+        if not self._advance(process):
+            self._processes.append(process)
+            self._started = time.perf_counter()
+        self.notify()
+
+    def notify(self) -> None:
+        """Look anew whether somebody has what they wait for; from any thread."""
+        if self._timer is not None:
+            self._timer.cut_short()
+        for waiter in self._waiters[:1]:
+            waiter.wake()
+
+    def call(self, fn: Callable[[], object]) -> None:
+        """Call a function where steps are carried out: while somebody waits, or at the next use; from any thread."""
+        self._calls.append(fn)
+        self.notify()
+
+    def carry_out_calls(self) -> None:
+        """Call what `call` was given; by the thread that uses the strategy."""
+        while self._calls:
+            self._calls.popleft()()
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits, so that calls and steps are carried out."""
+        return bool(self._waiters)
+
+    def ask_loop(self, fn: Callable[[], object]) -> bool:
+        """Have the event loop that was last used call a function, from any thread; return whether it is open."""
+        try:
+            if self._loop is None:
+                return False
+            self._loop(fn)
+        except RuntimeError:
+            return False
+        return True
+
+    async def until(self, done: Callable[[], bool]) -> None:
+        """Wait until something is so, and carry out steps meanwhile. Steps make it so, or `notify` is called."""
+        if done():
+            return
+        waiter = _Waiter(done)
+        self._loop = waiter.call_soon_threadsafe
+        self._waiters.append(waiter)
+        try:
+            while not done():
+                self.carry_out_calls()
+                if self._waiters[0] is waiter:
+                    await self._go_on(waiter)
+                    for other in self._waiters[1:]:
+                        if other.done():
+                            other.wake()
+                else:
+                    await waiter.wait()
+        finally:
+            self._waiters.remove(waiter)
+            if self._waiters:
+                self._waiters[0].wake()  # who comes next asks from now on
+
+    async def _go_on(self, waiter: _Waiter) -> None:
+        """Ask until something has gone on, or somebody has called `notify`."""
+        while not self._advance_all() and not waiter.event.is_set():
+            if all(process.announced for process in self._processes):
+                await waiter.wait()
+                return
+            now = time.perf_counter()
+            elapsed = now - self._started
+            if elapsed >= _SPIN_SECONDS:
+                await self._nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
+                continue
+            await _next_turn()
+            turned = time.perf_counter()
+            if turned - now < _IDLE_TURN_SECONDS:
+                while time.perf_counter() < turned + _BETWEEN_TURNS_SECONDS:
+                    if self._advance_all():
+                        return
+        if waiter.event.is_set():
+            waiter.event = anyio.Event()
+
+    def _advance_all(self) -> bool:
+        """Ask for every request once; return whether any steps have gone on."""
+        gone_on = False
+        for process in list(self._processes):
+            if process not in self._processes:  # another, by what it did, has
+                continue
+            before = process.request
+            if self._advance(process):
+                self._processes.remove(process)
+                gone_on = True
+            elif process.request is not before:
+                gone_on = True
+        if gone_on:
+            self._started = time.perf_counter()
+        return gone_on
+
+    def _advance(self, process: _Process) -> bool:
+        """Let steps go on as far as they can; return whether they are over."""
+        steps = process.steps
+        try:
+            if process.request is None:
+                process.request = next(steps)
+            while True:
+                try:
+                    if not process.request.test():
+                        break
+                except Exception as error:  # noqa: BLE001  (of the engine, for the steps)
+                    process.request = steps.throw(error)
+                else:
+                    process.request = next(steps)
+                process.announced = False
+        except StopIteration:
+            return True
+        if not process.announced:
+            tell = getattr(process.request, "add_done_callback", None)  # `Announced`; to ask its type takes 20 µs
+            if tell is not None:
+                process.announced = True
+                tell(self.notify)
+        return False
+
+    async def _nap(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = _Timer()
+        await self._timer.sleep(seconds)
+
+    def close(self) -> None:
+        """Give back what it has of the system."""
+        if self._timer is not None:
+            self._timer.close()
+            self._timer = None
+
+
+def _call_soon_threadsafe() -> Callable[..., object]:
+    if _running_on_trio():
+        from trio.lowlevel import current_trio_token
+
+        return current_trio_token().run_sync_soon
+    return get_running_loop().call_soon_threadsafe
+
+
+def _running_on_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_task())
+
+
+async def _next_turn() -> None:
+    """Let the loop's other tasks run; anyio's checkpoint does the same, in three times the time."""
+    if _running_on_trio():
+        from trio.lowlevel import checkpoint
+
+        await checkpoint()
+    else:
+        await _turn()
+
+
+@coroutine
+def _turn() -> Generator[None, None, None]:
+    yield
+
+
+class _Timer:
+    """Short sleeps on a timer of the system's, read by the event loop; on the loop's own where there is none."""
+
+    _CLOCK_MONOTONIC: Final = 1
+    _NONBLOCK_CLOEXEC: Final = 0o4000 | 0o2000000
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+        self._fd = self._libc.timerfd_create(self._CLOCK_MONOTONIC, self._NONBLOCK_CLOEXEC) if self._libc else -1
+        self._asleep = False
+
+    async def sleep(self, seconds: float) -> None:
+        if self._fd < 0:
+            await anyio.sleep(seconds)
+            return
+        self._set(seconds)
+        self._asleep = True
+        try:
+            await wait_readable(self._fd)
+        finally:
+            self._asleep = False
+        with suppress(BlockingIOError):
+            os.read(self._fd, 8)
+
+    def cut_short(self) -> None:
+        """Wake who sleeps; from any thread."""
+        if self._asleep:
+            self._set(1e-9)
+
+    def _set(self, seconds: float) -> None:
+        assert self._libc is not None
+        whole, rest = divmod(seconds, 1.0)
+        spec = (ctypes.c_long * 4)(0, 0, int(whole), max(1, int(rest * 1e9)))  # no interval, then the first expiry
+        self._libc.timerfd_settime(self._fd, 0, spec, None)
+
+    def close(self) -> None:
+        if self._fd >= 0 and not self._asleep:  # who sleeps on it would not wake
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        """Give it back, where its user has been left behind in a loop that is over."""
+        self.close()

@@ -1,0 +1,1 @@
+"""Engines: what moves bytes between workers, each behind `transport.Communicator`."""

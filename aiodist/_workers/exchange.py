@@ -1,0 +1,329 @@
+"""Exchanges: carries out the transfers of a plan (`_collectives.workers`) over an engine, segment by segment.
+
+A plan says what each worker brings of a step and what is made of what all have brought; this module moves it. What is
+small travels in the step's record. The rest goes in segments of 1 MiB: while one is on its way, the next is folded and
+the one before is finished, and no operation holds up the event loop for long. What takes long by itself, with many
+local replicas, is folded in worker threads.
+
+An engine reduces a segment where it does so with our meaning. Else each worker is given a share of it from all others,
+folds that, and all gather the shares. A row that needs no folding is sent from where it lies.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist._collectives.workers import Broadcast, Crossing, Exchange, Gathering, Reduction, Transfer
+from aiodist._workers.record import PAYLOAD
+from aiodist._workers.threads import Job, Threads
+from aiodist._workers.transport import Array, Communicator, Request, Steps, as_bytes, parts_of
+from aiodist_kernels import policy
+
+SEGMENT: Final = 1 << 20
+_AHEAD: Final = 2  # segments that worker threads fold before their turn
+_IN_FLIGHT: Final = 2
+_FARTHEST: Final = 2**31 - 1
+"""How far from the beginning of a buffer MPI 3 can put something, in bytes."""
+
+
+# What travels in the record.
+
+
+def payload_sizes(crossing: Crossing, workers: int) -> list[int] | None:
+    """Return by rank how many bytes of a record the values take; None where they do not fit, on any worker."""
+    totals = [0] * workers
+    for transfer in crossing.transfers:
+        sizes = _sizes_in_record(transfer, workers)
+        if sizes is None:
+            return None
+        totals = [total + size for total, size in zip(totals, sizes, strict=True)]
+    return totals if max(totals) <= PAYLOAD else None
+
+
+def _sizes_in_record(transfer: Transfer, workers: int) -> list[int] | None:
+    if isinstance(transfer, Reduction):
+        nbytes = transfer.size * transfer.dtype.itemsize
+        return [count * nbytes for count in transfer.rows]
+    if isinstance(transfer, Gathering):
+        if any(transfer.length_counts):
+            return None
+        return list(transfer.sizes([_NO_LENGTHS] * workers))
+    if isinstance(transfer, Broadcast) and transfer.nbytes is not None:
+        return [transfer.nbytes if rank == transfer.root else 0 for rank in range(workers)]
+    return None
+
+
+_NO_LENGTHS: Final = np.empty(0, np.int64)
+
+
+def payload(crossing: Crossing, rank: int) -> bytes:
+    """Return this worker's values, for its record; `payload_sizes` says that they fit."""
+    parts: list[bytes] = []
+    for transfer in crossing.transfers:
+        if isinstance(transfer, Reduction):
+            row = np.empty(transfer.rows[rank] * transfer.size, transfer.dtype)
+            transfer.fold(0, transfer.size, row)
+            parts.append(row.tobytes())
+        elif isinstance(transfer, Gathering) or (isinstance(transfer, Broadcast) and transfer.root == rank):
+            parts.append(transfer.data().tobytes())
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def take_payloads(crossing: Crossing, payloads: Sequence[memoryview], workers: int) -> None:
+    """Make the results of all workers' values, by rank, as they stand in the records."""
+    at = [0] * workers
+    for transfer in crossing.transfers:
+        sizes = _sizes_in_record(transfer, workers)
+        assert sizes is not None
+        parts = [
+            np.frombuffer(payload[begin : begin + size], np.uint8).copy()  # aligned, and ours to write to
+            for payload, begin, size in zip(payloads, at, sizes, strict=True)
+        ]
+        at = [begin + size for begin, size in zip(at, sizes, strict=True)]
+        if isinstance(transfer, Reduction):
+            rows = [row for part in parts for row in part.view(transfer.dtype).reshape(-1, transfer.size)]
+            transfer.finish(0, transfer.size, transfer.combine(rows))
+        elif isinstance(transfer, Gathering):
+            transfer.take([_NO_LENGTHS] * workers, parts)
+        elif isinstance(transfer, Broadcast):
+            transfer.take(parts[transfer.root])
+
+
+# What is moved.
+
+
+def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
+    """Move the values of a step, and make the results of them."""
+    for transfer in crossing.transfers:
+        if isinstance(transfer, Reduction):
+            yield from _Reducing(transfer, communicator, threads).carry_out()
+        elif isinstance(transfer, Gathering):
+            yield from _gather(transfer, communicator, threads)
+        elif isinstance(transfer, Broadcast):
+            yield from _broadcast(transfer, communicator, threads)
+        else:
+            yield from _exchange(transfer, communicator, threads)
+
+
+class _Ring:
+    """Buffers that serve one segment after the other."""
+
+    def __init__(self, count: int, size: int, dtype: np.dtype[Any]) -> None:
+        self._buffers: list[Array | None] = [None] * count
+        self._size, self._dtype = size, dtype
+
+    def take(self, index: int) -> Array:
+        """Return the buffer of a segment: that of the one ``count`` before it."""
+        place = index % len(self._buffers)
+        buffer = self._buffers[place]
+        if buffer is None:
+            buffer = self._buffers[place] = np.empty(self._size, self._dtype)
+        return buffer
+
+
+class _Reducing:
+    """A reduction on its way."""
+
+    def __init__(self, transfer: Reduction, communicator: Communicator, threads: Threads) -> None:
+        self._transfer, self._communicator, self._threads = transfer, communicator, threads
+        self._dtype = transfer.dtype
+        self._step = max(1, min(transfer.size, SEGMENT // self._dtype.itemsize))
+        self._segments = [(a, min(a + self._step, transfer.size)) for a in range(0, transfer.size, self._step)]
+        self._own_rows = transfer.rows[communicator.rank]
+        engine = set(transfer.rows) == {1} and transfer.engine_may_reduce
+        self._by_engine = engine and communicator.reduces(transfer.op, self._dtype)
+        self._depth = communicator.depth if self._by_engine else _IN_FLIGHT
+        self._slow = bool(transfer.size) and policy.blocks(transfer.cost * self._step // transfer.size)
+        self._sources = _Ring(self._depth + _AHEAD + 1, self._step * self._own_rows, self._dtype)
+        self._totals = _Ring(self._depth + 1, self._step, self._dtype)
+        self._jobs: deque[tuple[Job, Array]] = deque()
+        self._begun = 0
+
+    def carry_out(self) -> Steps[None]:
+        """Reduce segment by segment."""
+        pending: deque[tuple[int, Request, Array]] = deque()
+        begin_one = self._reduce if self._by_engine else self._reduce_by_shares
+        for index in range(len(self._segments)):
+            if len(pending) == self._depth:
+                yield from self._finish(*pending.popleft())
+            source = yield from self._source(index)
+            begun = begin_one(index, source)
+            request, total = (yield from begun) if isinstance(begun, Iterator) else begun
+            pending.append((index, request, total))
+        while pending:
+            yield from self._finish(*pending.popleft())
+
+    def _reduce(self, index: int, source: Array) -> tuple[Request, Array]:
+        total = self._total(index)
+        return self._communicator.iallreduce(self._transfer.op, source, total), total
+
+    def _reduce_by_shares(self, index: int, source: Array) -> Steps[tuple[Request, Array]]:
+        """Give each worker its share of everybody's rows, fold that share, and gather the shares."""
+        shares, rows, item = self._shares(index), self._transfer.rows, self._dtype.itemsize
+        own = shares[self._communicator.rank]
+        going = [share * self._own_rows * item for share in shares]
+        coming = [own * count * item for count in rows]
+        received = np.empty(own * sum(rows), self._dtype)
+        yield self._communicator.ialltoallv(as_bytes(source), going, as_bytes(received), coming)
+        share = self._transfer.combine(list(received.reshape(-1, own))) if own else received
+        total = self._total(index)
+        sizes = [share * item for share in shares]
+        return self._communicator.iallgatherv(as_bytes(share), as_bytes(total), sizes), total
+
+    def _finish(self, index: int, request: Request, total: Array) -> Steps[None]:
+        yield request
+        self._transfer.finish(*self._segments[index], total)
+
+    def _total(self, index: int) -> Array:
+        begin, end = self._segments[index]
+        room = self._transfer.room(begin, end)
+        return self._totals.take(index)[: end - begin] if room is None else room
+
+    def _shares(self, index: int) -> list[int]:
+        begin, end = self._segments[index]
+        workers = self._communicator.size
+        share = -(-(end - begin) // workers)
+        return [max(0, min(share, end - begin - worker * share)) for worker in range(workers)]
+
+    # What this worker sends.
+
+    def _source(self, index: int) -> Steps[Array]:
+        """Return what this worker sends of a segment, the next one."""
+        if self._own_rows == 1:
+            own = self._transfer.own(*self._segments[index])
+            if own is not None:
+                return own
+        if not self._slow:
+            return self._fill(index, self._room(index))
+        while self._begun < min(len(self._segments), index + 1 + _AHEAD):
+            room = self._room(self._begun)
+            self._jobs.append((self._threads.begin(self._fill, self._begun, room), room))
+            self._begun += 1
+        job, room = self._jobs.popleft()
+        yield job
+        job.result()
+        return room
+
+    def _room(self, index: int) -> Array:
+        begin, end = self._segments[index]
+        return self._sources.take(index)[: (end - begin) * self._own_rows]
+
+    def _fill(self, index: int, room: Array) -> Array:
+        """Fold a segment; of several rows, or for shares, each worker's share after the other."""
+        begin, end = self._segments[index]
+        if self._by_engine or self._own_rows == 1:
+            self._transfer.fold(begin, end, room)
+            return room
+        at = 0
+        for low, high in pairwise(accumulate(self._shares(index), initial=begin)):
+            size = (high - low) * self._own_rows
+            self._transfer.fold(low, high, room[at : at + size])
+            at += size
+        return room
+
+
+def _gather(transfer: Gathering, communicator: Communicator, threads: Threads) -> Steps[None]:
+    lengths = [_NO_LENGTHS] * communicator.size
+    if any(transfer.length_counts):
+        counts = [8 * count for count in transfer.length_counts]
+        received = np.empty(sum(transfer.length_counts), np.int64)
+        yield communicator.iallgatherv(as_bytes(transfer.lengths), as_bytes(received), counts)
+        lengths = parts_of(received, transfer.length_counts)
+    sizes = list(transfer.sizes(lengths))
+    own = yield from _by_size(threads, sizes[communicator.rank], transfer.data)
+    parts = yield from gather_bytes(communicator, own, sizes)
+    yield from _by_size(threads, sum(sizes), transfer.take, lengths, parts)
+
+
+def _broadcast(transfer: Broadcast, communicator: Communicator, threads: Threads) -> Steps[None]:
+    is_root, nbytes = transfer.root == communicator.rank, transfer.nbytes
+    data = transfer.data() if is_root else None
+    if nbytes is None:
+        size = np.array([0 if data is None else len(data)], np.int64)
+        yield communicator.ibcast(as_bytes(size), transfer.root)
+        nbytes = int(size[0])
+    if data is None:
+        data = np.empty(nbytes, np.uint8)
+    yield from _in_turns(
+        communicator.ibcast(data[at : at + SEGMENT], transfer.root) for at in range(0, nbytes, SEGMENT)
+    )
+    yield from _by_size(threads, nbytes, transfer.take, data)
+
+
+def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[None]:
+    going, coming = list(transfer.send_counts), list(transfer.receive_counts)
+    send = yield from _by_size(threads, sum(going), transfer.data)
+    out, back = _begins(going), _begins(coming)
+    whole = np.empty(sum(coming), np.uint8)
+    step = max(1, SEGMENT // communicator.size)
+    segments = [
+        (_segment(going, out, at, step), _segment(coming, back, at, step)) for at in range(0, transfer.most, step)
+    ]
+    if max(len(send), len(whole)) > _FARTHEST:
+        for to, of in segments:
+            room = np.empty(sum(of[0]), np.uint8)
+            yield communicator.ialltoallv(np.concatenate(parts_of(send, *to)), to[0], room, of[0])
+            for piece, part in zip(parts_of(whole, *of), parts_of(room, of[0]), strict=True):
+                piece[...] = part
+    else:
+        yield from _in_turns(communicator.ialltoallv(send, to[0], whole, of[0], to[1], of[1]) for to, of in segments)
+    yield from _by_size(threads, len(whole), transfer.take, whole)
+
+
+def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -> Steps[list[Array]]:
+    """Return the bytes of all workers, by rank.
+
+    Args:
+        communicator: moves them.
+        own: this worker's.
+        sizes: by rank, how many bytes a worker has.
+    """
+    whole = np.empty(sum(sizes), np.uint8)
+    parts, begins = parts_of(whole, sizes), _begins(sizes)
+    if len(whole) > _FARTHEST:
+        for root, part in enumerate(parts):
+            if root == communicator.rank:
+                part[...] = own
+            yield from _in_turns(
+                communicator.ibcast(part[at : at + SEGMENT], root) for at in range(0, len(part), SEGMENT)
+            )
+        return parts
+    step = max(1, SEGMENT // communicator.size)
+    segments = ((at, *_segment(sizes, begins, at, step)) for at in range(0, max(sizes), step))
+    yield from _in_turns(
+        communicator.iallgatherv(own[at : at + step], whole, counts, places) for at, counts, places in segments
+    )
+    return parts
+
+
+def _by_size(threads: Threads, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:
+    """Call a function that copies so many bytes, in a worker thread where that would hold up the event loop."""
+    if policy.blocks(2 * nbytes):
+        return (yield from threads.call(fn, *args))
+    return fn(*args)
+
+
+def _begins(sizes: Sequence[int]) -> list[int]:
+    return list(accumulate(sizes, initial=0))[:-1]
+
+
+def _segment(sizes: Sequence[int], begins: Sequence[int], at: int, step: int) -> tuple[list[int], list[int]]:
+    """Return how much of each part is in a segment, and where that begins."""
+    places = [begin + min(at, size) for begin, size in zip(begins, sizes, strict=True)]
+    return [min(step, max(0, size - at)) for size in sizes], places
+
+
+def _in_turns(requests: Iterator[Request]) -> Steps[None]:
+    """Wait for requests, of which a few are begun before the first of them is complete."""
+    pending: deque[Request] = deque()
+    for request in requests:
+        pending.append(request)
+        if len(pending) == _IN_FLIGHT:
+            yield pending.popleft()
+    while pending:
+        yield pending.popleft()

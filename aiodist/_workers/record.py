@@ -1,0 +1,213 @@
+"""The record that opens every step: one buffer of fixed size, exchanged by one collective of fixed kind.
+
+    digest     16 bytes   of all calls of the session so far, this one included
+    flags       1         `FLOAT64`
+    notice      1         `Notice`
+                6         nothing
+    free        8         the channels that this worker has free, a bit each
+    payload   480         a small value, or nothing
+
+Digest, flags and notice are the head. Mostly all workers' heads are equal, which is seen without taking them apart.
+
+Up to 64 workers, every worker receives every record. Beyond, the records of all would cost more than the step is worth:
+then a MIN all-reduce of 102 bytes tells all that is needed, each byte for itself:
+
+    digest     16 bytes   the least; equal to one's own, and so is the least complement, where all are equal
+    flags       1         likewise
+    complement 17         of both
+    least       1         the least notice
+    greatest    1         the complement of the greatest notice
+    first       1         the first worker's flags; the others bring 255
+    free       64         a byte a channel, 1 where it is free
+                2         nothing
+
+A worker sees its own digest in both least ones only if nobody has another: so all workers see the same. The digest of a
+worker whose replicas have all joined does not count, for it does not know what the step is: it brings 255 throughout.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from aiodist._workers.transport import Communicator, Request
+from aiodist_kernels import ReduceOp
+
+SIZE: Final = 512
+PAYLOAD: Final = 480
+MOST_IN_FULL: Final = 64
+"""Up to how many workers everybody receives every record."""
+
+ALL_FREE: Final = (1 << 64) - 1
+NO_FLAGS: Final = 0
+FLOAT64: Final = 1
+"""A flag: float32 sums accumulate in float64. The first worker's counts."""
+
+_HEADER: Final = struct.Struct("<16sBB6xQ")
+_HEAD: Final = struct.Struct("<16sBB")
+_LEAST: Final = 102
+_COMPARED: Final = slice(0, 17)
+_COMPLEMENT: Final = slice(17, 34)
+_LEAST_NOTICE, _GREATEST_NOTICE, _FIRST = 34, 35, 36
+_FREE: Final = slice(37, 101)
+_MOST: Final = 255
+
+
+class Notice(enum.IntEnum):
+    """What the others must know of a worker's part in a step, beside the call.
+
+    Attributes:
+        NONE: all its replicas take part.
+        ABSENT: some of them have joined, and take part with nothing.
+        JOINED: all of them have.
+        END: this is no call: all its replicas have ended.
+    """
+
+    NONE = 0
+    ABSENT = 1
+    JOINED = 2
+    END = 3
+
+
+class Agreement(enum.Enum):
+    """What the records of all workers say together.
+
+    Attributes:
+        ALIKE: all make the same call, with all their replicas.
+        WITHOUT_SOME: those that have not joined make the same call.
+        ALL_JOINED: all replicas have joined.
+        ENDED: all replicas have ended.
+        DIFFERENT: the workers are at different calls.
+    """
+
+    ALIKE = enum.auto()
+    WITHOUT_SOME = enum.auto()
+    ALL_JOINED = enum.auto()
+    ENDED = enum.auto()
+    DIFFERENT = enum.auto()
+
+
+class Record(NamedTuple):
+    """What a worker brings."""
+
+    digest: bytes
+    flags: int = NO_FLAGS
+    notice: Notice = Notice.NONE
+    free: int = ALL_FREE
+    payload: bytes | memoryview = b""
+
+
+class Found(NamedTuple):
+    """What all records say.
+
+    Attributes:
+        agreement: whether the workers are at the same call.
+        digest: that of those who make a call.
+        flags: the first worker's.
+        flags_alike: all have the same, so that payloads mean the same.
+    """
+
+    agreement: Agreement
+    digest: bytes
+    flags: int
+    flags_alike: bool
+
+
+class RecordBuffers:
+    """The buffers of a communicator's records, used again for every step.
+
+    Args:
+        rank: this worker, in the communicator.
+        size: how many workers it has.
+
+    Attributes:
+        in_full: every worker receives every record.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank = rank
+        self.in_full = size <= MOST_IN_FULL
+        self._own = np.zeros(SIZE if self.in_full else _LEAST, np.uint8)
+        self._all = np.zeros(SIZE * size if self.in_full else _LEAST, np.uint8)
+        self._view = self._own.data
+        self._begins = range(0, SIZE * size, SIZE)
+        self._record = Record(b"")
+        self._found = b""
+
+    def post(self, record: Record, communicator: Communicator) -> Request:
+        """Bring a record: begin the exchange."""
+        self._record = record
+        if not self.in_full:
+            self._write_least(record)
+            return communicator.iallreduce(ReduceOp.MIN, self._own, self._all)
+        _HEADER.pack_into(self._view, 0, record.digest, record.flags, record.notice, record.free)
+        if record.payload:
+            self._view[SIZE - PAYLOAD : SIZE - PAYLOAD + len(record.payload)] = record.payload
+        return communicator.iallgather(self._own, self._all)
+
+    def _write_least(self, record: Record) -> None:
+        own = self._own
+        own[_COMPARED] = np.frombuffer(record.digest + bytes([record.flags]), np.uint8)
+        np.invert(own[_COMPARED], out=own[_COMPLEMENT])
+        if record.notice is Notice.JOINED:
+            own[_COMPARED] = own[_COMPLEMENT] = _MOST
+        own[_LEAST_NOTICE], own[_GREATEST_NOTICE] = record.notice, _MOST - record.notice
+        own[_FIRST] = record.flags if self._rank == 0 else _MOST
+        own[_FREE] = np.unpackbits(np.frombuffer(record.free.to_bytes(8, "little"), np.uint8), bitorder="little")
+
+    def read(self) -> Found:
+        """Return what all records say; the exchange is complete."""
+        return self._read_all() if self.in_full else self._read_least()
+
+    def _read_all(self) -> Found:
+        own = self._record
+        whole = self._found = self._all.tobytes()
+        if own.notice is Notice.NONE and self._all_begin_with(_HEAD.pack(own.digest, own.flags, own.notice)):
+            return Found(Agreement.ALIKE, own.digest, own.flags, True)
+        rows = [_HEAD.unpack_from(whole, begin) for begin in self._begins]
+        notices = [notice for _, _, notice in rows]
+        digests = {digest for digest, _, notice in rows if notice != Notice.JOINED}
+        agreement = _agreement(min(notices), max(notices), len(digests) <= 1)
+        alike = len({flags for _, flags, _ in rows}) == 1
+        return Found(agreement, next(iter(digests), own.digest), rows[0][1], alike)
+
+    def _all_begin_with(self, head: bytes) -> bool:
+        for begin in self._begins:  # noqa: SIM110  (in the way of every step, where `all` takes three times as long)
+            if not self._found.startswith(head, begin):
+                return False
+        return True
+
+    def _read_least(self) -> Found:
+        whole = self._all
+        least, greatest = int(whole[_LEAST_NOTICE]), _MOST - int(whole[_GREATEST_NOTICE])
+        same = whole[_COMPARED] == ~whole[_COMPLEMENT]
+        agreement = _agreement(least, greatest, bool(same[:16].all()))
+        digest = self._record.digest if agreement is Agreement.ALL_JOINED else whole[:16].tobytes()
+        return Found(agreement, digest, int(whole[_FIRST]), bool(same[16]))
+
+    def free(self) -> int:
+        """Return the channels that all workers have free, a bit each; `read` has been called."""
+        if not self.in_full:
+            return int.from_bytes(np.packbits(self._all[_FREE], bitorder="little").tobytes(), "little")
+        found = ALL_FREE
+        for begin in self._begins:
+            found &= _HEADER.unpack_from(self._found, begin)[3]
+        return found
+
+    def payloads(self, counts: list[int]) -> list[memoryview]:
+        """Return the first bytes of each worker's payload, by rank; `read` has been called, and all are received."""
+        whole, skip = memoryview(self._found), SIZE - PAYLOAD
+        return [whole[begin + skip : begin + skip + count] for begin, count in zip(self._begins, counts, strict=True)]
+
+
+def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:
+    if greatest == Notice.END:
+        return Agreement.ENDED if least == Notice.END and digests_alike else Agreement.DIFFERENT
+    if least == Notice.JOINED:
+        return Agreement.ALL_JOINED
+    if not digests_alike:
+        return Agreement.DIFFERENT
+    return Agreement.ALIKE if greatest == Notice.NONE else Agreement.WITHOUT_SOME

@@ -1,0 +1,189 @@
+"""A session: one order of steps that several workers take together, as a state machine without engine, clock or loop.
+
+One class serves a run, what is called outside of replicas, and a group of replicas that live on several workers. What
+goes in: steps, as all local replicas have posted them (or that all have joined, or ended); what the workers' records
+said; that a step's values have been moved. What comes out: the next record to bring, and what follows from the records.
+
+**The rule.** Workers take steps one at a time. Each brings a record, whose digest stands for all calls of the session
+up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved. Different
+ones: nothing is moved, now or later; every worker sees it in the same records, and has it analysed.
+
+**Joining.** A worker some of whose replicas have joined says so, and one whose replicas have all joined brings records
+without a call: it takes part in the others' steps, whatever they are. Where any worker says such a thing, all tell each
+other which replicas are there and what they bring (`Verdict.GATHER`). When all replicas of all workers have joined, the
+join itself is the step that they have in common.
+
+**The end.** A worker whose replicas have all ended brings a record that says so. Where all do, the session is over;
+where another makes a call, that call can never be complete.
+
+What was rejected: to agree on what happens behind a difference, so that the session can go on. A worker would have to
+know how far each other has got, and it served programs that catch the error and go on with other calls: the error ends
+the strategy, and so the records need no repair.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+
+from aiodist._workers.record import ALL_FREE, NO_FLAGS, Agreement, Found, Notice, Record
+
+_END: Final = b"end"
+_JOINED: Final = b"join"
+
+
+class Step(NamedTuple):
+    """A call that all local replicas have posted, or all that have not joined.
+
+    Attributes:
+        digest: 16 bytes that stand for the call.
+        what: the caller's own: a slot, say.
+        flags: see `record`.
+        payload: a small value; empty where values are moved later, and where replicas are absent.
+        absent: some local replicas have joined.
+    """
+
+    digest: bytes
+    what: Any = None
+    flags: int = NO_FLAGS
+    payload: bytes | memoryview = b""
+    absent: bool = False
+
+
+class Verdict(enum.Enum):
+    """What follows from the records of all workers.
+
+    Attributes:
+        MOVE: all have agreed on the step; its values are to be moved.
+        GATHER: they have, and some replicas have joined: all workers tell each other what each replica brings.
+        FINISH_JOIN: all replicas have joined: all workers tell each other which was the last.
+        OVER: all replicas have ended.
+        DIVERGED: the workers are at different calls.
+    """
+
+    MOVE = enum.auto()
+    GATHER = enum.auto()
+    FINISH_JOIN = enum.auto()
+    OVER = enum.auto()
+    DIVERGED = enum.auto()
+
+
+class State(enum.Enum):
+    """Where a session is.
+
+    Attributes:
+        IDLE: nothing is under way.
+        AGREEING: a record has been brought.
+        MOVING: values are being moved.
+        OVER: all have ended.
+        FROZEN: the workers have diverged, or one of them is in trouble: nothing is brought any more.
+    """
+
+    IDLE = enum.auto()
+    AGREEING = enum.auto()
+    MOVING = enum.auto()
+    OVER = enum.auto()
+    FROZEN = enum.auto()
+
+
+class Session:
+    """One order of steps.
+
+    Args:
+        name: what the session is, the same on every worker, and no other session's that uses the same communicator.
+
+    Attributes:
+        number: how many steps all have agreed on and carried out.
+        state: where it is.
+        step: the step that is under way; None where there is none, or where this worker only takes part in others'.
+        free: the channels that this worker has free, as its next records say.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.number = 0
+        self.state = State.IDLE
+        self.step: Step | None = None
+        self.free = ALL_FREE
+        self._chain = blake2b(name.encode(), digest_size=16).digest()
+        self._queue: deque[Step] = deque()
+        self._joined = self._ended = False
+        self._limit: int | None = None
+        self._brought = self._chain
+
+    # What the local replicas do.
+
+    def post(self, step: Step) -> None:
+        """Take a step that local replicas have posted; the ones before it come first."""
+        self._queue.append(step)
+
+    def join(self) -> None:
+        """Note that all local replicas have joined, behind the steps posted so far."""
+        self._joined = True
+
+    def end(self) -> None:
+        """Note that all local replicas have ended, behind the steps posted so far."""
+        self._ended = True
+
+    def freeze(self, number: int | None = None) -> None:
+        """Bring nothing any more from the step of that number on; None: from now on."""
+        limit = self.number if number is None else number
+        self._limit = limit if self._limit is None else min(limit, self._limit)
+        if self.state in (State.IDLE, State.AGREEING) and self.number >= self._limit:
+            self.state = State.FROZEN
+
+    # What is agreed on.
+
+    def next_record(self) -> Record | None:
+        """Return the record to bring now; None where there is nothing to bring, or something is under way."""
+        if self.state is not State.IDLE:
+            return None
+        if self._queue:
+            step = self.step = self._queue.popleft()
+            self._brought = self._after(step.digest)
+            notice = Notice.ABSENT if step.absent else Notice.NONE
+            record = Record(self._brought, step.flags, notice, self.free, step.payload)
+        elif self._joined:
+            record = Record(self._chain, notice=Notice.JOINED, free=self.free)
+        elif self._ended:
+            record = Record(self._after(_END), notice=Notice.END, free=self.free)
+        else:
+            return None
+        self.state = State.AGREEING
+        return record
+
+    def _after(self, digest: bytes) -> bytes:
+        return blake2b(self._chain + digest, digest_size=16).digest()
+
+    def take(self, found: Found) -> Verdict | None:
+        """Take what the records of all workers say; None where the session was frozen meanwhile."""
+        if self.state is not State.AGREEING:
+            return None
+        match found.agreement:
+            case Agreement.DIFFERENT:
+                self.state = State.FROZEN
+                return Verdict.DIVERGED
+            case Agreement.ENDED:
+                self.state = State.OVER
+                return Verdict.OVER
+            case Agreement.ALL_JOINED:
+                self._chain, verdict = self._after(_JOINED), Verdict.FINISH_JOIN
+            case Agreement.WITHOUT_SOME:
+                self._chain, verdict = found.digest, Verdict.GATHER
+            case Agreement.ALIKE:
+                self._chain, verdict = found.digest, Verdict.MOVE
+        self.state = State.MOVING
+        return verdict
+
+    def moved(self) -> None:
+        """Note that the step's values have been moved, or that the join is complete."""
+        self.step = None
+        self.number += 1
+        frozen = self._limit is not None and self.number >= self._limit
+        self.state = State.FROZEN if frozen else State.IDLE
+
+    def finish_join(self) -> None:
+        """Note that all replicas of all workers have joined, and go on."""
+        self._joined = False
+        self.moved()

@@ -1,0 +1,93 @@
+"""The control connection of workers in one process: calls, by way of JSON. A test decides who is lost, and when."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from aiodist._workers.coordinator import Coordinator
+from aiodist._workers.layout import Layout
+from aiodist._workers.messages import Ask, Message, decode, encode
+
+if TYPE_CHECKING:
+    from aiodist._workers.team import Team
+
+_ANSWER_SECONDS: Final = 0.5
+
+
+class SimulatedSwitchboard:
+    """What the control connections of all workers of a strategy share.
+
+    Args:
+        layout: the workers' replicas.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._coordinator = Coordinator(layout)
+        self._teams: dict[int, weakref.ref[Team]] = {}
+        self._lost: set[int] = set()
+        self._lock = threading.RLock()
+
+    def listen(self, rank: int, team: Team) -> None:
+        """Connect a worker."""
+        self._teams[rank] = weakref.ref(team)
+        if self._coordinator.outcome is not None:
+            team.post(self._coordinator.outcome)
+
+    def take(self, rank: int, message: Message) -> None:
+        """Take what a worker tells the coordinator."""
+        with self._lock:
+            if rank not in self._lost:
+                self._send(self._coordinator.take(rank, decode(encode(message))))
+
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost, and say how: it has died, or is cut off, say. It hears that it has lost the others."""
+        with self._lock:
+            if rank not in self._lost:
+                self._send(self._coordinator.lose(rank, why))
+                self._lost.add(rank)
+
+    def _send(self, sent: Iterable[tuple[int, Message]]) -> None:
+        known: dict[int, Message] = {}
+        for rank, message in sent:
+            team = self._teams[rank]() if rank in self._teams else None
+            if team is None:
+                continue
+            if id(message) not in known:
+                known[id(message)] = decode(encode(message))
+            team.post(known[id(message)])
+            if isinstance(message, Ask):
+                timer = threading.Timer(_ANSWER_SECONDS, self._answer, (rank, message.run))
+                timer.daemon = True
+                timer.start()
+
+    def _answer(self, rank: int, run: int) -> None:
+        """Tell of a run in the place of a worker that has not begun it."""
+        team = self._teams[rank]()
+        if team is not None and team.error is None and not team.has_told(run) and not team.knows(run):
+            team.answer_for(run, "")
+
+
+class SimulatedControl:
+    """One worker's connection."""
+
+    def __init__(self, switchboard: SimulatedSwitchboard, rank: int) -> None:
+        self._switchboard = switchboard
+        self._rank = rank
+
+    def listen(self, team: Team) -> None:
+        """Pass messages on to this team from now on, without keeping it."""
+        self._switchboard.listen(self._rank, team)
+
+    def send(self, message: Message) -> None:
+        """Tell the coordinator something."""
+        self._switchboard.take(self._rank, message)
+
+    def close(self, why: str = "") -> None:
+        """Leave."""
+        self._switchboard.lose(self._rank, why or "has ended")
+
+    def let_go(self) -> None:
+        """Do nothing: there is nothing that stays open."""

@@ -1,0 +1,357 @@
+"""A run's span: takes its collectives to the other workers, and brings back results or the report.
+
+`RunSpan` is what a `_runtime` run has of other workers: the run tells it what all local replicas have posted, and that
+a group is in trouble; it completes slots and fails the run. The run's own group has the channel that was chosen at the
+run's opening. A group whose members live on several workers is given a channel at its first collective: the
+coordinator says when all its workers have come to that.
+
+**Trouble.** Whatever is wrong, here or elsewhere, ends in one message to the coordinator (`tell`), once local replicas
+have settled. A record that differs, a replica's own exception and a collective whose time is up are found here; of the
+rest the coordinator tells (`asked`). From the number on that is in trouble, no record is brought any more. What lies
+before it is carried out as ever, so that every worker's replicas get as far as they would on one machine.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from aiodist._collectives import kinds
+from aiodist._core.analysis import Overdue
+from aiodist._core.errors import CollectiveError
+from aiodist._core.ledger import Group, Ledger
+from aiodist._core.snapshot import GroupKey, Snapshot
+from aiodist._workers.channel import Channel
+from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, ReleaseGroup, Trouble, Waiting
+from aiodist._workers.portable import to_portable
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
+from aiodist._workers.session import Session, Step
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
+
+if TYPE_CHECKING:
+    from aiodist._runtime.rendezvous import Rendezvous
+    from aiodist._workers.team import Team
+
+
+class Run(Protocol):
+    """What a span calls of a run, in the event loop's thread."""
+
+    ledger: Ledger
+    devices: tuple[str, ...]
+
+    def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
+        """Complete a collective with its result, or with what went wrong."""
+
+    def start_merge(self, slot: Rendezvous) -> None:
+        """Run the merge function that all replicas have called."""
+
+    def finish_join(self, slot: Rendezvous, number: int, last: int) -> None:
+        """Let all replicas go on behind a join."""
+
+    def doom(self, group: Group, number: int) -> None:
+        """Let local replicas settle, as a collective cannot be complete; then the span is told."""
+
+    def fail(self, error: CollectiveError) -> None:
+        """End the run with an error."""
+
+    def snapshot(self, **more: Any) -> Snapshot:
+        """Return what local replicas called and where they are."""
+        ...
+
+
+class Mover(Protocol):
+    """What moves the values of a run's collectives."""
+
+    def payload(self, slot: Rendezvous) -> bytes:
+        """Return the values of a slot where they are small enough for the record of every worker; else nothing."""
+        ...
+
+    def move(self, channel: Channel, slot: Rendezvous, found: Found) -> Steps[Any]:
+        """Move the values of a slot that all workers have agreed on; return the result."""
+        ...
+
+    def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
+        """Do the same where replicas are absent; None where all of this worker's are."""
+        ...
+
+
+class RunSpan:
+    """What one run has to do with the other workers.
+
+    Args:
+        team: the workers.
+        number: the run's number.
+        channel: the number of its channel.
+        communicator: that channel's.
+        run: the run.
+        mover: moves values.
+
+    Attributes:
+        is_over: all replicas of all workers have ended.
+        error: what has ended the run; None while all is well.
+        told: the coordinator has been told of trouble.
+    """
+
+    def __init__(
+        self, team: Team, number: int, channel: int, communicator: Communicator, run: Run, mover: Mover
+    ) -> None:
+        self.number = number
+        self.is_over = False
+        self.error: CollectiveError | None = None
+        self._team = team
+        self._run = run
+        self._number_of_channel = channel
+        self._root = Channel(Session(f"run {number}"), communicator, self)
+        self._groups: dict[GroupKey, _SpannedGroup] = {}
+        self._mover = mover
+        self.told = self._finishing = False
+        self._blocked: tuple[int, ...] = ()
+        team.enter(self)
+
+    # What the run tells.
+
+    def matched(self, slot: Rendezvous) -> None:
+        """Agree with the other workers on what all local members have posted, move its values, and complete it."""
+        group = slot.group
+        channel: Channel | None = self._root
+        if not group.is_root:
+            spanned = self._groups.get(group.key)
+            if spanned is None:
+                spanned = self._open_group(group)
+            channel = spanned.channel
+            if channel is None:
+                spanned.waiting.append(slot)
+                return
+        self._post(channel, slot)
+
+    def _post(self, channel: Channel | None, slot: Rendezvous) -> None:
+        assert channel is not None
+        session = channel.session
+        if slot is slot.group.joining:
+            session.join()
+        else:
+            position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
+            flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
+            payload = b"" if slot.absent else self._mover.payload(slot)
+            session.post(Step(self._team.digest(slot, position), slot, flags, payload, bool(slot.absent)))
+        self._team.driver.start(self._team.guarded(channel.advance()))
+
+    def troubled(self, group: Group, overdue: Overdue | None) -> None:
+        """Have all workers' snapshots analysed: every local member of a doomed group has settled."""
+        self.tell(group=group, overdue=overdue)
+
+    def stuck(self, replica_ids: Collection[int]) -> None:
+        """Hear which local replicas do nothing but wait in collectives."""
+        self._blocked = tuple(sorted(replica_ids))
+        self.tell_waiting()
+
+    async def finish(self, failures: Mapping[int, BaseException]) -> None:
+        """Meet the other workers at the end of the run; where they have not come to it, the run has failed then.
+
+        Args:
+            failures: by id, what local replicas raised on their own.
+        """
+        self.end(failures)
+        await self._team.driver.until(lambda: self.is_settled)
+
+    def end(self, failures: Mapping[int, BaseException]) -> None:
+        """Tell the other workers that all local replicas have ended."""
+        self._finishing = True
+        ledger = self._run.ledger
+        if failures or ledger.troubled or any(replica.end != "exited" for replica in ledger.replicas):
+            self.tell(failures=failures)
+        else:
+            self._root.session.end()
+            self._team.driver.start(self._team.guarded(self._root.advance()))
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing more to hear of the run from other workers."""
+        return self.is_over or self.error is not None or (self.told and self._finishing and self._failed)
+
+    @property
+    def _failed(self) -> bool:
+        return any(replica.end == "failed" for replica in self._run.ledger.replicas)
+
+    def abandon(self) -> None:
+        """Tell the other workers that this one's caller was cancelled: its replicas have ended."""
+        self._finishing = True
+        if not self.is_over:
+            self.tell()
+
+    def leave(self) -> None:
+        """Give back what the run has had of the strategy."""
+        if self.is_over and not self.told:
+            for spanned in self._groups.values():
+                spanned.release()
+            self._team.free_channel(self._number_of_channel)
+
+    # Groups.
+
+    def _open_group(self, group: Group) -> _SpannedGroup:
+        layout = self._team.layout
+        workers = tuple(layout.members(group.key[0]))
+        found = self._groups[group.key] = _SpannedGroup(self._team, group, workers)
+        self._team.control.send(OpenGroup(self.number, group.key, workers))
+        return found
+
+    def tagged(self, tag: GroupTag) -> None:
+        """Make the channel of a group: all its workers do that now."""
+        spanned = self._groups.get(tag.group)
+        if spanned is not None:
+            self._team.driver.start(self._team.guarded(self._make_channel(spanned, tag)))
+
+    def _make_channel(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
+        communicator = yield from self._team.communicator_of_group(spanned.workers, tag)
+        session = Session(f"run {self.number} group {tag.group}")
+        if self.told:
+            session.freeze()
+        spanned.tag, spanned.channel = tag.tag, Channel(session, communicator, self)
+        waiting, spanned.waiting = spanned.waiting, []
+        for slot in waiting:
+            self._post(spanned.channel, slot)
+
+    def _group_of(self, channel: Channel) -> Group:
+        if channel is self._root:
+            return self._run.ledger.root
+        spanned = next(each for each in self._groups.values() if each.channel is channel)
+        group = spanned.group()
+        assert group is not None
+        return group
+
+    # Steps.
+
+    def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
+        """Move the values of a step that all workers have agreed on."""
+        slot: Rendezvous = step.what
+        if slot.request.kind is kinds.MERGE_CALL:
+            self._run.start_merge(slot)
+            return
+        result, error = None, None
+        try:
+            result = yield from self._mover.move(channel, slot, found)
+        except OF_VALUES as raised:
+            error = raised
+        self._run.complete(slot, result, error)
+
+    def gather(self, channel: Channel, step: Step | None) -> Steps[None]:
+        """Make the result of a step in which replicas are absent, for they have joined."""
+        slot: Rendezvous | None = None if step is None else step.what
+        result, error = None, None
+        try:
+            result = yield from self._mover.gather(channel, slot)
+        except OF_VALUES as raised:
+            error = raised
+        if slot is not None:
+            self._run.complete(slot, result, error)
+
+    def finish_join(self, channel: Channel) -> Steps[None]:
+        """Find out which replica was the last to join, and let all go on."""
+        group = self._group_of(channel)
+        slot: Any = group.joining
+        last = slot.values[0] if slot.values else group.members[-1].rank
+        own = np.array([group.number_of_join(), last], np.int64)
+        everyone = np.empty((channel.communicator.size, 2), np.int64)
+        yield channel.communicator.iallgather(as_bytes(own), as_bytes(everyone))
+        number, last = max(everyone.tolist())
+        self._run.finish_join(slot, number, last)
+
+    # Trouble.
+
+    def diverged(self, channel: Channel) -> None:
+        """Hear that the workers are at different calls: local replicas settle, and then this worker tells."""
+        self._doom(self._group_of(channel), channel.session.number)
+
+    def over(self, channel: Channel) -> None:  # noqa: ARG002  (groups have no end)
+        """Hear that all replicas of all workers have ended."""
+        self.is_over = True
+
+    def asked(self, ask: Ask) -> None:
+        """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
+        groups = {group.key: group for group in self._run.ledger.groups()}
+        group = None if ask.group is None else groups.get(ask.group)
+        if group is None or ask.number is None:
+            self.tell()
+        else:
+            self._doom(group, ask.number)
+
+    def _doom(self, group: Group, number: int) -> None:
+        self._freeze(group, number)
+        if self._finishing:
+            self.tell(group=group)
+        elif not self.told:
+            self._run.doom(group, number)
+
+    def _freeze(self, group: Group, number: int) -> None:
+        channel = self._root if group.is_root else None
+        if not group.is_root and group.key in self._groups:
+            channel = self._groups[group.key].channel
+        if channel is not None:
+            channel.session.freeze(number)
+
+    def tell(
+        self,
+        *,
+        group: Group | None = None,
+        overdue: Overdue | None = None,
+        failures: Mapping[int, BaseException] | None = None,
+        note: str = "",
+    ) -> None:
+        """Tell the coordinator this worker's part, once; from any thread."""
+        if self.told or self.error is not None:
+            return
+        self.told = True
+        number = None if group is None else group.doomed
+        if overdue is not None:
+            number = overdue.number
+        found = tuple(Failure.of(replica_id, error) for replica_id, error in (failures or {}).items())
+        snapshot = self._run.snapshot(blocked=self._blocked)
+        key = None if group is None else group.key
+        self._team.control.send(Trouble(self.number, to_portable(snapshot), key, number, overdue, found, note))
+
+    def tell_waiting(self, *, is_answer: bool = False) -> None:
+        """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
+        if not self.told and not self.is_over and self.error is None:
+            snapshot = self._run.snapshot(blocked=self._blocked)
+            self._team.control.send(Waiting(self.number, to_portable(snapshot), is_answer))
+
+    def fail(self, error: CollectiveError) -> None:
+        """End the run: the strategy has ended."""
+        if self.is_over or self.error is not None:
+            return
+        self.error = error
+        self._root.session.freeze()
+        for spanned in self._groups.values():
+            if spanned.channel is not None:
+                spanned.channel.session.freeze()
+        self._run.fail(error)
+
+
+class _SpannedGroup:
+    """A group with members on several workers.
+
+    Attributes:
+        workers: those, ascending.
+        group: the group, while somebody keeps it.
+        channel: its channel, once there is one.
+        tag: its communicator's tag.
+        waiting: what its local members have posted before that.
+    """
+
+    def __init__(self, team: Team, group: Group, workers: tuple[int, ...]) -> None:
+        self.workers = workers
+        self.group = weakref.ref(group)
+        self.channel: Channel | None = None
+        self.tag: int | None = None
+        self.waiting: list[Rendezvous] = []
+        self._team = team
+        self._released = False
+
+    def release(self) -> None:
+        """Let other groups have its communicator, where nothing is under way there."""
+        if self.tag is not None and self.channel is not None and self.channel.is_idle and not self._released:
+            self._released = True
+            self._team.control.send(ReleaseGroup(self.tag))

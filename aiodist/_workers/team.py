@@ -1,0 +1,465 @@
+"""The team: this worker's part in a strategy on several workers, and what is called outside of replicas.
+
+A `Team` has the strategy's communicator, its connection to the coordinator, and the driver that carries steps out. What
+it does outside of replicas (a run's opening, reduce, gather, a variable's creation) has one order, a `Session` of its
+own, and is checked as replicas' collectives are: this worker's caller posts for all local replicas. Each run has a
+`RunSpan` (module `span`), over a channel that no other run uses at the same time; all workers choose the same one, for
+each says in the record of the opening which it has free.
+
+Whatever ends the strategy (a report, a lost worker, the engine's own error) ends all that is under way, and is raised
+by all that is called after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+import anyio
+
+from aiodist._core.analysis import Overdue, error_of
+from aiodist._core.call import Call, OrderCheck
+from aiodist._core.errors import CollectiveError, WorkerLostError
+from aiodist._core.ledger import Ledger, Path, Slot
+from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
+from aiodist._core.snapshot import ReplicaFacts, Snapshot
+from aiodist._core.text import ids
+from aiodist._workers.channel import Channel
+from aiodist._workers.layout import Layout
+from aiodist._workers.messages import (
+    OUTSIDE,
+    Ask,
+    GaveUp,
+    GroupTag,
+    Lost,
+    Message,
+    Query,
+    Report,
+    Trouble,
+)
+from aiodist._workers.portable import digest_of, to_portable
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
+from aiodist._workers.session import Session, Step
+from aiodist._workers.threads import Threads
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps
+
+if TYPE_CHECKING:
+    from aiodist._workers.driver import Starts
+    from aiodist._workers.span import RunSpan
+
+Move = Callable[[Channel, Found], Steps[Any]]
+_MOST_DIGESTS: Final = 4096
+_CHANNELS: Final = 64
+
+
+class Control(Protocol):
+    """The connection to the coordinator."""
+
+    def send(self, message: Message) -> None:
+        """Tell the coordinator something; from any thread."""
+
+    def close(self, why: str = "") -> None:
+        """Tell the others that this worker ends, or leaves them for a reason, and leave."""
+
+
+class Pending:
+    """Something called outside of replicas, until all workers have it.
+
+    Attributes:
+        number: its sequence number.
+        done: the result, or the error, is there.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def complete(self, value: Any, error: BaseException | None = None) -> None:
+        """Set what came of it."""
+        if not self.done:
+            self.done, self._value, self._error = True, value, error
+
+    def result(self) -> Any:
+        """Return the result.
+
+        Raises:
+            BaseException: the error.
+        """
+        if self._error is not None:
+            if isinstance(self._error, CollectiveError):  # one of its own for each caller's traceback
+                raise type(self._error)(self._error.report) from self._error.__cause__
+            raise self._error
+        return self._value
+
+
+class _OutsideSlot(Slot):
+    """A call outside of replicas.
+
+    Attributes:
+        move: moves its values, and returns the result.
+        pending: what the caller awaits.
+    """
+
+    move: Move
+    pending: Pending
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all workers of a strategy have in common.
+
+    Attributes:
+        order_check: what calls are compared by.
+        ordered: reductions give the same bits for every layout.
+    """
+
+    order_check: OrderCheck = OrderCheck.CALL_SITE
+    ordered: bool = False
+
+
+class Team:
+    """This worker's part in a strategy.
+
+    Args:
+        layout: the workers' replicas.
+        settings: what all workers have in common.
+        communicator: the strategy's own.
+        control: the connection to the coordinator.
+        driver: carries steps out.
+
+    Attributes:
+        threads: fold and copy what would hold up the event loop.
+        error: what has ended the strategy; None while all is well.
+    """
+
+    def __init__(
+        self, layout: Layout, settings: Settings, communicator: Communicator, control: Control, driver: Starts
+    ) -> None:
+        self.layout = layout
+        self.settings = settings
+        self.communicator = communicator
+        self.control = control
+        self.driver = driver
+        self.threads = Threads()
+        self.error: CollectiveError | None = None
+        self.outside = Outside(self)
+        self._runs: WeakValueDictionary[int, RunSpan] = WeakValueDictionary()
+        self._asked: dict[int, Ask] = {}
+        self._digests: dict[tuple[int, int, int, Path | None], tuple[bytes, Any]] = {}
+        self._channels: dict[int, Communicator] = {}
+        self._groups: dict[int, Communicator] = {}
+
+    def check(self) -> None:
+        """Check that the strategy can be used.
+
+        Raises:
+            CollectiveError: something has ended it.
+        """
+        self.driver.carry_out_calls()
+        if self.error is not None:
+            raise type(self.error)(self.error.report) from self.error.__cause__
+
+    def digest(self, slot: Slot, position: int = 0) -> bytes:
+        """Return 16 bytes that stand for the call of a slot, as the member at that position has posted it."""
+        key = id(slot.call), id(slot.code), slot.offset, slot.path
+        found = self._digests.get(key)
+        if found is None:
+            if len(self._digests) >= _MOST_DIGESTS:
+                self._digests.clear()
+            made = digest_of(self.settings.order_check, slot.post_of(position))
+            found = self._digests[key] = made, (slot.call, slot.code)  # held, so that no other has their ids
+        return found[0]
+
+    async def perform(self, call: Call, code: Any, offset: int, move: Move) -> Any:
+        """Carry out a call outside of replicas that all workers make; see `Outside.begin` and `awaited`."""
+        return await self.awaited(self.outside.begin(call, code, offset, None, move))
+
+    async def awaited(self, pending: Pending, seconds: float | None = None) -> Any:
+        """Wait for a call outside of replicas; return its result.
+
+        Args:
+            pending: the call.
+            seconds: how long the other workers have to make it, too; None for as long as it takes.
+
+        Raises:
+            CollectiveError: the workers do not meet in it, or the strategy has ended.
+            TypeError, ValueError, OverflowError: the values cannot be combined.
+        """
+        try:
+            if seconds is not None:
+                with anyio.move_on_after(seconds):
+                    await self.driver.until(lambda: pending.done)
+                if not pending.done:
+                    self.outside.expire(pending, seconds)
+            await self.driver.until(lambda: pending.done)
+        finally:
+            self.outside.abandon(pending)  # unless it is complete
+        return pending.result()
+
+    # Runs.
+
+    def enter(self, span: RunSpan) -> None:
+        """Know a run, from its opening on."""
+        self._runs[span.number] = span
+        asked = self._asked.pop(span.number, None)
+        if self.error is not None:
+            span.fail(self.error)
+        elif asked is not None:
+            span.asked(asked)
+
+    def choose_channel(self, channel: Channel) -> Steps[tuple[int, Communicator]]:
+        """Return the first communicator that all workers have free, with its number; make one where there is none."""
+        free = channel.records.free()
+        number = next((n for n in range(_CHANNELS) if free >> n & 1), None)
+        if number is None:
+            raise RuntimeError(f"a strategy has at most {_CHANNELS} runs at a time")
+        if number not in self._channels:  # the same on every worker: channels are made in the order of openings
+            making = channel.communicator.idup()
+            yield making
+            self._channels[number] = making.result()
+        channel.session.free &= ~(1 << number)
+        return number, self._channels[number]
+
+    def free_channel(self, number: int) -> None:
+        """Let other runs have a channel: this worker's part of what used it is over."""
+        self.outside.channel.session.free |= 1 << number
+
+    def communicator_of_group(self, workers: Sequence[int], tag: GroupTag) -> Steps[Communicator]:
+        """Return the communicator of a group that has been given that tag."""
+        if tag.is_new:
+            making = self.communicator.icreate_group(workers, tag.tag)
+            yield making
+            self._groups[tag.tag] = making.result()
+        return self._groups[tag.tag]
+
+    # What goes wrong.
+
+    def guarded(self, steps: Steps[Any]) -> Steps[None]:
+        """Carry out steps; an error in them, which is the engine's, ends the strategy."""
+        try:
+            yield from steps
+        except Exception as error:  # noqa: BLE001  (whatever the engine raises)
+            self.give_up(error)
+
+    def give_up(self, error: BaseException) -> None:
+        """End the strategy for an error of the engine's, which this worker alone may have."""
+        text = f"has given up: {type(error).__name__}: {error}".partition("\n")[0]
+        self.control.send(GaveUp(text))
+        lost = lost_worker(self.layout, self.layout.rank, text)
+        lost.__cause__ = error
+        self.end(lost)
+
+    def end(self, error: CollectiveError) -> None:
+        """End the strategy, with all that is under way."""
+        if self.error is not None:
+            return
+        self.error = error
+        self.communicator.abort()
+        self.outside.fail(error)
+        for span in list(self._runs.values()):
+            span.fail(error)
+        self.driver.notify()
+
+    def post(self, message: Message) -> None:
+        """Take what the coordinator tells; from any thread."""
+        self.driver.call(partial(self.receive, message))
+
+    def receive(self, message: Message) -> None:
+        """Take what the coordinator tells, in the thread that uses the strategy."""
+        match message:
+            case Ask() | Query():
+                self._asked_for(message)
+            case Report():
+                error = error_of(message.report)
+                for failure in message.failures:
+                    error.__cause__ = error.__cause__ or failure.error()
+                self.end(error)
+            case Lost():
+                self.end(lost_worker(self.layout, message.rank, message.why))
+            case GroupTag():
+                span = self._runs.get(message.run)
+                if span is not None:
+                    span.tagged(message)
+            case _:
+                raise ValueError(f"the coordinator does not send a {type(message).__name__}")
+
+    def _asked_for(self, message: Ask | Query) -> None:
+        if message.run == OUTSIDE:
+            if isinstance(message, Ask):
+                self.outside.tell()
+            return
+        span = self._runs.get(message.run)
+        if isinstance(message, Ask) and span is None:
+            self._asked[message.run] = message
+        elif isinstance(message, Ask) and span is not None:
+            span.asked(message)
+        elif span is not None:
+            span.tell_waiting(is_answer=True)
+
+    def has_told(self, run: int) -> bool:
+        """Return whether this worker has told the coordinator of a run in trouble."""
+        span = self._runs.get(run)
+        return self.outside.told if run == OUTSIDE else span is not None and span.told
+
+    def knows(self, run: int) -> bool:
+        """Return whether this worker has begun a run."""
+        return run != OUTSIDE and run in self._runs
+
+    def answer_for(self, run: int, note: str) -> None:
+        """Tell of a run in the place of an event loop that has not done so; from any thread."""
+        span = self._runs.get(run)
+        if run == OUTSIDE:
+            self.outside.tell(note=note)
+        elif span is not None:
+            span.tell(note=note)
+        else:
+            self.control.send(Trouble(run, to_portable(self.snapshot_of_nothing()), note=note))
+
+    def snapshot_of_nothing(self, **more: Any) -> Snapshot:
+        """Return what there is to tell of a run that this worker has not begun."""
+        ledger = Ledger(self.layout.own, self.settings.order_check, total=self.layout.replicas)
+        return ledger.snapshot(self.facts(), **more)
+
+    def facts(self, end: ReplicaState | None = None) -> tuple[ReplicaFacts, ...]:
+        """Return what is known of this worker's replicas outside of runs."""
+        return tuple(ReplicaFacts(i, self.layout.names[i], end) for i in self.layout.own)
+
+    def close(self, why: str = "") -> None:
+        """Leave the other workers."""
+        if self.error is None:
+            text = f"worker {self.layout.rank} has closed the strategy"
+            self.error = _lost(self.layout, (), text)
+        self.outside.fail(self.error)
+        for span in list(self._runs.values()):
+            span.fail(self.error)
+        self.control.close(why)
+        self.threads.close()
+        self.driver.notify()
+
+
+class Outside:
+    """What is called outside of replicas, in the order in which all workers call it.
+
+    Args:
+        team: the workers.
+
+    Attributes:
+        told: the coordinator has been told of trouble.
+    """
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self.told = False
+        layout = team.layout
+        self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=_OutsideSlot)
+        self.channel = Channel(Session("outside"), team.communicator, self)
+        self._open: list[_OutsideSlot] = []
+
+    def begin(
+        self, call: Call, code: Any, offset: int, path: Path | None, move: Move, *, float64: bool = False
+    ) -> Pending:
+        """Post a call for all local replicas; the steps that it takes are carried out from now on.
+
+        Args:
+            call: what is asked for.
+            code: the caller's code, with
+            offset: the offset of the call in it.
+            path: the call sites of all its callers, where paths are compared.
+            move: moves its values, once all workers have agreed on it, and returns the result.
+            float64: float32 sums accumulate in float64.
+
+        Raises:
+            CollectiveError: the strategy has ended.
+        """
+        team = self._team
+        team.check()
+        group = self._ledger.root
+        for member in group.members:
+            slot = group.post(member, call, code, offset, path)
+        assert isinstance(slot, _OutsideSlot)
+        slot.move, slot.pending = move, Pending(slot.number)
+        self._open.append(slot)
+        self.channel.session.post(Step(team.digest(slot), slot, FLOAT64 if float64 else NO_FLAGS))
+        team.driver.start(team.guarded(self.channel.advance()))
+        return slot.pending
+
+    def abandon(self, pending: Pending) -> None:
+        """Note that the caller was cancelled out of a call that is not complete."""
+        slot = next((slot for slot in self._open if slot.pending is pending), None)
+        if slot is not None and not pending.done:
+            for member in slot.group.members:
+                slot.group.abandon(member, slot)
+            self.tell(number=slot.number)
+
+    def expire(self, pending: Pending, seconds: float) -> None:
+        """Note that the time is up in which the other workers were to make a call."""
+        self.tell(number=pending.number, overdue=Overdue(self._ledger.root.key, pending.number, seconds))
+
+    def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
+        """Move the values of a call that all workers make."""
+        slot: _OutsideSlot = step.what
+        result = error = None
+        try:
+            result = yield from slot.move(channel, found)
+        except OF_VALUES as raised:
+            error = raised
+        slot.group.complete(slot)
+        self._open.remove(slot)
+        slot.pending.complete(result, error)
+
+    def gather(self, channel: Channel, step: Step | None) -> Steps[None]:
+        """Never called: nobody joins outside of replicas."""
+        raise NotImplementedError
+
+    finish_join = gather  # type: ignore[assignment]
+
+    def diverged(self, channel: Channel) -> None:
+        """Hear that the workers make different calls."""
+        self.tell(number=channel.session.number)
+
+    def over(self, channel: Channel) -> None:
+        """Never called: what is called outside of replicas has no end."""
+
+    def tell(self, *, number: int | None = None, overdue: Overdue | None = None, note: str = "") -> None:
+        """Tell the coordinator what this worker calls, once; from any thread."""
+        if not self.told:
+            self.told = True
+            self.channel.session.freeze(number)
+            snapshot = self._ledger.snapshot(self._team.facts())
+            key = self._ledger.root.key
+            self._team.control.send(Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note))
+
+    def fail(self, error: BaseException) -> None:
+        """End all that is under way."""
+        self.channel.session.freeze()
+        for slot in self._open:
+            slot.pending.complete(None, error)
+        self._open.clear()
+
+
+def _as_waiting(snapshot: Snapshot) -> Snapshot:
+    """Return a snapshot of calls whose callers wait for them."""
+    groups = [
+        replace(group, open=tuple(slot._replace(waiting=tuple(sorted(i for _, own in slot.posts for i in own)))
+                                  for slot in group.open))
+        for group in snapshot.groups
+    ]  # fmt: skip
+    return replace(snapshot, groups=tuple(groups))
+
+
+def lost_worker(layout: Layout, rank: int, why: str) -> WorkerLostError:
+    """Return the error for a worker that is gone."""
+    gone = tuple(layout.ids[rank])
+    return _lost(layout, gone, f"worker {rank} of {layout.workers} {why}; it had {ids(gone)}")
+
+
+def _lost(layout: Layout, gone: tuple[int, ...], text: str) -> WorkerLostError:
+    lost = set(gone)
+    states = [ReplicaState.FAILED if i in lost else ReplicaState.RUNNING for i in range(layout.replicas)]
+    replicas = tuple(map(ReplicaReport, range(layout.replicas), layout.names, states))
+    return WorkerLostError(CollectiveReport(Reason.WORKER_LOST, 0, replicas, gone, text))

@@ -1,0 +1,290 @@
+"""Plans on the host: every kind of collective gives what NumPy gives, at once and as work, in memory of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import aiodist_kernels as kernels
+from aiodist import IndexedSlices
+from aiodist._arrays.leaves import Spec
+from aiodist._collectives import host, kinds
+from aiodist._collectives.execution import Executor, executor
+from aiodist._collectives.host import HostExecutor, fold_slices, packs
+from aiodist._collectives.kinds import Collective
+from aiodist._collectives.work import Work
+from aiodist_kernels import KernelSpec, ReduceOp, compiled_tier, policy, pool
+from tests.collectives.reference import CASES, Case, spec_of
+from tests.kernels import arrays
+from tests.kernels.arrays import BFLOAT16, assert_same_bits
+
+SINGLE = np.dtype(np.float32)
+DTYPES: list[np.dtype] = [SINGLE, np.dtype(np.int16)]
+
+
+def results(found: Executor, values: list[Any], **options: Any) -> list[Any]:
+    """Run it, off the loop too, and return the result of each position."""
+    result = found.run(values, **options)
+    if isinstance(result, Work):
+        result = result.carry_out()
+    return [result] * len(values) if found.shared else result
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "as work"])
+def as_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether every value counts as large."""
+    if request.param:
+        monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
+        monkeypatch.setattr(policy, "THREADS_FROM_MOVED", 1)
+        monkeypatch.setattr(policy, "LEAST_MOVED_BY_A_THREAD", 1)
+        monkeypatch.setattr(host, "LOOK_FROM", 0)
+    return bool(request.param)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("layout", ["C", "F", "big-endian", "mixed"])
+def test_arrays(case: Case, size: int, layout: str, as_work: bool) -> None:
+    columns = [case.inputs(size, dtype, layout, seed) for seed, dtype in enumerate(DTYPES)]
+    values = [list(row) for row in zip(*columns, strict=True)]
+    with np.errstate(all="ignore"):
+        wanted = [case.wanted(column) for column in columns]
+        alone = results(HostExecutor(case.collective(values[0][0], size), size), columns[0])
+        nests = results(HostExecutor(case.collective(values[0], size), size), values)
+    for replica in range(size):
+        assert_same_bits(alone[replica], wanted[0][replica])
+        for leaf in range(2):
+            result = nests[replica][leaf]
+            assert_same_bits(result, wanted[leaf][replica])
+            assert not any(np.shares_memory(result, array) for array in columns[leaf])
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                result.flags.writeable = True
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_work_is_made_only_for_what_is_large(case: Case) -> None:
+    small, large = case.inputs(2, SINGLE), [np.tile(array, (64, 64, 16)) for array in case.inputs(2, SINGLE, seed=1)]
+    assert not isinstance(HostExecutor(case.collective(small[0], 2), 2).run(small), Work)
+    if case.kind is not kinds.ALL_GATHER:
+        assert isinstance(HostExecutor(case.collective(large[0], 2), 2).run(large), Work)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, np.dtype(np.float16), np.dtype(np.complex64), np.dtype(np.int64)], ids=str)
+@pytest.mark.parametrize("accumulate", ["native", "float64"])
+def test_dtypes_and_accumulators(dtype: np.dtype, accumulate: Any, as_work: bool) -> None:
+    columns = [arrays.buffers(seed, 3, (4, 9), dtype) for seed in range(3)]
+    values = [list(row) for row in zip(*columns, strict=True)]
+    for op in (ReduceOp.SUM, ReduceOp.MEAN):
+        found = HostExecutor(Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0])), 3, (), accumulate)
+        for leaf, column in zip(results(found, values)[0], columns, strict=True):
+            assert_same_bits(leaf, kernels.reduce(op, column, accumulate=accumulate))
+
+
+def test_scalars_numbers_and_slices_in_one_nest(as_work: bool) -> None:
+    slices = [IndexedSlices(np.full((i + 1, 2), i, SINGLE), np.arange(i + 1), (4, 2)) for i in range(3)]
+    values: list[Any] = [[np.float32(i), i, 0.5 * i, slices[i], np.full(3, i)] for i in range(3)]
+    found = executor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of(values[0])), 3)
+    scalar, integer, number, rows, array = results(found, values)[1]
+    assert (scalar, integer, number) == (3, 3, 1.5)
+    assert (type(scalar), type(integer), type(number)) == (np.float32, int, float)
+    assert (rows.indices.tolist(), rows.values.tolist()) == ([0, 1, 2], [[3, 3], [3, 3], [2, 2]])
+    assert array.tolist() == [3, 3, 3]
+    sent = Collective(kinds.BROADCAST, None, 2, spec_of([*values[0][:3], values[0][4]]))
+    got = results(executor(sent, 3), [[*row[:3], row[4]] for row in values])[0]
+    assert got[:3] == [2, 2, 1.0]
+    assert got[3].tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize("kind", [kinds.BARRIER, kinds.NEW_GROUP])
+def test_no_value_gives_none(kind: kinds.Kind) -> None:
+    assert executor(Collective(kind), 2).run([None, None]) is None
+
+
+def test_empty_nests() -> None:
+    spec = Spec((), (), ())
+    assert executor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), 2).run([[], []]) == []
+    assert executor(Collective(kinds.ALL_TO_ALL, None, (), spec), 2).run([[], []]) == [[], []]
+
+
+def test_replicas_that_have_joined_bring_nothing(as_work: bool) -> None:
+    values = [np.full(2, i, SINGLE) for i in range(4)]
+    spec = spec_of(values[0])
+
+    def result(collective: Collective, absent: tuple[int, ...]) -> list[float]:
+        collective.check_present(absent)
+        given = [None if i in absent else value for i, value in enumerate(values)]
+        numbers: list[float] = results(HostExecutor(collective, 4, absent), given)[0].tolist()
+        return numbers
+
+    assert result(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec), (1, 2)) == [1.5, 1.5]
+    assert result(Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec, (0,))), (0, 3)) == [1, 1, 2, 2]
+    assert result(Collective(kinds.BROADCAST, None, 2, spec), (0, 1)) == [2, 2]
+    for collective, what in (
+        (Collective(kinds.BROADCAST, None, 2, spec), "broadcast needs replica 2's value, and replicas 1 and 2 have"),
+        (Collective(kinds.REDUCE_SCATTER, ReduceOp.SUM, (0,), spec), "reduce_scatter needs a value of every replica"),
+        (Collective(kinds.MERGE_CALL), "merge_call needs a value of every replica"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            collective.check_present((1, 2))
+
+
+def test_what_replicas_bring_in_several_byte_orders() -> None:
+    values = [[np.arange(3, dtype="<f4")], [np.arange(3, dtype=">f4")]]
+    found = executor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of(values[0])), 2)
+    assert found.run(host.in_native_order(values))[0].tolist() == [0, 2, 4]
+
+
+# Memory.
+
+
+@pytest.fixture
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the size of each block that is made; every result counts as large."""
+    sizes: list[int] = []
+    plain = pool._Block
+
+    def make(nbytes: int, kind: int) -> Any:
+        sizes.append(nbytes)
+        return plain(nbytes, kind)
+
+    monkeypatch.setattr(pool, "_Block", make)
+    monkeypatch.setattr(pool, "POOLED_FROM", 1)
+    monkeypatch.setattr(pool, "results", pool.Pool())
+    return sizes
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_large_results_lie_in_blocks_that_are_used_again(case: Case, blocks: list[int]) -> None:
+    values = case.inputs(3, SINGLE)
+    found = HostExecutor(case.collective(values[0], 3), 3)
+    kept: list[Any] = []
+    with np.errstate(all="ignore"):
+        wanted = case.wanted(values)
+        for _ in range(200):
+            kept = [results(found, values), *kept[:2]]
+    assert len(blocks) <= 4 * 3
+    for got in kept:
+        for result, expected in zip(got, wanted, strict=True):
+            assert_same_bits(result, expected)
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                result.flags.writeable = True
+
+
+# Units of work.
+
+
+@given(st.lists(st.integers(0, 50), min_size=1), st.integers(1, 120))
+def test_pack_closes_when_it_has_more_than_was_asked_for(sizes: list[int], bytes_per_pack: int) -> None:
+    found = packs(sizes, bytes_per_pack)
+    assert [place for pack in found for place in pack] == list(range(len(sizes)))
+    for pack in found:
+        assert sum(sizes[place] for place in pack[:-1]) <= bytes_per_pack
+    for pack in found[:-1]:
+        assert sum(sizes[place] for place in pack) > bytes_per_pack
+
+
+@pytest.mark.parametrize(("sizes", "bytes_per_pack"), [([4, 4, 4], 0), ([4, None, 4], 1), ([], 1), ([], 0)])
+def test_no_size_or_an_unknown_one_means_one_pack(sizes: list[int | None], bytes_per_pack: int) -> None:
+    assert packs(sizes, bytes_per_pack) == [range(len(sizes))]
+
+
+@pytest.mark.parametrize(("bytes_per_pack", "units"), [(1, 5), (400, 3), (10_000, 1)])
+def test_pack_is_one_unit_of_work(bytes_per_pack: int, units: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
+    monkeypatch.setattr(host, "LOOK_FROM", 0)
+    values = [[np.full(100, replica + leaf, np.float32) for leaf in range(5)] for replica in range(2)]
+    found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of(values[0])), 2)
+    work = found.run(values, bytes_per_pack)
+    assert len(work.phases[0]) == units
+    assert [leaf.tolist() for leaf in work.carry_out()] == [[2 * leaf + 1] * 100 for leaf in range(5)]
+
+
+@pytest.mark.parametrize("there_is_a_compiler", [True, False])
+def test_first_large_reduction_waits_for_its_kernel_once(
+    monkeypatch: pytest.MonkeyPatch, there_is_a_compiler: bool
+) -> None:
+    op, dtype, asked = ReduceOp.MAX, np.dtype(np.int16), []
+    compile_for = compiled_tier.compile_for
+
+    def watched(*args: Any) -> Any:
+        asked.append(args)
+        if not there_is_a_compiler:
+            raise ImportError("llvmlite does not load")
+        return compile_for(*args)
+
+    monkeypatch.setattr(compiled_tier, "compile_for", watched)
+    monkeypatch.setitem(policy.known["native"], op, {})
+    values = [[np.full(100_000, i, dtype), np.full(9, i, dtype), np.full(1 << 20, i, dtype)] for i in range(5)]
+
+    def maximum() -> HostExecutor:
+        return HostExecutor(Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0])), 5)
+
+    work = maximum().run(values)
+    assert not asked, "the event loop's thread compiles nothing"
+    assert all((leaf == 4).all() for leaf in work.carry_out())
+    for again in (maximum(), maximum()):
+        found = again.run(values)
+        assert all((leaf == 4).all() for leaf in (found.carry_out() if isinstance(found, Work) else found))
+    assert len(asked) == 1
+    assert kernels.is_ready(KernelSpec(op, dtype, 5)) is there_is_a_compiler
+
+
+def test_small_reduction_waits_for_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policy.known["native"], ReduceOp.MEAN, {})
+    values = [np.full(10_000, i, SINGLE) for i in range(3)]
+    found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0])), 3)
+    assert (found.run(values) == 1).all()
+    assert not kernels.is_ready(KernelSpec(ReduceOp.MEAN, SINGLE, 3))
+
+
+# Rows.
+
+
+def dense(slices: IndexedSlices, dtype: Any) -> np.ndarray:
+    assert slices.dense_shape is not None
+    whole = np.zeros(slices.dense_shape, dtype)
+    np.add.at(whole, slices.indices, slices.values.astype(dtype))
+    return whole
+
+
+def slices_of(size: int) -> st.SearchStrategy[list[list[tuple[int, int]]]]:
+    row = st.tuples(st.integers(0, 4), st.integers(-8, 8))
+    return st.lists(st.lists(row, max_size=6), min_size=size, max_size=size)
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+@given(parts=st.integers(1, 4).flatmap(slices_of))
+def test_rows_are_those_of_the_whole_arrays(op: ReduceOp, dtype: Any, parts: list[list[tuple[int, int]]]) -> None:
+    slices = [
+        IndexedSlices(
+            np.array([v for _, v in part], np.int64).astype(dtype).reshape(-1, 1), [i for i, _ in part], (5, 1)
+        )
+        for part in parts
+    ]
+    result = fold_slices(op, slices)
+    wide = np.complex128 if dtype is np.complex64 else np.float64
+    expected = np.sum([dense(part, wide) for part in slices], axis=0)
+    if op is ReduceOp.MEAN:
+        expected = expected / len(slices)
+    is_integer = np.dtype(dtype).kind == "i"
+    assert result.dtype == (np.float64 if is_integer and op is ReduceOp.MEAN else dtype)
+    tolerance = 0 if op is ReduceOp.SUM else 1e-2 if np.dtype(dtype).itemsize == 2 else 1e-6
+    np.testing.assert_allclose(dense(result, wide), expected, rtol=tolerance)
+    assert result.indices.tolist() == sorted({i for part in parts for i, _ in part})
+
+
+def test_rows_are_added_in_the_order_of_replicas() -> None:
+    values = np.array([1e8, 3, -1e8, 7], np.float32)
+    slices = [IndexedSlices(values[:3], [1, 1, 1]), IndexedSlices(values[3:], [1])]
+    expected = ((values[0] + values[1]) + values[2]) + values[3]
+    assert fold_slices(ReduceOp.SUM, slices).values[0] == expected
+    foreign = [IndexedSlices(part.values.astype(">f4"), part.indices) for part in slices]
+    result = fold_slices(ReduceOp.SUM, foreign)
+    assert result.values[0] == expected
+    assert result.dtype.isnative

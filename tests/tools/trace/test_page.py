@@ -1,0 +1,238 @@
+"""The page, in a headless Chromium: what it draws and tells, by mouse and by keys, for few and for many replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiodist
+from aiodist import CollectiveError
+from aiodist._tools.trace.page import page_of, write_page
+from aiodist._tools.trace.reader import read_trace
+from aiodist.testing import run_replicas
+from tests.tools.trace.browser import CHROMIUM, Browser
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed (Debian: apt install chromium)")
+
+
+def page(folder: Path, replicas: int, rounds: int = 4, *, name: str = "x", parts_ways: bool = False) -> Path:
+    """Write the page of a program in which replica 1 comes last, each time by a second."""
+
+    async def step() -> None:
+        ctx = aiodist.get_replica_context()
+        for _ in range(rounds):
+            await asyncio.sleep(2 if ctx.replica_id_in_sync_group == 1 else 1)
+            await ctx.barrier(name=name)
+        if parts_ways and ctx.replica_id_in_sync_group == 1:
+            await ctx.all_reduce("SUM", 1.0)
+        await ctx.all_reduce("MAX", 1.0)
+
+    with aiodist.trace(folder / "run.json"):
+        try:
+            run_replicas(step, replicas)
+        except CollectiveError:
+            assert parts_ways
+    write_page(read_trace(folder / "run.json"), "run.json", folder / "page.html")
+    return folder / "page.html"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as found:
+        yield found
+        assert found.errors == []
+
+
+def text(browser: Browser, selector: str) -> str:
+    return str(browser.js(f"document.querySelector({selector!r}).innerText"))
+
+
+def view(browser: Browser) -> tuple[float, float]:
+    begin, end = browser.js("[aiodistPage.view.begin, aiodistPage.view.end]")
+    return begin, end
+
+
+def place(browser: Browser, collective: int, replica: int) -> tuple[float, float]:
+    """Return where a replica waits in a collective, in the window."""
+    x, y = browser.js(
+        f"""(() => {{
+          const page = aiodistPage, {{ trace, view }} = page, box = page.canvas.getBoundingClientRect();
+          const at = trace.offset[{collective}] + {replica};
+          const time = trace.first[{collective}] + trace.awaited[at] + trace.wait[at] / 2;
+          return [box.left + view.x(time), box.top + view.y({replica}) + view.laneHeight / 2];
+        }})()"""
+    )
+    return x, y
+
+
+def color_at(browser: Browser, x: float, y: float) -> list[int]:
+    found: list[int] = browser.js(
+        f"""(() => {{
+          const page = aiodistPage, box = page.canvas.getBoundingClientRect();
+          const data = page.painter.context.getImageData({x} - box.left, {y} - box.top, 1, 1).data;
+          return [...data].slice(0, 3);
+        }})()"""
+    )
+    return found
+
+
+def test_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+    written = page(tmp_path, 2).read_text()
+    assert re.findall(r"""(?:src|href)\s*=|url\(|@import|https?://|fetch\(|import\(""", written) == []
+
+
+def test_data_cannot_end_its_script(tmp_path: Path) -> None:
+    page(tmp_path, 2, name="</script><script>alert(1)</script><!--")
+    written = page_of(read_trace(tmp_path / "run.json"), "<b>run</b>.json")
+    assert written.count("<script") == 2
+    assert "<!--" not in written
+    assert "\\u003c/script>" in written
+
+
+@needs_chromium
+def test_names_are_text_and_never_markup(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 2, name="</script><img src=x onerror=alert(1)>"))
+    assert "</script><img src=x onerror=alert(1)>" in text(browser, "#sites")
+    assert browser.js("document.querySelectorAll('img').length") == 0
+
+
+@needs_chromium
+def test_facts_and_tables_are_told(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4))
+    assert text(browser, "#title") == "run.json"
+    assert text(browser, "#facts").startswith("1 run · 5 collectives · 20 calls")
+    first = text(browser, "#stragglers tbody tr").split()
+    assert first == ["1", "CPU:1", "12.0", "s", "4", "of", "5", "8.00", "s", "0"]
+    assert browser.js("document.querySelector('#trouble').hidden") is True
+
+
+@needs_chromium
+@pytest.mark.parametrize("replicas", [2, 64, 4096])
+def test_waits_are_shaded_in_every_size(browser: Browser, tmp_path: Path, replicas: int) -> None:
+    browser.open(page(tmp_path, replicas, 2))
+    red, green, blue = color_at(browser, *place(browser, 1, 0))
+    assert red > green > blue
+    x, y = place(browser, 1, 1 if replicas < 100 else 0)
+    browser.js("document.querySelector('#fit').click()")
+    assert browser.js("aiodistPage.view.track.lanes") == replicas
+    assert color_at(browser, x - 250, y) != [red, green, blue] or replicas > 100
+
+
+@needs_chromium
+def test_pointer_tells_what_is_under_it(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4))
+    browser.mouse("mouseMoved", *place(browser, 2, 3))
+    assert text(browser, "#tip").splitlines()[0] == "barrier(name='x') #2"
+    assert "replica 3 waited 1.00 s" in text(browser, "#tip")
+    assert "last: replica 1" in text(browser, "#tip")
+    browser.mouse("mouseMoved", 300, 700)
+    assert browser.js("document.querySelector('#tip').hidden") is True
+
+
+@needs_chromium
+def test_click_selects_and_keys_go_on(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4))
+    browser.click(*place(browser, 1, 0))
+    assert "barrier(name='x') #1" in text(browser, "#chosen")
+    assert "replica 1, 1.00 s later" in text(browser, "#chosen")
+    browser.press("]")
+    assert "#2" in text(browser, "#chosen b")
+    assert "#2" in text(browser, "#said")
+    browser.press("Enter")
+    begin, end = view(browser)
+    assert end - begin < 2e6
+    browser.press("Escape")
+    assert browser.js("document.querySelector('#chosen').hidden") is True
+    browser.press("0")
+    assert view(browser)[1] - view(browser)[0] > 8e6
+
+
+@needs_chromium
+def test_zoom_keeps_what_is_under_the_pointer(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4))
+    x, y = place(browser, 2, 0)
+    before = view(browser)
+    browser.mouse("mouseWheel", x, y, deltaX=0, deltaY=-300)
+    after = view(browser)
+    assert (after[1] - after[0]) / (before[1] - before[0]) == pytest.approx(1 / 2.718, rel=0.01)
+    assert place(browser, 2, 0)[0] == pytest.approx(x, abs=1)
+
+
+@needs_chromium
+def test_drag_and_arrows_move(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4))
+    browser.press("+")
+    browser.js("document.querySelector('#timeline').focus(); document.querySelector('#zoom-in').click()")
+    x, _ = place(browser, 2, 0)
+    browser.mouse("mousePressed", 400, 400, button="left", buttons=1)
+    browser.mouse("mouseMoved", 460, 400, button="left", buttons=1)
+    browser.mouse("mouseReleased", 460, 400, button="left")
+    assert place(browser, 2, 0)[0] == pytest.approx(x + 60, abs=1)
+    browser.press("ArrowRight")
+    assert place(browser, 2, 0)[0] < x + 60
+
+
+@needs_chromium
+def test_disagreement_is_marked_and_found(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 8, parts_ways=True))
+    assert text(browser, "#trouble-head") == "CollectiveMismatchError: replicas disagree at collective #4"
+    assert "> replica 1  CPU:1  all_reduce(SUM, float)" in text(browser, "#trouble-text")
+    browser.js("document.querySelector('#trouble-go').click()")
+    browser.frame()
+    chosen = text(browser, "#chosen")
+    assert "replicas 0 and 2-7\nall_reduce(MAX, float) at" in chosen
+    assert "replica 1\nall_reduce(SUM, float) at" in chosen
+    assert browser.js("document.activeElement.id") == "timeline"
+
+
+@needs_chromium
+def test_lanes_of_thousands_scroll(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4096, 1))
+    drawn: Any = "(() => { const [a, b] = aiodistPage.view.lanes; return [a, b]; })()"
+    assert browser.js(drawn) == [0, 4096]
+    browser.js("document.querySelector('#stragglers tbody tr').click()")
+    browser.js("document.querySelector('#timeline').focus()")
+    for _ in range(3):
+        browser.press("PageDown")
+    first, end = browser.js(drawn)
+    assert first > 10
+    assert end - first < 200
+
+
+@needs_chromium
+def test_everything_has_a_name_and_can_be_reached_by_keys(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 2))
+    named = "[...document.querySelectorAll('button, canvas:not([aria-hidden]), section, select, [role]')]"
+    has_name = "one => one.innerText || one.ariaLabel || one.closest('label')"
+    nameless = f"{named}.filter(one => !({has_name})(one)).map(one => one.outerHTML)"
+    assert browser.js(f"{nameless}.filter(html => !html.includes('hidden'))") == []
+    assert browser.js("document.querySelector('#timeline').ariaLabel").startswith("Timeline of 2 replicas, ")
+    assert browser.js("[...document.querySelectorAll('tbody tr')].every(row => row.tabIndex === 0)") is True
+    browser.js("document.querySelector('#sites tbody tr').focus()")
+    browser.press("Enter")
+    assert browser.js("aiodistPage.state.site.kind") in {"barrier", "all_reduce"}
+
+
+@needs_chromium
+def test_dark_scheme_is_followed(tmp_path: Path) -> None:
+    with Browser(dark=True) as dark:
+        dark.open(page(tmp_path, 2))
+        assert dark.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 29)"
+        assert dark.js("aiodistPage.painter.colors.paper") == "#14171d"
+
+
+@needs_chromium
+@pytest.mark.parametrize("replicas", [4, 2000])
+def test_disagreement_is_red_in_every_size(browser: Browser, tmp_path: Path, replicas: int) -> None:
+    browser.open(page(tmp_path, replicas, 1, parts_ways=True))
+    browser.press("e")
+    browser.press("Escape")
+    red, green, blue = color_at(browser, *place(browser, 1, 0))
+    assert red > 2 * green
+    assert blue < red / 2
+    assert browser.js("aiodistPage.state.lane") == 1

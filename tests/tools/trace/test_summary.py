@@ -1,0 +1,167 @@
+"""`aiodist trace show` and `aiodist trace html`, and the reading of trace files, good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiodist
+from aiodist import CollectiveError
+from aiodist._tools.cli import main
+from aiodist._tools.trace.reader import TraceFileError, read_trace
+from aiodist._tools.trace.summary import ReplicaRow, count_up, duration, size
+from aiodist.testing import run_replicas
+from tests.tools.trace.traced import run_with_clock
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Trace a program in which replica 1 takes 10 s longer than the others, on a clock of its own."""
+
+    async def step() -> None:
+        ctx = aiodist.get_replica_context()
+        for _ in range(2):
+            await asyncio.sleep(11 if ctx.replica_id_in_sync_group == 1 else 1)
+            await ctx.all_reduce("SUM", 1.0)
+        if ctx.replica_id_in_sync_group == 2:
+            await ctx.barrier()
+        await ctx.all_reduce("MEAN", 1.0)
+
+    with pytest.raises(CollectiveError), aiodist.trace(tmp_path / "run.json"):
+        run_replicas(step, 3)
+    return tmp_path / "run.json"
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main(["trace", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_terminal_gets_runs_calls_stragglers_and_the_disagreement(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(capsys, "show", file)
+    lines = [line.split() for line in text.splitlines()]
+    assert "1 run, 3 collectives, 9 calls" in " ".join(lines[0])
+    assert ["1", "step", "3", "3", "22.0", "s", "CollectiveMismatchError", "at", "#2"] in lines
+    (reduced,) = [line for line in lines if line[:1] == ["all_reduce(SUM,"]]
+    assert reduced[-7:] == ["2", "48", "B", "40.0", "s", "10.0", "s"]
+    assert ["1", "CPU:1", "40.0", "s", "2", "of", "3", "22.0", "s", "0"] in lines
+    assert "run 1: CollectiveMismatchError: replicas disagree at collective #2\n" in text
+    assert "> replica 2  CPU:2  barrier()" in text
+
+
+def test_json_tells_the_same(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: Any = json.loads(shown(capsys, "show", file, "--json"))
+    verdict = told["runs"][0]["verdict"]
+    assert (verdict["reason"], verdict["suspects"]) == ("kind", [2])
+    first, second, third = told["replicas"]
+    assert (first["replica"], first["held_up_seconds"], first["last"]) == (1, pytest.approx(40), 2)
+    assert second["held_up_seconds"] == third["held_up_seconds"] == pytest.approx(0)
+    assert second["wait_seconds"] == third["wait_seconds"] == pytest.approx(20)
+
+
+def rows_of(tmp_path: Path, program: Callable[[list[float]], Awaitable[None]]) -> list[ReplicaRow]:
+    """Trace a program of three replicas, each of which advances a clock while it computes."""
+    with aiodist.trace(tmp_path / "run.json"):
+        run_with_clock(program, 3)
+    return count_up(read_trace(tmp_path / "run.json")).replicas
+
+
+def test_replicas_that_take_turns_hold_up_nobody(tmp_path: Path) -> None:
+    """Each computes for a second without awaiting: the last in turn comes last, and is no straggler."""
+
+    async def program(now: list[float]) -> None:
+        for _ in range(3):
+            now[0] += 1
+            await aiodist.get_replica_context().barrier()
+
+    rows = rows_of(tmp_path, program)
+    assert {row.replica: row.last for row in rows} == {0: 0, 1: 0, 2: 3}
+    assert [row.held_up_seconds for row in rows] == pytest.approx([0, 0, 0])
+    assert [row.own_seconds for row in rows] == pytest.approx([3, 3, 3])
+
+
+def test_replica_that_computes_longest_is_the_straggler_though_it_comes_first(tmp_path: Path) -> None:
+    async def program(now: list[float]) -> None:
+        now[0] += 5 if aiodist.get_replica_context().replica_id_in_sync_group == 0 else 1
+        await aiodist.get_replica_context().barrier()
+
+    first = rows_of(tmp_path, program)[0]
+    assert (first.replica, first.held_up_seconds) == (0, pytest.approx(8))
+
+
+def test_trace_without_runs_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with aiodist.trace(tmp_path / "run.json"):
+        pass
+    assert shown(capsys, "show", tmp_path / "run.json").startswith("0 runs, 0 collectives, 0 calls")
+    assert shown(capsys, "html", tmp_path / "run.json") == f"wrote {tmp_path / 'run.html'}\n"
+
+
+def test_trace_that_another_program_has_written_anew_is_read(file: Path) -> None:
+    document, before = json.loads(file.read_text()), read_trace(file)
+    file.write_text(json.dumps({name: document[name] for name in reversed(document)}, indent=3))
+    assert read_trace(file) == before
+
+
+BAD = {
+    "": "it is not complete JSON",
+    '{"traceEvents": [': "it is not complete JSON",
+    "\udcff": "it is not complete JSON",
+    "[1, 2]": "it has no traceEvents",
+    '{"traceEvents": []}': "other programs' traces open in https://ui.perfetto.dev",
+    '{"traceEvents": [], "otherData": {"aiodist_trace": 99}}': "its version is 99",
+    '{"traceEvents": [{}], "otherData": {"aiodist_trace": 1}}': "an event lacks what it should have",
+    '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 1}}': "an event lacks",
+    '{"traceEvents": [3], "otherData": {"aiodist_trace": 1}}': "an event lacks what it should have",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_file_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.json").write_text(text, errors="surrogateescape")
+    with pytest.raises(TraceFileError, match=BAD[text]):
+        read_trace(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["show", "missing.json"], "No such file or directory"),
+        (["html", "."], "Is a directory"),
+        (["html", "run.json", "-o", "missing/page.html"], "cannot write"),
+    ],
+)
+def test_file_that_cannot_be_read_or_written_gives_one_line_and_code_2(
+    file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(file.parent)
+    assert main(["trace", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_every_cut_of_a_trace_is_refused(file: Path) -> None:
+    text = file.read_text()
+    for length in range(0, len(text) - 2, 101):
+        file.write_text(text[:length])
+        with pytest.raises(TraceFileError):
+            read_trace(file)
+
+
+def test_times_and_sizes_have_three_digits() -> None:
+    seconds = {0: "0", 2e-9: "2 ns", 1.234e-6: "1.23 µs", 45.6e-6: "45.6 µs", 0.9996: "1.00 s", 123.4: "123 s"}
+    assert {value: duration(value) for value in seconds} == seconds
+    nbytes = {0: "0 B", 1023: "1023 B", 1536: "1.50 KiB", 3 << 30: "3.00 GiB", 5 << 50: "5120 TiB"}
+    assert {value: size(value) for value in nbytes} == nbytes

@@ -1,0 +1,118 @@
+"""What tests of traces share: programs that are traced, and a strict reading of the file by the format's own rules."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiodist
+from aiodist import ReplicaContext
+from tests.runtime.programs import mirrored, run
+
+Event = dict[str, Any]
+
+REQUIRED = {
+    "M": {"name", "pid", "tid", "args"},
+    "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+    "s": {"name", "cat", "pid", "tid", "ts", "id"},
+    "t": {"name", "cat", "pid", "tid", "ts", "id"},
+    "f": {"name", "cat", "pid", "tid", "ts", "id", "bp"},
+    "i": {"name", "cat", "pid", "tid", "ts", "s", "args"},
+}
+METADATA = {"process_name": str, "process_sort_index": int, "thread_name": str, "thread_sort_index": int}
+WAITED = {"collective", "run", "number", "call", "at", "bytes", "wait_ns", "ahead_ns", "last"}
+
+
+async def traced(path: Path, program: Callable[[ReplicaContext], Awaitable[Any]], replicas: int = 3) -> list[Event]:
+    """Run a program under a trace; return the events, checked."""
+    with aiodist.trace(path):
+        await run(mirrored(replicas), program)
+    return events_of(path)
+
+
+def events_of(path: Path, *, in_order: bool = True) -> list[Event]:
+    """Read a trace file by the rules of the Trace Event format; return its events.
+
+    One that was written out in parts is in order within each only.
+    """
+    document = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: 1 / 0)  # no NaN, no Infinity
+    assert set(document) == {"displayTimeUnit", "otherData", "traceEvents"}
+    assert document["displayTimeUnit"] == "ns"
+    events: list[Event] = document["traceEvents"]
+    for event in events:
+        check_event(event)
+    times = [event["ts"] for event in events if event["ph"] != "M"]
+    assert times == sorted(times) or not in_order
+    check_slices(sorted(events, key=lambda event: (event.get("ts", 0), -event.get("dur", 0))))
+    check_flows(events)
+    return events
+
+
+def check_event(event: Event) -> None:
+    """Check that an event has the fields of its phase, of the right types."""
+    assert set(event) == REQUIRED[event["ph"]] | {"ph"}
+    assert isinstance(event["pid"], int)
+    assert isinstance(event["tid"], int)
+    assert isinstance(event["name"], str)
+    for field in ("ts", "dur"):
+        assert event.get(field, 0.0) >= 0
+    if event["ph"] == "M":
+        (argument,) = event["args"].values()
+        assert type(argument) is METADATA[event["name"]]
+    if event["ph"] == "i":
+        assert event["s"] in {"g", "p", "t"}
+    if event["ph"] == "f":
+        assert event["bp"] == "e"
+    if event["ph"] == "X" and event["cat"] == "collective":
+        assert set(event["args"]) - {"error", "incomplete", "awaited", "group"} == WAITED
+        assert event["args"]["wait_ns"] <= event["dur"] * 1e3 + 1
+
+
+def check_slices(events: list[Event]) -> None:
+    """Check that the slices of a lane follow each other or stand inside each other, and that every lane has a name."""
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    lanes = defaultdict(list)
+    for event in events:
+        assert (event["pid"], event["tid"]) in named
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for slices in lanes.values():
+        open_ends: list[float] = []
+        for begin, end in slices:
+            while open_ends and open_ends[-1] <= begin + 0.0005:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1] + 0.0015
+            open_ends.append(end)
+
+
+def check_flows(events: list[Event]) -> None:
+    """Check that each flow begins once, ends once, and is bound to slices."""
+    flows = defaultdict(list)
+    slices = {(e["pid"], e["tid"], e["ts"]) for e in events if e["ph"] == "X"}
+    for event in events:
+        if event["ph"] in "stf":
+            flows[event["cat"], event["id"]].append(event["ph"])
+            assert (event["pid"], event["tid"], event["ts"]) in slices
+    for phases in flows.values():
+        assert "".join(phases) == "s" + "t" * (len(phases) - 2) + "f"
+
+
+def collectives(events: list[Event]) -> list[Event]:
+    """Return the slices of collectives."""
+    return [event for event in events if event["ph"] == "X" and event["cat"] == "collective"]
+
+
+def run_with_clock(program: Callable[[list[float]], Awaitable[None]], replicas: int) -> None:
+    """Run a replica function on a loop whose time is in the list that it gets, and which it may advance."""
+    now = [0.0]
+
+    class Loop(asyncio.SelectorEventLoop):
+        def time(self) -> float:
+            return now[0]
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(mirrored(replicas).run(program, (now,)))

@@ -1,0 +1,104 @@
+"""An operation outside of replicas that raises for its arguments on one worker fails on the others, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import (
+    IncompleteCollectiveError,
+    MultiWorkerMirroredStrategy,
+    ReplicaContextError,
+    get_replica_context,
+)
+from tests.workers.simulated import Job
+
+pytestmark = pytest.mark.anyio
+
+
+async def reduce(strategy: MultiWorkerMirroredStrategy, step: int) -> int:
+    return int(await strategy.reduce("SUM", step, None))
+
+
+Refused = Callable[[MultiWorkerMirroredStrategy, bool], Any]
+
+
+BAD: Any = 7
+
+
+def replica_function(value: int) -> int:
+    return value
+
+
+REFUSED: dict[str, Refused] = {
+    "reduce": lambda s, bad: s.reduce("SUM", "text" if bad else 1, None),
+    "op of reduce": lambda s, bad: s.reduce("AVERAGE" if bad else "SUM", 1, None),
+    "gather": lambda s, bad: s.gather(np.ones(2), 5 if bad else 0),
+    "run": lambda s, bad: s.run(replica_function, BAD if bad else (1,)),
+    "options of run": lambda s, bad: s.run(replica_function, (1,), None, BAD if bad else None),
+    "reduce_to": lambda s, bad: s.extended.reduce_to("SUM", 1, BAD if bad else "CPU:0"),
+    "batch_reduce_to": lambda s, bad: s.extended.batch_reduce_to("SUM", [(1, "CPU:0"), BAD] if bad else []),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+async def test_call_that_raises_for_its_arguments_on_one_worker_fails_on_the_others(call: Refused) -> None:
+    job = Job(1, 1, 1)
+
+    async def worker(strategy: MultiWorkerMirroredStrategy) -> list[Any]:
+        found: list[Any] = [await reduce(strategy, 1)]
+        for step in range(3):  # from one line, so that nothing but the refusal tells the steps apart
+            try:
+                await call(strategy, strategy is job.strategies[1] and step == 1)
+                found.append(None)
+            except (TypeError, ValueError, IncompleteCollectiveError) as error:
+                found.append(error)
+        return found
+
+    outcomes = await job.everywhere(worker)
+    for rank, found in enumerate(outcomes):
+        assert found[:2] == [3, None], found
+        assert isinstance(found[3], IncompleteCollectiveError), found
+        if rank == 1:
+            assert isinstance(found[2], (TypeError, ValueError))
+        else:
+            assert isinstance(found[2], IncompleteCollectiveError)
+            assert found[2].report.suspects == (1,)
+            raised = f"for the call raised there: {type(outcomes[1][2]).__name__}: {outcomes[1][2]}"
+            assert str(found[2]).startswith(f"replica 1 did not come to collective #2, {raised}\n")
+
+
+@pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
+async def test_others_hear_of_such_a_call_also_where_nothing_else_is_called_there(call: Refused) -> None:
+    job = Job(1, 1)
+    heard = anyio.Event()
+
+    async def worker(strategy: MultiWorkerMirroredStrategy) -> Any:
+        if strategy is job.strategies[1]:
+            with pytest.raises((TypeError, ValueError)):
+                await call(strategy, True)
+            await heard.wait()
+            return None
+        with pytest.raises(IncompleteCollectiveError, match="for the call raised there"):
+            await call(strategy, False)
+        heard.set()
+        return None
+
+    assert await job.everywhere(worker) == [None, None]
+
+
+async def test_call_in_the_wrong_place_is_none_of_the_workers_operations() -> None:
+    async def worker(strategy: MultiWorkerMirroredStrategy) -> Any:
+        async def replica() -> None:
+            if get_replica_context().replica_id_in_sync_group == 1:
+                with pytest.raises(ReplicaContextError):
+                    await strategy.reduce("SUM", "text", None)
+
+        await strategy.run(replica)
+        return await reduce(strategy, 2)
+
+    assert await Job(1, 1).everywhere(worker) == [4, 4]

@@ -1,0 +1,414 @@
+"""Several workers in a plain loop: ledgers, teams and sessions over the simulated engine, without any event loop.
+
+A program is a list of operations for each replica. Who acts next is drawn: a replica, a delivery of the engine, or a
+message of the control connection; so every order in which a real job could do things can come up.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiodist._collectives import kinds
+from aiodist._core.analysis import analyse, cannot_complete, error_of, find_cycle
+from aiodist._core.call import Call, Place
+from aiodist._core.errors import CollectiveError
+from aiodist._core.ledger import Group, Ledger, Member, Slot
+from aiodist._core.report import ReplicaState
+from aiodist._core.snapshot import ReplicaFacts, Snapshot
+from aiodist._workers.channel import Channel
+from aiodist._workers.coordinator import Coordinator
+from aiodist._workers.engines.simulated import SimulatedCluster
+from aiodist._workers.layout import Layout
+from aiodist._workers.messages import Message, decode, encode
+from aiodist._workers.record import Found
+from aiodist._workers.span import RunSpan
+from aiodist._workers.team import Settings, Team
+from aiodist._workers.transport import Request, Steps, as_bytes
+
+
+class Op(NamedTuple):
+    """One thing that a replica does.
+
+    Attributes:
+        what: ``call``, ``issue`` (a call that is awaited at the end), ``join``, ``group`` (makes a group), ``raise``.
+        line: where.
+        kind: of a call, what it asks for.
+        group: which of the replica's groups it is in, 0 for the run's own.
+        ranks: of a group that is made, its members.
+    """
+
+    what: str
+    line: int
+    kind: str = "all_reduce"
+    group: int = 0
+    ranks: tuple[int, ...] = ()
+
+
+Program = Sequence[Sequence[Op]]
+
+
+class PlainSlot(Slot):
+    """A slot with values and a request, as far as a span looks at them."""
+
+    request: Any = None
+    options = SimpleNamespace(accumulate="native")
+    result: Any = None
+    shared = True
+
+    def __init__(self, *slot: Any) -> None:
+        super().__init__(*slot)
+        self.values: list[Any] = [0] * len(self.group.members)
+
+
+class PlainRun:
+    """A run of local replicas, of which each does its next operation when told to.
+
+    Args:
+        ids: those replicas.
+        total: how many there are over all workers.
+        program: of all replicas.
+    """
+
+    def __init__(self, ids: Sequence[int], total: int, program: Program) -> None:
+        self.ledger = Ledger(ids, total=total, slot_type=PlainSlot)
+        self.devices = tuple(f"CPU:{i}" for i in range(len(ids)))
+        self.span: RunSpan | None = None
+        self.error: CollectiveError | None = None
+        self.results: dict[int, list[Any]] = {i: [] for i in ids}
+        self.replicas = {member.replica_id: _Replica(self, member, program[member.replica_id]) for member in
+                         self.ledger.root.members}  # fmt: skip
+        self.judged = False
+        self.failures: dict[int, BaseException] = {}
+        self.begun: set[Any] = set()
+
+    # What a span calls.
+
+    def complete(self, slot: Any, result: Any, error: BaseException | None) -> None:
+        assert error is None
+        if not slot.complete:
+            slot.result = result
+            slot.group.complete(slot)
+
+    def start_merge(self, slot: Any) -> None:
+        self.complete(slot, "merged", None)
+
+    def finish_join(self, slot: Any, number: int, last: int) -> None:
+        slot.group.finish_join(slot, number)
+        self.complete(slot, ("last", last), None)
+
+    def doom(self, group: Group, number: int) -> None:
+        group.doom(number)
+        self.reconsider(group)
+
+    def fail(self, error: CollectiveError) -> None:
+        self.error = error
+
+    def snapshot(self, **more: Any) -> Snapshot:
+        facts = [ReplicaFacts(r.id, f"CPU:{i}", r.end) for i, r in enumerate(self.ledger.replicas)]
+        return self.ledger.snapshot(facts, **more)
+
+    # What replicas call.
+
+    def matched(self, slot: Any) -> None:
+        if self.span is not None and slot.group.size != len(slot.group.members):
+            self.span.matched(slot)
+        elif slot is slot.group.joining:
+            self.finish_join(slot, slot.group.number_of_join(), slot.values[0])
+        else:
+            if slot.request.kind is kinds.MERGE_CALL and not slot.absent:
+                self.start_merge(slot)
+                return
+            there = [value for position, value in enumerate(slot.values) if position not in slot.absent]
+            self.complete(slot, sum(there), None)
+
+    def reconsider(self, group: Group) -> None:
+        if group.doomed is None or self.error is not None or self.judged:
+            return
+        if not group.unsettled and not all(member.replica.end is not None for member in group.members):
+            self.judged = True
+            if self.span is not None:
+                self.span.troubled(group, None)
+            else:
+                self.error = error_of(analyse(self.snapshot()))
+
+    @property
+    def ended(self) -> bool:
+        return all(replica.end is not None for replica in self.ledger.replicas)
+
+    def look(self) -> None:
+        """Look whether replicas wait for ever, as a runtime does now and then."""
+        for group in self.ledger.troubled:  # as when the time is up in which replicas may settle
+            if not self.judged and self.span is not None:
+                self.judged = True
+                self.span.troubled(group, None)
+        blocked = tuple(i for i, replica in self.replicas.items() if replica.waits_for)
+        if self.span is not None:
+            if blocked:
+                self.span.stuck(blocked)
+        elif not self.judged:
+            snapshot = self.snapshot(blocked=blocked)
+            if find_cycle(snapshot) or cannot_complete(snapshot):
+                self.error = error_of(analyse(snapshot))
+
+
+class _Replica:
+    """One replica, and where it is in its program."""
+
+    def __init__(self, run: PlainRun, member: Member, ops: Sequence[Op]) -> None:
+        self.run = run
+        self.members = [member]
+        self.ops = deque(ops)
+        self.waits_for: list[Any] = []
+        self.issued: list[Any] = []
+
+    @property
+    def replica(self) -> Any:
+        return self.members[0].replica
+
+    def can_act(self) -> bool:
+        if self.run.error is not None or self.replica.end is not None:
+            return False
+        return all(slot.complete for slot in self.waits_for)
+
+    def act(self) -> None:
+        """Do the next operation."""
+        run = self.run
+        for slot in self.waits_for:
+            run.results[self.replica.id].append(slot.result)
+        self.waits_for = []
+        if not self.ops:
+            if self.issued:
+                self._wait(self.issued)
+                self.issued = []
+            else:
+                self._end(ReplicaState.EXITED)
+            return
+        op = self.ops.popleft()
+        if op.what == "raise":
+            run.failures[self.replica.id] = ValueError("bad batch")
+            self._end(ReplicaState.FAILED)
+            return
+        member = self.members[op.group] if op.group < len(self.members) else self.members[0]
+        place = Place("program.py", op.line, 0, "step")
+        if op.what == "join":
+            matched = member.group.join(member, Call("join"), place, 0)
+            slot: Any = member.group.joining
+            slot.request = SimpleNamespace(kind=kinds.JOIN)
+            slot.values = [member.rank]
+            for each in matched:
+                run.matched(each)
+            self._wait([slot])
+        elif op.what == "group":
+            made = member.group.new_group(member, op.ranks, None, place, 0)
+            self.members.append(made)
+            run.reconsider(made.group)
+        else:
+            call = Call(op.kind, op="SUM") if op.kind == "all_reduce" else Call(op.kind)
+            slot = member.group.post(member, call, place, 0)
+            slot.request = SimpleNamespace(kind=kinds.BY_NAME[op.kind])
+            slot.values[member.position] = 3 ** (self.replica.id % 30)
+            if slot.matched:
+                run.matched(slot)
+            if op.what == "issue":
+                self.issued.append(slot)
+                run.reconsider(member.group)
+            else:
+                self._wait([slot])
+        for group in {m.group for m in self.members}:
+            run.reconsider(group)
+
+    def _wait(self, slots: list[Any]) -> None:
+        self.waits_for = slots
+        for slot in slots:
+            if not slot.complete:
+                member = next(m for m in self.members if m.group is slot.group)
+                slot.waiters[member.position] = self
+                if slot.group.doomed is not None:
+                    slot.group.consider(member)
+                    self.run.reconsider(slot.group)
+
+    def _end(self, state: ReplicaState) -> None:
+        run = self.run
+        if state is ReplicaState.FAILED:  # which ends the run on its worker
+            run.error = run.error or CollectiveError(None)  # type: ignore[arg-type]
+        run.ledger.end(self.replica, state)
+        for group in run.ledger.groups():
+            run.reconsider(group)
+        if state is ReplicaState.FAILED:
+            for other in run.replicas.values():
+                if other.replica.end is None:
+                    run.ledger.end(other.replica, ReplicaState.FAILED)
+
+
+class PlainMover:
+    """Adds numbers up, in the record or behind it."""
+
+    def __init__(self, small: Callable[[Any], bool]) -> None:
+        self._small = small
+
+    def payload(self, slot: Any) -> bytes:
+        return np.int64(sum(slot.values)).tobytes() if self._small(slot) else b""
+
+    def move(self, channel: Channel, slot: Any, found: Found) -> Steps[Any]:
+        communicator = channel.communicator
+        if channel.records.in_full and self._small(slot):
+            parts = channel.records.payloads([8] * communicator.size)
+            return sum(int.from_bytes(part, "little") for part in parts)
+        everyone = np.empty(communicator.size, np.int64)
+        own = np.array([sum(slot.values)], np.int64)
+        yield communicator.iallgather(as_bytes(own), as_bytes(everyone))
+        return int(everyone.sum())
+
+    def gather(self, channel: Channel, slot: Any) -> Steps[Any]:
+        there = [] if slot is None else [v for p, v in enumerate(slot.values) if p not in slot.absent]
+        everyone = np.empty(channel.communicator.size, np.int64)
+        yield channel.communicator.iallgather(as_bytes(np.array([sum(there)], np.int64)), as_bytes(everyone))
+        return int(everyone.sum())
+
+
+class PlainDriver:
+    """Carries steps out, one at a time."""
+
+    def __init__(self) -> None:
+        self.processes: list[tuple[Any, Request | None]] = []
+
+    def start(self, steps: Steps[Any]) -> None:
+        self._advance(steps, None)
+
+    def notify(self) -> None: ...
+
+    def carry_out_calls(self) -> None: ...
+
+    def advance(self) -> None:
+        """Let go on what can."""
+        processes, self.processes = self.processes, []
+        for steps, request in processes:
+            self._advance(steps, request)
+
+    def _advance(self, steps: Any, request: Request | None) -> None:
+        try:
+            while request is None or request.test():
+                request = next(steps)
+        except StopIteration:
+            return
+        self.processes.append((steps, request))
+
+
+class PlainControl:
+    """A worker's connection: messages wait until they are drawn."""
+
+    def __init__(self, job: PlainJob, rank: int) -> None:
+        self._job, self._rank = job, rank
+
+    def send(self, message: Message) -> None:
+        self._job.to_coordinator[self._rank].append(encode(message))
+
+    def close(self, why: str = "") -> None: ...
+
+
+class PlainJob:
+    """All workers.
+
+    Args:
+        counts: by worker, how many replicas it has.
+        program: of all replicas.
+        seed: what is drawn comes of it.
+    """
+
+    def __init__(self, counts: Sequence[int], program: Program, seed: int) -> None:
+        self.draw = random.Random(seed)
+        self.cluster = SimulatedCluster(len(counts), held=True)
+        devices = [[f"CPU:{i}" for i in range(count)] for count in counts]
+        self.layout = Layout(0, devices)
+        self.coordinator = Coordinator(self.layout)
+        self.to_coordinator: list[deque[bytes]] = [deque() for _ in counts]
+        self.to_worker: list[deque[bytes]] = [deque() for _ in counts]
+        self.drivers = [PlainDriver() for _ in counts]
+        self.teams: list[Team] = []
+        self.runs: list[PlainRun] = []
+        mover = PlainMover(lambda slot: slot.number % 2 == 0)
+        for rank, communicator in enumerate(self.cluster.communicators):
+            layout = Layout(rank, devices)
+            team = Team(layout, Settings(), communicator, PlainControl(self, rank), self.drivers[rank])
+            run = PlainRun(layout.own, layout.replicas, program)
+            making = communicator.idup()
+            self.teams.append(team)
+            self.runs.append(run)
+            self._makings = [*getattr(self, "_makings", []), making]
+        while self.cluster.held:
+            self.cluster.release(0)
+        for run, team, making in zip(self.runs, self.teams, self._makings, strict=True):
+            run.span = RunSpan(team, 0, 0, making.result(), run, mover)
+        self._ended: set[int] = set()
+
+    def go(self, most: int = 20_000) -> None:
+        """Draw who acts next until nobody can; then let runs look whether replicas wait for ever."""
+        looks = 0
+        for _ in range(most):
+            actions = self._actions()
+            if actions:
+                self.draw.choice(actions)()
+            elif self.over or looks == 5:
+                return
+            else:
+                looks += 1
+                for run in self.runs:
+                    if run.error is None:
+                        run.look()
+        raise AssertionError("still going on")
+
+    @property
+    def over(self) -> bool:
+        return all(run.error is not None or run.span.is_over for run in self.runs)
+
+    def _actions(self) -> list[Callable[[], Any]]:
+        found: list[Callable[[], Any]] = []
+        for rank, run in enumerate(self.runs):
+            found += [replica.act for replica in run.replicas.values() if replica.can_act()]
+            if run.ended and rank not in self._ended:
+                found.append(lambda rank=rank: self._end(rank))
+        found += [lambda i=i: self._deliver(i) for i in range(len(self.cluster.held))]
+        found += [lambda r=r: self._to_coordinator(r) for r, queue in enumerate(self.to_coordinator) if queue]
+        found += [lambda r=r: self._to_worker(r) for r, queue in enumerate(self.to_worker) if queue]
+        return found
+
+    def _end(self, rank: int) -> None:
+        self._ended.add(rank)
+        self.runs[rank].span.end(self.runs[rank].failures)
+
+    def _deliver(self, index: int) -> None:
+        self.cluster.release(index)
+        for driver in self.drivers:
+            driver.advance()
+
+    def _to_coordinator(self, rank: int) -> None:
+        self._send(self.coordinator.take(rank, decode(self.to_coordinator[rank].popleft())))
+
+    def _to_worker(self, rank: int) -> None:
+        self.teams[rank].receive(decode(self.to_worker[rank].popleft()))
+
+    def _send(self, sent: Any) -> None:
+        for rank, message in sent:
+            self.to_worker[rank].append(encode(message))
+
+
+def on_one_machine(total: int, program: Program, seed: int) -> PlainRun:
+    """Return a run of the same program on one machine, at its end."""
+    run = PlainRun(range(total), total, program)
+    draw = random.Random(seed)
+    for _ in range(20_000):
+        able = [replica for replica in run.replicas.values() if replica.can_act()]
+        if not able:
+            if run.error is None and not run.ended:
+                run.look()
+            if run.error is None and run.ledger.troubled:
+                run.error = error_of(analyse(run.snapshot()))
+            return run
+        draw.choice(able).act()
+    raise AssertionError("still going on")

@@ -1,0 +1,167 @@
+"""Several workers agree on every collective, or all raise what one machine would: in any order of events."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from aiodist._core.errors import CollectiveError
+from tests.workers_new.plain import Op, PlainJob, Program, on_one_machine
+
+LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (2, 2), (1, 1, 1, 1), (3, 1)]
+SEEDS = range(40)
+
+
+def outcomes(counts: tuple[int, ...], program: Program, seed: int) -> list[CollectiveError | dict[int, list]]:
+    job = PlainJob(counts, program, seed)
+    job.go()
+    assert job.over, "a worker waits for ever"
+    return [run.error if run.error is not None else run.results for run in job.runs]
+
+
+def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
+    """Compare what several workers make of a program with what one machine does."""
+    right = on_one_machine(sum(counts), program, seed)
+    found = outcomes(counts, program, seed)
+    if right.error is None:
+        results = {i: values for each in found for i, values in each.items()}  # type: ignore[union-attr]
+        assert results == right.results
+        return
+    expected = right.error.report
+    for each in found:
+        assert type(each) is type(right.error), (each, right.error)
+        report = each.report
+        assert (report.reason, report.sequence_number, set(report.suspects)) == (
+            expected.reason,
+            expected.sequence_number,
+            set(expected.suspects),
+        ), f"{report}\n{expected}"
+    assert len({str(each) for each in found}) == 1
+
+
+def alike(draw: random.Random, replicas: int) -> list[list[Op]]:
+    """Return a program in which all replicas make the same calls."""
+    ops = [
+        Op(draw.choice(["call", "call", "issue"]), line, draw.choice(["all_reduce", "barrier", "merge_call"]))
+        for line in range(1, draw.randint(2, 8))
+    ]
+    return [list(ops) for _ in range(replicas)]
+
+
+@pytest.mark.parametrize("counts", LAYOUTS, ids=str)
+def test_programs_alike_have_the_results_of_one_machine(counts: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        check(counts, alike(random.Random(seed), sum(counts)), seed)
+
+
+@pytest.mark.parametrize("counts", LAYOUTS, ids=str)
+def test_programs_with_one_fault_have_the_report_of_one_machine(counts: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        draw = random.Random(seed)
+        program = alike(draw, sum(counts))
+        program = [[op._replace(what="call") for op in ops] for ops in program]
+        faulty = draw.choice(program)
+        at = draw.randrange(len(faulty))
+        match draw.choice(["skip", "add", "swap", "other", "leave"]):
+            case "skip":
+                del faulty[at]
+            case "add":
+                faulty.insert(at, Op("call", 90))
+            case "swap":
+                faulty[at - 1], faulty[at] = faulty[at], faulty[at - 1]
+            case "other":
+                faulty[at] = Op("call", faulty[at].line, "all_gather")
+            case "leave":
+                del faulty[at:]
+        check(counts, program, seed)
+
+
+@pytest.mark.parametrize("counts", LAYOUTS, ids=str)
+def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        draw = random.Random(seed)
+        program = [
+            [*(Op("call", 5) for _ in range(draw.randint(0, 4))), Op("join", 6), Op("call", 7)]
+            for _ in range(sum(counts))
+        ]
+        right, found = on_one_machine(sum(counts), program, seed), outcomes(counts, program, seed)
+        assert right.error is None
+        results = {i: values for each in found for i, values in each.items()}  # type: ignore[union-attr]
+        without_last = lambda values: [v for v in values if not isinstance(v, tuple)]  # noqa: E731
+        for i in results:
+            assert without_last(results[i]) == without_last(right.results[i])
+        assert len({v for values in results.values() for v in values if isinstance(v, tuple)}) == 1
+
+
+def grouped(draw: random.Random, replicas: int) -> list[list[Op]]:
+    """Return a program of groups, each with calls that its members make in one order, all drawn."""
+    groups = [tuple(sorted(draw.sample(range(replicas), draw.randint(1, replicas)))) for _ in range(2)]
+    program: list[list[Op]] = [[] for _ in range(replicas)]
+    number = [1] * replicas
+    places: list[dict[int, int]] = [{}, {}]
+    for index, ranks in enumerate(groups):
+        for rank in ranks:
+            program[rank].append(Op("group", 10 + index, ranks=ranks))
+            places[index][rank] = number[rank]
+            number[rank] += 1
+    for line in range(20, 20 + draw.randint(1, 6)):
+        index = draw.randint(-1, 1)
+        for rank in range(replicas) if index < 0 else groups[index]:
+            program[rank].append(Op("call", line, group=0 if index < 0 else places[index][rank]))
+    return program
+
+
+@pytest.mark.parametrize("counts", LAYOUTS, ids=str)
+def test_groups_of_replicas_of_several_workers(counts: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        check(counts, grouped(random.Random(seed), sum(counts)), seed)
+
+
+@pytest.mark.parametrize("counts", LAYOUTS, ids=str)
+def test_groups_in_which_one_replica_does_something_else(counts: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        draw = random.Random(seed)
+        program = grouped(draw, sum(counts))
+        faulty = draw.choice([ops for ops in program if ops])
+        calls = [at for at, op in enumerate(faulty) if op.what == "call"]
+        if not calls:
+            continue
+        at = draw.choice(calls)
+        match draw.choice(["skip", "swap", "leave"]):
+            case "skip":
+                del faulty[at]
+            case "swap":
+                other = draw.choice(calls)
+                faulty[other], faulty[at] = faulty[at], faulty[other]
+            case "leave":
+                del faulty[at:]
+        check(counts, program, seed)
+
+
+@pytest.mark.parametrize("counts", LAYOUTS, ids=str)
+def test_replica_that_raises_is_the_cause_elsewhere(counts: tuple[int, ...]) -> None:
+    for seed in SEEDS:
+        draw = random.Random(seed)
+        program = alike(draw, sum(counts))
+        failing = draw.randrange(sum(counts))
+        program[failing][draw.randrange(len(program[failing])) :] = [Op("raise", 50)]
+        job = PlainJob(counts, program, seed)
+        job.go()
+        for run in job.runs:
+            if not run.failures:
+                assert run.error is not None
+                assert repr(run.error.__cause__) == "ValueError('bad batch')"
+                assert f"Replica {failing} raised ValueError: bad batch" in str(run.error)
+
+
+def test_more_workers_than_exchange_whole_records() -> None:
+    counts = (1,) * 70
+    for seed in range(3):
+        check(counts, alike(random.Random(seed), 70), seed)
+        program = [[op._replace(what="call") for op in ops] for ops in alike(random.Random(seed), 70)]
+        del program[seed * 20][-1]
+        check(counts, program, seed)
+        uneven = [[*(Op("call", 5) for _ in range(i % 3)), Op("join", 6), Op("call", 7)] for i in range(70)]
+        found = outcomes(counts, uneven, seed)
+        assert all(isinstance(each, dict) for each in found)
