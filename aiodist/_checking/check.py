@@ -16,7 +16,7 @@ from aiodist._checking.statistics import Statistics
 from aiodist._checking.target import Source, Target, TargetError, TargetExitError
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import observing
-from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist._strategy.mirrored import MirroredStrategy
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000

@@ -40,7 +40,7 @@ from aiodist._workers.transport import Communicator, Making, Request, Steps, as_
 
 FIRST_MEETING_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
-_OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist.strategy")
+_OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist._strategy")
 
 _unmet: Final[list[Making]] = []
 """What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""

@@ -13,8 +13,8 @@ from aiodist._checking.explore import Program, Result, coroutine_program
 from aiodist._checking.schedule import Schedule
 from aiodist._core.text import count
 from aiodist._runtime.loop import running_on_trio
-from aiodist.strategy.base import Strategy
-from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist._strategy.base import Strategy
+from aiodist._strategy.mirrored import MirroredStrategy
 
 _SECONDS = 60.0
 

@@ -13,7 +13,7 @@ import aiodist_kernels as kernels
 from aiodist import MirroredStrategy, get_replica_context, set_logical_devices
 from aiodist._gpu import enqueue
 from aiodist._gpu.cuda_core import CudaCore
-from aiodist.strategy import warmup
+from aiodist._strategy import warmup
 from tests.kernels.arrays import BFLOAT16
 
 if TYPE_CHECKING:

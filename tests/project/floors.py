@@ -36,7 +36,7 @@ FLOORS: Mapping[str, int] = {
     "aiodist._workers": 6,
     "aiodist._data": 7,
     "aiodist._strategy": 8,
-    "aiodist.strategy": 8,
+    "aiodist._strategy": 8,
     "aiodist._checking": 9,
     "aiodist._torch": 10,
     "aiodist.testing": 10,

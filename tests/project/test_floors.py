@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 SOUND = {
     "kernels/aiodist_kernels/__init__.py": "from aiodist_kernels.sums import fold",
     "kernels/aiodist_kernels/sums.py": "import functools\nimport numpy as np\nfold = functools.reduce",
-    "aiodist/__init__.py": "from aiodist.strategy.mirrored import Mirror as Mirror",
+    "aiodist/__init__.py": "from aiodist._strategy.mirrored import Mirror as Mirror",
     "aiodist/__main__.py": "from aiodist._tools.cli import main",
     "aiodist/_arrays/__init__.py": "",
     "aiodist/_arrays/words.py": "import optree",
     "aiodist/collective/__init__.py": "",
     "aiodist/collective/meeting.py": "import aiodist_kernels\nfrom .._arrays import words\nfrom . import names",
     "aiodist/collective/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
-    "aiodist/strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
+    "aiodist/_strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
     "aiodist/_tools/cli.py": "from aiodist._demos import text\nfrom aiodist.testing_helpers import check",
-    "aiodist/_demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
+    "aiodist/_demos/text.py": "import aiodist\nfrom aiodist._strategy import mirrored",
     "aiodist/testing_helpers.py": "",
 }
 
@@ -51,7 +51,7 @@ def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "expected"),
     [
-        ("aiodist/_arrays/words.py", "import aiodist.strategy.mirrored", "(floor 2) imports aiodist.strategy"),
+        ("aiodist/_arrays/words.py", "import aiodist._strategy.mirrored", "(floor 2) imports aiodist._strategy"),
         ("aiodist/_arrays/words.py", "from aiodist import Mirror", "(floor 2) imports aiodist (floor 12)"),
         ("aiodist/_arrays/words.py", "from aiodist.collective import names", "imports aiodist.collective.names"),
         ("aiodist/_arrays/words.py", "from ..collective import names", "imports aiodist.collective.names"),

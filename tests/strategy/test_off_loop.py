@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist import PerReplica
-from aiodist.strategy import across
+from aiodist._strategy import across
 from aiodist_kernels import policy
 from tests.runtime.programs import mirrored
 

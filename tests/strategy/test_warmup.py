@@ -42,6 +42,6 @@ async def test_warmup_without_a_compiler_says_what_to_install(monkeypatch: pytes
     def warm(_: object) -> None:
         raise ModuleNotFoundError("No module named 'llvmlite'")
 
-    monkeypatch.setattr("aiodist.strategy.warmup.warm", warm)
+    monkeypatch.setattr("aiodist._strategy.warmup.warm", warm)
     with pytest.raises(ImportError, match=r"No module named 'llvmlite'\); pip install --upgrade llvmlite"):
         await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()

@@ -12,7 +12,7 @@ from aiodist._arrays.devices import resolve
 from aiodist._arrays.frameworks import device_type_of as on_gpu
 from aiodist._arrays.host import host_type_of
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist.strategy.variable import Variable
+from aiodist._strategy.variable import Variable
 
 
 def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:

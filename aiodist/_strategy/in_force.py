@@ -7,7 +7,7 @@ from typing import Any
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
-from aiodist.strategy.base import Strategy, default_strategy
+from aiodist._strategy.base import Strategy, default_strategy
 
 
 def get_strategy() -> Strategy:

@@ -24,8 +24,8 @@ from aiodist._collectives import kinds
 from aiodist._collectives.execution import device_executor
 from aiodist._collectives.kinds import Collective, Detail, Kind, normalized_axis
 from aiodist._collectives.work import Work
-from aiodist.strategy import across
-from aiodist.strategy.variable import as_distributed
+from aiodist._strategy import across
+from aiodist._strategy.variable import as_distributed
 from aiodist_kernels import Accumulate, ReduceOp, result_dtype
 
 _LOOKS = 3

@@ -19,9 +19,9 @@ from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceArray, DeviceType
 from aiodist._arrays.leaves import LeafMark
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist.strategy.off_loop import call_off_loop
-from aiodist.strategy.on_devices import described, is_on_gpus, result_of
-from aiodist.strategy.variable import as_distributed
+from aiodist._strategy.off_loop import call_off_loop
+from aiodist._strategy.on_devices import described, is_on_gpus, result_of
+from aiodist._strategy.variable import as_distributed
 
 if TYPE_CHECKING:
     from aiodist._collectives.device import DeviceRun

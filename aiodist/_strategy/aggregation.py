@@ -9,7 +9,7 @@ import numpy as np
 
 import aiodist_kernels as kernels
 from aiodist._collectives.host import fold, frozen
-from aiodist.strategy.variable_enums import VariableAggregation
+from aiodist._strategy.variable_enums import VariableAggregation
 from aiodist_kernels import Accumulate, ReduceOp, pool
 from aiodist_kernels.arguments import empty_like
 

@@ -11,7 +11,7 @@ from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
 
 if TYPE_CHECKING:
-    from aiodist.strategy.base import Strategy
+    from aiodist._strategy.base import Strategy
 
 
 class Scope:

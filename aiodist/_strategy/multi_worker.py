@@ -30,19 +30,19 @@ from aiodist._workers.record import Found
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps
-from aiodist.strategy import across_workers, sharing
-from aiodist.strategy.base import Strategy
-from aiodist.strategy.cluster import ClusterSettings
-from aiodist.strategy.destinations import devices_of, placed
-from aiodist.strategy.extended import StrategyExtended, pairs_of
-from aiodist.strategy.on_devices import gpus_by_leaf
-from aiodist.strategy.scope import replicas_here, require_cross_replica
-from aiodist.strategy.through_host import ThroughHost
+from aiodist._strategy import across_workers, sharing
+from aiodist._strategy.base import Strategy
+from aiodist._strategy.cluster import ClusterSettings
+from aiodist._strategy.destinations import devices_of, placed
+from aiodist._strategy.extended import StrategyExtended, pairs_of
+from aiodist._strategy.on_devices import gpus_by_leaf
+from aiodist._strategy.scope import replicas_here, require_cross_replica
+from aiodist._strategy.through_host import ThroughHost
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable
 
-    from aiodist.strategy.update import Update
+    from aiodist._strategy.update import Update
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -389,6 +389,6 @@ def caller() -> FrameType:
     return frame
 
 
-_OWN = ("aiodist.strategy", "aiodist._strategy", "aiodist._runtime", "aiodist._data")
+_OWN = ("aiodist._strategy", "aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

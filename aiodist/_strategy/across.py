@@ -16,7 +16,7 @@ from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, has_device
 from aiodist._arrays.values import DistributedValues, Mirrored
 from aiodist._collectives.host import fold, frozen, in_native_order
 from aiodist._collectives.kinds import check_reducible, normalized_axis
-from aiodist.strategy.variable import as_distributed
+from aiodist._strategy.variable import as_distributed
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import rule_for
 

@@ -21,20 +21,20 @@ from aiodist._arrays.values import DistributedValues, regroup
 from aiodist._collectives.host import packs
 from aiodist._collectives.kinds import ALL_REDUCE, BROADCAST
 from aiodist._runtime import requests as arguments
-from aiodist.strategy import across, cross_device_ops
-from aiodist.strategy.conversion import frozen_copy
-from aiodist.strategy.destinations import devices_of, placed
-from aiodist.strategy.off_loop import call_off_loop, nbytes
-from aiodist.strategy.on_devices import OnDevices, to_copy, to_reduce
-from aiodist.strategy.scope import replicas_here, require_cross_replica
-from aiodist.strategy.update import Update, VariableComponent, update_of
-from aiodist.strategy.variable import Variable
+from aiodist._strategy import across, cross_device_ops
+from aiodist._strategy.conversion import frozen_copy
+from aiodist._strategy.destinations import devices_of, placed
+from aiodist._strategy.off_loop import call_off_loop, nbytes
+from aiodist._strategy.on_devices import OnDevices, to_copy, to_reduce
+from aiodist._strategy.scope import replicas_here, require_cross_replica
+from aiodist._strategy.update import Update, VariableComponent, update_of
+from aiodist._strategy.variable import Variable
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.arguments import check_unmasked
 
 if TYPE_CHECKING:
-    from aiodist.strategy.base import Strategy
-    from aiodist.strategy.cross_device_ops import CrossDeviceOps
+    from aiodist._strategy.base import Strategy
+    from aiodist._strategy.cross_device_ops import CrossDeviceOps
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiodist._arrays.options import CommunicationOptions
-from aiodist.strategy.base import Strategy
-from aiodist.strategy.cross_device_ops import CrossDeviceOps
-from aiodist.strategy.extended import StrategyExtended
+from aiodist._strategy.base import Strategy
+from aiodist._strategy.cross_device_ops import CrossDeviceOps
+from aiodist._strategy.extended import StrategyExtended
 
 
 class MirroredStrategy(Strategy):

@@ -11,7 +11,7 @@ from anyio.lowlevel import checkpoint
 from aiodist._arrays import nests
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues
-from aiodist.strategy.variable import as_distributed
+from aiodist._strategy.variable import as_distributed
 from aiodist_kernels import policy
 
 T = TypeVar("T")

@@ -10,9 +10,9 @@ import numpy as np
 
 from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.values import select_replica
-from aiodist.strategy.aggregation import equal, update_differs, updated
-from aiodist.strategy.conversion import converted
-from aiodist.strategy.variable import Variable
+from aiodist._strategy.aggregation import equal, update_differs, updated
+from aiodist._strategy.conversion import converted
+from aiodist._strategy.variable import Variable
 
 
 class VariableComponent(ArrayLike):

@@ -28,14 +28,14 @@ from aiodist._workers.channel import Channel
 from aiodist._workers.moving import moved
 from aiodist._workers.record import Found
 from aiodist._workers.transport import Steps
-from aiodist.strategy.aggregation import update_differs
-from aiodist.strategy.variable_enums import VariableAggregation
+from aiodist._strategy.aggregation import update_differs
+from aiodist._strategy.variable_enums import VariableAggregation
 
 if TYPE_CHECKING:
     from aiodist._runtime.context import ReplicaContext
-    from aiodist.strategy.creation import Site
-    from aiodist.strategy.update import Update
-    from aiodist.strategy.variable import Variable
+    from aiodist._strategy.creation import Site
+    from aiodist._strategy.update import Update
+    from aiodist._strategy.variable import Variable
 
 V = TypeVar("V", bound="Variable")
 _DIGEST = 16

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._runtime.requests import checked_name
-from aiodist.strategy.cluster import ClusterSettings
+from aiodist._strategy.cluster import ClusterSettings
 
 if TYPE_CHECKING:
-    from aiodist.strategy.extended import StrategyExtended
-    from aiodist.strategy.variable import Variable
+    from aiodist._strategy.extended import StrategyExtended
+    from aiodist._strategy.variable import Variable
 
 CollectiveHints = CommunicationOptions
 

@@ -13,17 +13,17 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
-from aiodist.strategy import across, creation
-from aiodist.strategy.cluster import ClusterSettings
-from aiodist.strategy.data import DataMethods
-from aiodist.strategy.extended import StrategyExtended
-from aiodist.strategy.off_loop import call_off_loop
-from aiodist.strategy.on_devices import OnDevices, to_gather, to_reduce
-from aiodist.strategy.scope import Scope, components_here, replicas_here, require_cross_replica
-from aiodist.strategy.through_host import ThroughHost
-from aiodist.strategy.v1 import V1Strategy
-from aiodist.strategy.variable import as_distributed
-from aiodist.strategy.warmup import compile_kernels
+from aiodist._strategy import across, creation
+from aiodist._strategy.cluster import ClusterSettings
+from aiodist._strategy.data import DataMethods
+from aiodist._strategy.extended import StrategyExtended
+from aiodist._strategy.off_loop import call_off_loop
+from aiodist._strategy.on_devices import OnDevices, to_gather, to_reduce
+from aiodist._strategy.scope import Scope, components_here, replicas_here, require_cross_replica
+from aiodist._strategy.through_host import ThroughHost
+from aiodist._strategy.v1 import V1Strategy
+from aiodist._strategy.variable import as_distributed
+from aiodist._strategy.warmup import compile_kernels
 
 
 class Strategy(DataMethods, V1Strategy):

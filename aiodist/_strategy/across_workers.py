@@ -26,8 +26,8 @@ from aiodist._workers.channel import Channel
 from aiodist._workers.moving import accumulate_of, gather_objects, moved
 from aiodist._workers.record import Found
 from aiodist._workers.transport import Steps
-from aiodist.strategy import across
-from aiodist.strategy.variable import as_distributed
+from aiodist._strategy import across
+from aiodist._strategy.variable import as_distributed
 from aiodist_kernels import Accumulate, ReduceOp
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import Request
-from aiodist.strategy import aggregation as aggregating
-from aiodist.strategy import assigning
-from aiodist.strategy.conversion import frozen_copy, initial_array
-from aiodist.strategy.creation import Creations, Site, Spec, creations_of
-from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist._strategy import aggregation as aggregating
+from aiodist._strategy import assigning
+from aiodist._strategy.conversion import frozen_copy, initial_array
+from aiodist._strategy.creation import Creations, Site, Spec, creations_of
+from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
 
 
 class Variable(ArrayLike):
@@ -91,7 +91,7 @@ class Variable(ArrayLike):
         here = current.get()
         if not isinstance(here, ReplicaContext):
             if here is not None and here.strategy._shares_variables:
-                from aiodist.strategy import sharing
+                from aiodist._strategy import sharing
 
                 return sharing.created_outside(cls._made(spec, _owner(here), []), value, name, _getframe(1))
             size = 1 if here is None else here.strategy._num_local_replicas
@@ -105,7 +105,7 @@ class Variable(ArrayLike):
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
         variable = cls._in_replica(here, spec, value, site)
         if here.strategy._shares_variables:
-            from aiodist.strategy import sharing
+            from aiodist._strategy import sharing
 
             sharing.created_in_replica(variable, here, value, site, frame)
         return variable
@@ -211,7 +211,7 @@ class Variable(ArrayLike):
         if context is not None:
             return components[context.member.position]
         if not self._mirrored:
-            from aiodist.strategy import sharing
+            from aiodist._strategy import sharing
 
             sharing.check_readable(self)
         return components[0] if self._mirrored or len(components) == 1 else self._aggregate(components)

@@ -14,7 +14,7 @@ from aiodist._data.dataset import NumpyDataset
 from aiodist._data.distributed import DistributedDataset, InputContext, Share, StepRule, ValueContext
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
-from aiodist.strategy.scope import require_cross_replica
+from aiodist._strategy.scope import require_cross_replica
 
 
 class DataMethods:

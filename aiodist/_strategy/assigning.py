@@ -22,15 +22,15 @@ from aiodist._collectives.work import Work
 from aiodist._core.call import Call
 from aiodist._runtime import requests
 from aiodist._runtime.requests import Request
-from aiodist.strategy.aggregation import aggregate, differ, parts, updated
-from aiodist.strategy.changing import Change, settle
-from aiodist.strategy.conversion import converted
-from aiodist.strategy.variable_enums import VariableAggregation
+from aiodist._strategy.aggregation import aggregate, differ, parts, updated
+from aiodist._strategy.changing import Change, settle
+from aiodist._strategy.conversion import converted
+from aiodist._strategy.variable_enums import VariableAggregation
 from aiodist_kernels import policy
 
 if TYPE_CHECKING:
     from aiodist._runtime.context import ReplicaContext
-    from aiodist.strategy.variable import Variable
+    from aiodist._strategy.variable import Variable
 
 
 def in_replica(
@@ -77,7 +77,7 @@ def _request(variable: Variable, method: str, name: str | None) -> Request:
         collective = Collective(ALL_REDUCE, op, None, spec)
         over = None
         if variable._strategy is not None and variable._strategy._shares_variables:
-            from aiodist.strategy import sharing
+            from aiodist._strategy import sharing
 
             over = sharing.over_workers(variable, partial(_apply, variable, method), partial(differ, variable.name))
         variable._requests[key] = Request(collective, call, partial(_meet, variable, method), over_workers=over)
@@ -111,7 +111,7 @@ def across(variable: Variable, method: str, value: Any) -> None:
     settle(variable)
     size = len(variable._present())
     if variable._mirrored and variable._strategy is not None and variable._strategy._shares_variables:
-        from aiodist.strategy import sharing
+        from aiodist._strategy import sharing
 
         sharing.check_assignable(variable, method, value)
     if isinstance(value, DistributedValues):

@@ -18,11 +18,11 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
 from aiodist._collectives.work import Call, Work
-from aiodist.strategy.aggregation import aggregate, updated
+from aiodist._strategy.aggregation import aggregate, updated
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
-    from aiodist.strategy.variable import Variable
+    from aiodist._strategy.variable import Variable
 
 
 class Change:

@@ -16,10 +16,10 @@ import numpy as np
 from aiodist._core.call import OrderCheck
 from aiodist._core.call import place
 from aiodist._core.ledger import Group, Member
-from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
 
 if TYPE_CHECKING:
-    from aiodist.strategy.variable import Variable
+    from aiodist._strategy.variable import Variable
 
 
 class Spec(NamedTuple):
