@@ -70,8 +70,11 @@ def _describe_nest(value: Any) -> tuple[Any, Any, Any, Any, Any]:
     leaves, structure = nests.flatten(value)
     if len(leaves) == 1 and leaves[0] is value:
         return None, *describe_leaf(value)
-    if not leaves:
-        return structure, (), (), None, leaves
+    for leaf in leaves:
+        if type(leaf) is not np.ndarray:
+            break
+    else:  # also where there are none
+        return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
     on_gpus = views_on_gpu(leaves)
     if on_gpus is not None:  # nests of hundreds of tensors are common
         mark, arrays = on_gpus

@@ -10,31 +10,9 @@ from typing import Any
 from aiodist_kernels import Accumulate
 
 
-class OrderCheck(enum.StrEnum):
-    """What makes two calls the same collective, beside kind, op, structure, shapes and dtypes."""
-
-    CALL_SITE = "call_site"
-    CALL_PATH = "call_path"
-    SIGNATURE = "signature"
-
-    @classmethod
-    def parse(cls, value: str) -> OrderCheck:
-        """Return the member named by ``value``.
-
-        Raises:
-            ValueError: ``value`` names none.
-        """
-        try:
-            return cls(value)
-        except ValueError:
-            known = ", ".join(repr(str(member)) for member in cls)
-            raise ValueError(f"order_check must be one of {known}, got {value!r}") from None
-
-
 _IMPLEMENTATIONS = ("auto", "ring", "nccl")
 _ACCUMULATORS = ("native", "float64")
 _REDUCTIONS = ("fast", "ordered")
-_VERIFICATIONS = ("ahead", "alongside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +28,6 @@ class CommunicationOptions:
             in float64 and rounded once; replica 0's choice counts.
         reduction: "fast", or "ordered" for reductions over several workers that give the same bits for every layout
             of the same replicas over workers; a setting of the strategy's, which calls do not change.
-        verify: when values of several workers move: "ahead", after it is known that all workers mean the same
-            collective; or "alongside", together with what says so, for programs that are known to be right. Results
-            and errors are the same, but an engine that is given operations that do not match may end the process.
-            A setting of the strategy's, the same on every worker, which calls do not change.
 
     Raises:
         TypeError: a value of the wrong type.
@@ -65,7 +39,6 @@ class CommunicationOptions:
     implementation: str = "auto"
     accumulate: Accumulate = "native"
     reduction: str = "fast"
-    verify: str = "ahead"
 
     def __post_init__(self) -> None:
         _check_bytes(self.bytes_per_pack)
@@ -74,7 +47,6 @@ class CommunicationOptions:
         object.__setattr__(self, "implementation", _choice("implementation", self.implementation, _IMPLEMENTATIONS))
         object.__setattr__(self, "accumulate", _choice("accumulate", self.accumulate, _ACCUMULATORS))
         object.__setattr__(self, "reduction", _choice("reduction", self.reduction, _REDUCTIONS))
-        object.__setattr__(self, "verify", _choice("verify", self.verify, _VERIFICATIONS))
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options with those of ``options`` that are not at their default put over them.

@@ -232,7 +232,8 @@ class _Case:
         suspects = self._suspects(partitions, missing, reason, ended)
         replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
         facts = {each.replica_id: each for each in self.snapshot.replicas}
-        races = _races([replicas[self._index(posted.replicas[0])] for posted in partitions[:2]], facts)
+        report_of = {replica.replica_id: replica for replica in replicas}
+        races = _races([report_of[posted.replicas[0]] for posted in partitions[:2]], facts)
         # of racing tasks, which may call on, nobody can say what they left out
         sides = None if races else self._sides(partitions, missing, replicas, ended)
         left = {m.replica_id for m in missing if _left(self.group, m, self.slot)}
@@ -273,9 +274,6 @@ class _Case:
             divergence=findings.divergence,
             advice=tuple(render.hints(findings)),
         )
-
-    def _index(self, replica_id: int) -> int:
-        return next(index for index, member in enumerate(self.group.members) if member.replica_id == replica_id)
 
     def _reason(self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], ended: set[int]) -> Reason:
         if len(partitions) > 1:

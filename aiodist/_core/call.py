@@ -31,11 +31,24 @@ _LONGEST_VALUE = 100
 
 
 class OrderCheck(enum.StrEnum):
-    """What calls are compared by, beside what they ask for: a strategy's ``order_check``."""
+    """What makes two calls the same collective, beside kind, op, structure, shapes and dtypes."""
 
     CALL_SITE = "call_site"
-    SIGNATURE = "signature"
     CALL_PATH = "call_path"
+    SIGNATURE = "signature"
+
+    @classmethod
+    def parse(cls, value: str) -> OrderCheck:
+        """Return the member named by ``value``.
+
+        Raises:
+            ValueError: ``value`` names none.
+        """
+        try:
+            return cls(value)
+        except ValueError:
+            known = ", ".join(repr(str(member)) for member in cls)
+            raise ValueError(f"order_check must be one of {known}, got {value!r}") from None
 
 
 class Place(NamedTuple):

@@ -23,7 +23,7 @@ class Findings:
         group: what the group is called; None for the run's own.
         joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
-        divergence: how they parted, where that is known.
+        divergence: how they diverged, where that is known.
         time_limits: for those that were cancelled out of it, the timeout or cancel scope that they were inside of.
         circle: a sentence about tasks that wait for each other; empty where there are none.
         races: sentences about replicas that issue collectives in several tasks at once.

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
 from aiodist._core.call import Call, OrderCheck, Place, Post, difference, place
@@ -52,6 +52,9 @@ _NEVER: Final = 1 << 62
 
 Path = tuple[tuple[Any, int], ...]
 """Call sites of callers, from the call's own outward: code object and offset each."""
+
+
+_RawPost: TypeAlias = tuple[Call, Any, int, Path | None]
 
 
 class Slot:
@@ -76,7 +79,7 @@ class Slot:
 
     matched = complete = False
     error: BaseException | None = None
-    others: dict[int, tuple[Call, Any, int, Path | None]] | None = None
+    others: dict[int, _RawPost] | None = None
     absent: tuple[int, ...] = ()
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
@@ -202,10 +205,8 @@ class Group:
         self.ledger = ledger
         self.key = key
         self.size = len(key[0])
-        rank_of = key[0].index if self.size != len(ledger.replicas) or made_at is not None else int
-        self.members = [
-            Member(replica, self, position, rank_of(replica.id)) for position, replica in enumerate(replicas)
-        ]
+        rank = {replica_id: rank for rank, replica_id in enumerate(key[0])}
+        self.members = [Member(each, self, position, rank[each.id]) for position, each in enumerate(replicas)]
         self.made_at = made_at
         self.serial = ledger.next_serial()
         self.open: dict[int, Slot] = {}
@@ -222,6 +223,12 @@ class Group:
     def is_root(self) -> bool:
         """Whether this is the run's own group."""
         return self is self.ledger.root
+
+    def member_of(self, replica_id: int) -> Member:
+        """Return what a replica of this process is in the group."""
+        members, first = self.members, self.ledger.replicas[0].id
+        likely = members[(replica_id - first) % len(members)]  # as it is in the run's own group
+        return likely if likely.replica_id == replica_id else next(m for m in members if m.replica_id == replica_id)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the slots that are not complete, the join last."""
@@ -273,7 +280,7 @@ class Group:
                 self.doom(number)
         return slot
 
-    def _compare(self, slot: Slot, position: int, post: tuple[Call, Any, int, Path | None]) -> None:
+    def _compare(self, slot: Slot, position: int, post: _RawPost) -> None:
         """Compare the meaning of a post that is not literally the first one's."""
         first = _post(slot.call, slot.code, slot.offset, slot.path)
         if difference(self.ledger.order_check, _post(*post), first) is not None:
@@ -371,7 +378,7 @@ class Group:
         if group is None:
             group = making.groups[ordinal] = self._make((ids, name, making.made), code, offset)
             making.made += 1
-        joined = next(each for each in group.members if each.replica is member.replica)
+        joined = group.member_of(member.replica_id)
         joined.sequence = -1
         call = Call("new_group", members=group.key[0], name=name)
         slot = group.post(joined, call, code, offset, path)
@@ -383,9 +390,8 @@ class Group:
         return joined
 
     def _make(self, key: GroupKey, code: Any, offset: int) -> Group:
-        own = {member.replica_id: member.replica for member in self.members}
-        replicas = [own[replica_id] for replica_id in key[0] if replica_id in own]
-        group = Group(self.ledger, key, replicas, (code, offset))
+        own = self.ledger.replica_by_id
+        group = Group(self.ledger, key, [own[each] for each in key[0] if each in own], (code, offset))
         for each in group.members:
             each.sequence = -1  # the creation is what each of them makes first
             if each.replica.end is not None:
@@ -442,63 +448,15 @@ class Group:
 
     def record(self) -> GroupRecord:
         """Return what stands in the group at this moment."""
-        posts: dict[tuple[Any, ...], Post] = {}
-        everyone = tuple(member.replica_id for member in self.members)
-        in_order = sorted(self.members, key=lambda member: member.replica_id)
-
-        def post(call: Call, code: Any, offset: int, path: Path | None) -> Post:
-            key = (id(call), id(code), offset, path)
-            if key not in posts:
-                posts[key] = _post(call, code, offset, path)
-            return posts[key]
-
-        def slot_record(
-            number: int, of: dict[int, tuple[Call, Any, int, Path | None]], waiting: tuple[int, ...]
-        ) -> SlotRecord:
-            found: dict[Post, list[int]] = {}
-            for member in in_order:
-                if member.position in of:
-                    found.setdefault(post(*of[member.position]), []).append(member.replica_id)
-            return SlotRecord(number, tuple((each, tuple(ids)) for each, ids in found.items()), waiting)
-
-        def of_slot(slot: Slot, number: int) -> SlotRecord:
-            first = (slot.call, slot.code, slot.offset, slot.path)
-            there = (m for m in self.members if slot is self.joining or m.sequence > slot.number)
-            of = {
-                m.position: (slot.others or {}).get(m.position, first) for m in there if m.position not in slot.absent
-            }
-            if slot is self.joining:
-                of = dict(slot.others or {})
-            waiting = tuple(m.replica_id for m in in_order if slot.waiters[m.position] is not None)
-            return slot_record(number, of, waiting)
-
-        history = []
-        for number, call, code, offset, path, others, absent in self.history:
-            if number in self.open:
-                continue
-            if others is None and not absent:
-                history.append(SlotRecord(number, ((post(call, code, offset, path), tuple(sorted(everyone))),)))
-                continue
-            of = {
-                position: (call, code, offset, path) for position in range(len(self.members)) if position not in absent
-            }
-            history.append(slot_record(number, {**of, **(others or {})}, ()))
+        recording = _Recording(self)
         left = [*self.open.values(), *(slot for slot in self.unmet if slot.number < _JOINED)]
         return GroupRecord(
             self.key,
             self._made_at(),
-            tuple(
-                MemberRecord(
-                    m.replica_id,
-                    m.sequence if m.joined_at is None else m.joined_at,
-                    m.joined_at is not None,
-                    m.abandoned,
-                )
-                for m in in_order
-            ),
-            tuple(history),
-            tuple(of_slot(slot, slot.number) for slot in sorted(left, key=lambda slot: slot.number)),
-            None if self.joining is None else of_slot(self.joining, self.number_of_join()),
+            tuple(map(_member_record, recording.members)),
+            tuple(recording.matched(*entry) for entry in self.history if entry[0] not in self.open),
+            tuple(recording.slot(slot, slot.number) for slot in sorted(left, key=lambda slot: slot.number)),
+            None if self.joining is None else recording.slot(self.joining, self.number_of_join()),
         )
 
     def _made_at(self) -> Place | None:
@@ -508,6 +466,66 @@ class Group:
         if creation is not None and self.doomed is not None and creation.others:
             return None
         return place(*self.made_at)
+
+
+def _member_record(member: Member) -> MemberRecord:
+    joined = member.joined_at is not None
+    sequence = member.sequence if member.joined_at is None else member.joined_at
+    return MemberRecord(member.replica_id, sequence, joined, member.abandoned)
+
+
+class _Recording:
+    """Makes records of a group's slots; equal posts become one object.
+
+    Attributes:
+        members: the group's, by id.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.members = sorted(group.members, key=lambda member: member.replica_id)
+        self._everyone = tuple(member.replica_id for member in self.members)
+        self._posts: dict[tuple[Any, ...], Post] = {}
+
+    def matched(
+        self, number: int, call: Call, code: Any, offset: int, path: Path | None, others: Any, absent: tuple[int, ...]
+    ) -> SlotRecord:
+        """Return the record of an entry of the history."""
+        if not others and not absent:
+            return SlotRecord(number, ((self._post(call, code, offset, path), self._everyone),))
+        there = (member for member in self.members if member.position not in absent)
+        return self._record(number, there, (call, code, offset, path), others or {}, ())
+
+    def slot(self, slot: Slot, number: int) -> SlotRecord:
+        """Return the record of a slot that is not complete, or was completed with an error."""
+        others = slot.others or {}
+        if slot is self._group.joining:
+            there = [member for member in self.members if member.position in others]
+        else:
+            posted = (member for member in self.members if member.sequence > slot.number)
+            there = [member for member in posted if member.position not in slot.absent]
+        waiting = tuple(m.replica_id for m in self.members if slot.waiters[m.position] is not None)
+        return self._record(number, there, (slot.call, slot.code, slot.offset, slot.path), others, waiting)
+
+    def _record(
+        self,
+        number: int,
+        there: Iterable[Member],
+        first: _RawPost,
+        others: dict[int, _RawPost],
+        waiting: tuple[int, ...],
+    ) -> SlotRecord:
+        found: dict[Post, list[int]] = {}
+        for member in there:
+            found.setdefault(self._post(*others.get(member.position, first)), []).append(member.replica_id)
+        return SlotRecord(number, tuple((post, tuple(ids)) for post, ids in found.items()), waiting)
+
+    def _post(self, call: Call, code: Any, offset: int, path: Path | None) -> Post:
+        key = (id(call), id(code), offset, path)
+        found = self._posts.get(key)
+        if found is None:
+            found = self._posts[key] = _post(call, code, offset, path)
+        return found
 
 
 class Making:
@@ -535,7 +553,7 @@ class Ledger:
         slot_type: the class of slots.
 
     Attributes:
-        replicas: the replicas of this process.
+        replicas, replica_by_id: the replicas of this process.
         root: the run's own group, of all replicas.
         making: by the ids of their members and their name, the groups that are being made, whichever group they are
             made of.
@@ -553,6 +571,7 @@ class Ledger:
         self.order_check = order_check
         self.slot_type = slot_type
         self.replicas = [Replica(replica_id) for replica_id in replicas]
+        self.replica_by_id = {replica.id: replica for replica in self.replicas}
         self.troubled: set[Group] = set()
         self.making: dict[tuple[tuple[int, ...], str | None], Making] = {}
         self._serial = 0

@@ -1,4 +1,4 @@
-"""Rendering: what an analysis has found as a person reads it. The verdict, who asked for what, what differs, hints.
+"""Rendering: what an analysis has found as a person reads it. Headline, who asked for what, what differs, hints.
 
 Every line says something that was found, or is left out. Up to eight replicas have a line each; more are told together
 where they do the same, so that the text on thousands fits a screen.

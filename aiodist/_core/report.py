@@ -1,4 +1,4 @@
-"""Reports: the structured account of a disagreement between replicas.
+"""Reports: the structured description of a disagreement between replicas.
 
 A report is a value. It is complete when it is made, holds no reference to tasks, frames or arrays, and can be
 pickled, compared and kept. `str(report)` is the text for a person.
@@ -117,7 +117,7 @@ class ReplicaReport:
 
 
 class DivergenceKind(enum.StrEnum):
-    """How replicas parted. Members compare equal to their lower-case names."""
+    """How replicas diverged. Members compare equal to their lower-case names."""
 
     SKIPPED = "skipped"
     ADDED = "added"
@@ -144,7 +144,7 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What the replicas' calls, laid beside each other, say of where they parted.
+    """What the replicas' calls, laid beside each other, say of where they diverged.
 
     Attributes:
         kind: how.
@@ -173,10 +173,10 @@ class CollectiveReport:
         replicas: one `ReplicaReport` each, by replica id.
         suspects: ids of the minority, ascending; all on a tie; for an incomplete collective those that are missing,
             or, when most have left, those that wait.
-        text: the whole account for a person; what `str` gives.
+        text: the whole report for a person; what `str` gives.
         group: what the group of replicas is called; None for all replicas of the run.
         partitions: who asked for the same collective, the majority first.
-        divergence: how they parted, where that is known.
+        divergence: how they diverged, where that is known.
         advice: what to do, as lines.
     """
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from aiodist._core.call import Call, Function, OrderCheck, Place, Post
+from aiodist._core.call import Call, Function, OrderCheck, Place, Post, fingerprint
 from aiodist._core.report import Location, ReplicaState
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
@@ -149,22 +149,22 @@ def merge(parts: Iterable[Snapshot]) -> Snapshot:
     return Snapshot(
         several[0].order_check,
         tuple(replicas),
-        tuple(_merge_group(found, known) for found in groups.values()),
+        tuple(_merge_group(several[0].order_check, found, known) for found in groups.values()),
         tuple(sorted({replica_id for part in several for replica_id in part.blocked})),
         tuple(sorted({replica_id for part in several for replica_id in part.deadlocked})),
         next((part.circle for part in several if part.circle), ""),
     )
 
 
-def _merge_group(parts: Sequence[GroupRecord], known: Collection[int]) -> GroupRecord:
+def _merge_group(order_check: OrderCheck, parts: Sequence[GroupRecord], known: Collection[int]) -> GroupRecord:
     members = sorted(member for part in parts for member in part.members)
     there = {member.replica_id for member in members}
     absent = (i for i in parts[0].key[0] if i in known and i not in there)  # their processes have not heard of it
     members = sorted([*members, *(MemberRecord(i, sequence=-1) for i in absent)])
     complete = {slot.number for part in parts for slot in part.history}
     slots = _merge_slots(slot for part in parts for slot in (*part.history, *part.open))
-    if -1 in complete and max(complete) < 0 and _absent(parts[0].key[0], slots[0]):
-        complete.remove(-1)  # a group is made by each process for its own members
+    if complete == {-1} and not _made_alike(order_check, parts[0].key[0], slots[0]):
+        complete.clear()  # each process makes a group for its own members
     made_at = {part.made_at for part in parts}
     joins = [part.join for part in parts if part.join is not None]
     number = max((member.sequence for member in members), default=0)
@@ -178,8 +178,9 @@ def _merge_group(parts: Sequence[GroupRecord], known: Collection[int]) -> GroupR
     )
 
 
-def _absent(members: Sequence[int], slot: SlotRecord) -> set[int]:
-    return set(members).difference(*(replicas for _, replicas in slot.posts))
+def _made_alike(order_check: OrderCheck, members: Sequence[int], creation: SlotRecord) -> bool:
+    there = {i for _, replicas in creation.posts for i in replicas}
+    return there.issuperset(members) and len({fingerprint(order_check, post) for post, _ in creation.posts}) == 1
 
 
 def _merge_slots(slots: Iterable[SlotRecord]) -> tuple[SlotRecord, ...]:
@@ -261,7 +262,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
 
     def post(each: Post) -> list[Any]:
         path = [places.add(place, list(place)) for place in each.path]
-        return [calls.add(each.call, _call_to_json(each.call)), path]
+        return [calls.add(each.call, _given(each.call, _NOTHING)), path]
 
     def slot(each: SlotRecord) -> list[Any]:
         return [each.number, [[post(p), _to_ranges(ids)] for p, ids in each.posts], _to_ranges(each.waiting)]
@@ -279,7 +280,7 @@ def to_json(snapshot: Snapshot) -> dict[str, Any]:
     ]
     return {
         "order_check": str(snapshot.order_check),
-        "replicas": [asdict(each) for each in snapshot.replicas],
+        "replicas": [_given(each, _NOBODY) for each in snapshot.replicas],
         "calls": calls.rows,
         "places": places.rows,
         "groups": groups,
@@ -335,10 +336,12 @@ def _from_json(data: Mapping[str, Any]) -> Snapshot:
 
 
 _NOTHING = Call("")
+_NOBODY = ReplicaFacts(-1, "")
 
 
-def _call_to_json(call: Call) -> dict[str, Any]:
-    return {name: value for name, value in asdict(call).items() if value != getattr(_NOTHING, name)}
+def _given(value: Any, default: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from the default, as JSON has them."""
+    return {name: field for name, field in asdict(value).items() if field != getattr(default, name)}
 
 
 def _call_from_json(row: Mapping[str, Any]) -> Call:
@@ -355,16 +358,15 @@ def _tuples(value: Any) -> Any:
 
 
 def _replica_from_json(row: Mapping[str, Any]) -> ReplicaFacts:
-    return ReplicaFacts(
-        **{
-            **row,
-            "end": None if row["end"] is None else ReplicaState(row["end"]),
-            "stack": tuple(Location(*at) for at in row["stack"]),
-            "ended_at": None if row["ended_at"] is None else Location(*row["ended_at"]),
-            "cancelled_in": tuple((str(file), int(line)) for file, line in row["cancelled_in"]),
-            "child_calls": tuple((Location(*at), str(text)) for at, text in row["child_calls"]),
-        }
-    )
+    fields = dict(row)
+    if "end" in row:
+        fields["end"] = ReplicaState(row["end"])
+    if "ended_at" in row:
+        fields["ended_at"] = Location(*row["ended_at"])
+    fields["stack"] = tuple(Location(*at) for at in row.get("stack", ()))
+    fields["cancelled_in"] = tuple((str(file), int(line)) for file, line in row.get("cancelled_in", ()))
+    fields["child_calls"] = tuple((Location(*at), str(text)) for at, text in row.get("child_calls", ()))
+    return ReplicaFacts(**fields)
 
 
 def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:

@@ -179,15 +179,20 @@ class ReplicaContext(Block):
             self.check("all_reduce")
         op = reduce_op if type(reduce_op) is ReduceOp else requests.reduce_op(reduce_op)
         frame = _getframe(1)
+        member = self.member
+        slot: Any = member.group.open.get(member.sequence)
+        likely: Request | None = None if slot is None else slot.request
         structure = None
         if type(value) is np.ndarray and name is None:
-            request = requests.array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype)
-            leaves = value
+            leaves, shape, dtype = value, value.shape, value.dtype
+            if likely is not None and likely.op is op and likely.dtype is dtype and likely.shape == shape:
+                request = likely
+            else:
+                request = requests.array_request(kinds.ALL_REDUCE, op, shape, dtype)
         else:
-            structure, spec, leaves = requests.described(value)
-            request = requests.request(kinds.ALL_REDUCE, op, None, requests.checked_name(name), structure, spec)
+            request, structure, leaves = requests.reduction(op, value, name, likely)
         if options is None and experimental_hints is None and out is None and not self._run.paths:
-            return self._run.post(self.member, request, frame.f_code, frame.f_lasti, leaves, structure)
+            return self._run.post(member, request, frame.f_code, frame.f_lasti, leaves, structure)
         options = requests.options(options, experimental_hints)
         buffers = None if out is None else self._out_buffers(out, request, structure, leaves)
         return self.issue(frame, request, leaves, structure, options=options, out=buffers)

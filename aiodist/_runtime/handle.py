@@ -29,6 +29,7 @@ class Owner(Protocol):
     """What a handle needs of the run that it belongs to."""
 
     closed: bool
+    has_groups: bool
     loop: Any
     threads: Any
     observer: Any
@@ -162,8 +163,12 @@ class AsyncioHandle(CollectiveHandle[T]):
                     run.fail_slot(slot)
             if not slot.released:
                 future: Future[None] = Future(loop=run.loop.loop)
-                slot.add_waiter(member.position, future)
-                run.blocked(member, slot)
+                if slot.waiters[member.position] is None:
+                    slot.waiters[member.position] = future
+                else:
+                    slot.waiters.append(future)
+                if run.has_groups or member.group.doomed is not None:
+                    run.blocked(member, slot)
                 try:
                     yield from future
                 except CancelledError:
@@ -199,7 +204,8 @@ class TrioHandle(CollectiveHandle[T]):
             slot.add_waiter(self._member.position, parked)
             if slot.last == self._member.position:
                 run.release(slot)
-            run.blocked(self._member, slot)
+            if run.has_groups or self._member.group.doomed is not None:
+                run.blocked(self._member, slot)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():

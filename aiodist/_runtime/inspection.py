@@ -558,7 +558,7 @@ def never_go_on(run: Run, graph: WaitGraph | None = None) -> set[int]:
     """
     graph = graph or WaitGraph(tasks_here())
     waits: dict[Any, list[Any]] = {}
-    blockers: dict[Any, list[Any]] = {}
+    blockers: dict[Any, Sequence[Any]] = {}
     own: dict[int, list[int]] = {}
     for waiter in graph.waiters:
         node = id(waiter.task)

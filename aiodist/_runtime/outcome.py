@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Replica, Slot
@@ -115,7 +114,7 @@ def _add_notes(error: BaseException, notes: Sequence[str]) -> None:
         error.add_note(f"… and {len(notes) - _MOST_NOTES} more like these")
 
 
-def _distinct(failures: Mapping[int, BaseException]) -> dict[int, Any]:
+def _distinct(failures: Mapping[int, BaseException]) -> dict[int, BaseException]:
     """Return the failures by ascending replica id, an exception that several replicas raised only once."""
     seen: dict[int, BaseException] = {}
     known: set[int] = set()

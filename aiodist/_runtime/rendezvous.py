@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.host import in_native_order
 from aiodist._collectives.work import Work
-from aiodist._core.ledger import Slot
+from aiodist._core.call import Call
+from aiodist._core.ledger import Group, Path, Slot
 from aiodist._runtime.requests import Request
 
 
@@ -49,9 +50,17 @@ class Rendezvous(Slot):
     traceback: TracebackType | None = None
     outs: dict[int, OutBuffers] | None = None
 
-    def __init__(self, *slot: Any) -> None:
-        super().__init__(*slot)
-        self.values: list[Any] = [None] * self.missing
+    def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
+        # What the base class does, written out: one is made for every collective.
+        self.group = group
+        self.number = number
+        self.call = call
+        self.code = code
+        self.offset = offset
+        self.path = path
+        self.missing = size = len(group.members)
+        self.waiters: list[Any] = [None] * size
+        self.values: list[Any] = [None] * size
 
     def clear(self) -> None:
         """Forget values and waiters, once the run is over."""
@@ -71,48 +80,39 @@ class Rendezvous(Slot):
         else:
             self.waiters.append(waiter)
 
-    def compute(self, devices: Sequence[str]) -> Work | None:
+    def compute(self, devices: Callable[[], tuple[str, ...]]) -> Work | None:
         """Compute the result of what the replicas brought, and keep it; or return the work that it is.
 
         Args:
-            devices: the replicas' devices, by position.
+            devices: returns the replicas' devices, by position.
+
+        Raises:
+            TypeError, ValueError: it cannot be carried out with what was brought.
         """
-        request = self.request
+        request, options = self.request, self.options
         if request.compute is not None:
             self.shared = True
             values = [value for position, value in enumerate(self.values) if position not in self.absent]
-            made = request.compute(values, self.options)
-            if type(made) is Work:
-                return made
-            self.take(made, shared=True)
-            return None
-        if request.collective.spec is None:
-            self.take(None, shared=True)
-            return None
-        executor = request.executor(
-            len(self.values),
-            self.absent,
-            self.options.accumulate,
-            tuple(devices) if request.on_devices else (),
-        )
-        outs = None if self.outs is None else {position: out.leaves for position, out in self.outs.items()}
-        values = self.values if self.others is None else [in_native_order(value) for value in self.values]
-        result = executor.run(values, self.options.bytes_per_pack, outs)
-        if type(result) is Work:
+            result = request.compute(values, options)
+        else:
+            values = self.values if self.others is None else list(map(in_native_order, self.values))
+            executor = request.executor(len(values), self.absent, options.accumulate, devices)
             self.shared = executor.shared
+            if self.outs is None:
+                result = executor.run(values, options.bytes_per_pack)
+            else:
+                outs = {position: out.leaves for position, out in self.outs.items()}
+                result = executor.run(values, options.bytes_per_pack, outs)
+        if type(result) is Work:
             return result
-        self.take(result, shared=executor.shared)
+        self.take(result, shared=self.shared)
         return None
 
     def take(self, result: Any, *, shared: bool) -> None:
         """Keep the result."""
         self.result = result
         self.shared = shared
-        self.plain = (
-            shared
-            and self.outs is None
-            and (result is None or self.request.collective.spec is None or self.request.collective.spec.single)
-        )
+        self.plain = shared and self.outs is None and self.request.is_plain
 
     def read(self, position: int, structure: nests.Structure | None) -> Any:
         """Return the result for a replica: containers of its own, around leaves that may be shared.

@@ -24,7 +24,7 @@ from aiodist._collectives import kinds
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
-from aiodist_kernels import ReduceOp
+from aiodist_kernels import Accumulate, ReduceOp
 
 _MOST_KEPT = 4096
 
@@ -53,15 +53,18 @@ class Request:
         collective: what is computed.
         call: the same, as the ledger compares it.
         op: the reduce op.
-        shape, dtype: of a single NumPy array; None for everything else.
+        shape, dtype: of a single NumPy array that is reduced without a name; None for everything else.
+        structure: of the value, where it is a nest that is reduced without a name; None for everything else.
         compute: makes the result of the values and options, where no plan does; None otherwise.
         over_workers: the same over several workers; None where there is no ``compute``.
         on_devices: whether there are arrays on GPUs among the leaves.
+        is_plain: a result that all share is what each gets, as it is: a single leaf, or nothing.
         checked_for: for how many replicas it was last found to be one that can be carried out.
     """
 
     __slots__ = (
-        "_executors", "call", "checked_for", "collective", "compute", "dtype", "on_devices", "op", "over_workers", "shape",
+        "_executor", "_executors", "_size", "call", "checked_for", "collective", "compute", "dtype", "is_plain",
+        "on_devices", "op", "over_workers", "shape", "structure",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +73,7 @@ class Request:
         call: Call,
         compute: Compute | None = None,
         over_workers: OverWorkers | None = None,
+        structure: nests.Structure | None = None,
     ) -> None:
         self.collective = collective
         self.call = call
@@ -77,11 +81,16 @@ class Request:
         self.over_workers = over_workers
         self.op = collective.op
         spec = collective.spec
-        plain = spec is not None and spec.single and spec.marks == (None,) and collective.detail is None
+        reduced = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
+        plain = reduced and spec is not None and spec.single and spec.marks == (None,)
+        self.structure = structure if reduced else None
         self.shape = spec.shapes[0] if plain and spec is not None else None
         self.dtype = spec.dtypes[0] if plain and spec is not None else None
         self.on_devices = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
         self.checked_for = 0
+        self.is_plain = compute is not None or spec is None or spec.single
+        self._executor: Any = None  # of the commonest kind: everybody takes part, on the host, in the native way
+        self._size = 0
         self._executors: dict[Any, Any] = {}
 
     @classmethod
@@ -103,12 +112,31 @@ class Request:
         self.collective.check(size)
         self.checked_for = size
 
-    def executor(self, size: int, absent: tuple[int, ...], accumulate: str, devices: tuple[str, ...]) -> Any:
-        """Return what carries it out for the replicas of this process, of which some take part with nothing."""
-        key = size, absent, accumulate, devices
+    def executor(
+        self, size: int, absent: tuple[int, ...], accumulate: Accumulate, devices: Callable[[], tuple[str, ...]]
+    ) -> Any:
+        """Return what carries it out for the replicas of this process, of which some may take part with nothing.
+
+        Args:
+            size: how many there are.
+            absent: the positions of those that have joined.
+            accumulate: as in `CommunicationOptions`.
+            devices: returns their devices, by position.
+
+        Raises:
+            ValueError: it takes a value of a replica that has joined.
+        """
+        if size == self._size and not absent and accumulate == "native":
+            return self._executor
+        names = devices() if self.on_devices else ()
+        key = size, absent, accumulate, names
         found = self._executors.get(key)
         if found is None:
+            if absent:
+                self.collective.check_present(absent)
             found = self._executors[key] = executor(self.collective, size, absent, accumulate)
+            if not (absent or names) and accumulate == "native":
+                self._executor, self._size = found, size
         return found
 
 
@@ -161,7 +189,8 @@ def _keep(key: Any, made: Request) -> Request:
 
 
 def _new(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Request:
-    return Request(Collective(kind, op, detail, spec), call_of(kind, op, detail, name, structure, spec))
+    call = call_of(kind, op, detail, name, structure, spec)
+    return Request(Collective(kind, op, detail, spec), call, structure=structure)
 
 
 def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, structure: Any, spec: Spec | None) -> Call:
@@ -230,6 +259,28 @@ def array_text(mark: Any) -> str:
 # Arguments.
 
 
+def reduction(op: ReduceOp, value: Any, name: str | None, likely: Any) -> tuple[Request, Any, Any]:
+    """Return the request for an all_reduce of a value, with structure (None for a single leaf) and leaves.
+
+    Args:
+        op: the reduce op.
+        value: the value.
+        name: stands in for the call site.
+        likely: the request of the replica that came before this one, which mostly asks for the same; None for nobody.
+
+    Raises:
+        ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
+        TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
+    """
+    structure, shapes, dtypes, marks, leaves = describe(value)
+    if likely is not None and structure is not None and name is None and likely.op is op and marks is None:
+        spec = likely.collective.spec
+        if likely.structure == structure and spec.shapes == shapes and spec.dtypes == dtypes and not any(spec.marks):
+            return likely, structure, leaves
+    spec = _spec(structure, shapes, dtypes, marks)
+    return request(kinds.ALL_REDUCE, op, None, checked_name(name), structure, spec), structure, leaves
+
+
 def described(value: Any) -> tuple[Any, Spec, Any]:
     """Return structure (None for a single leaf), spec and leaves of a value; a single leaf stands for itself.
 
@@ -238,9 +289,16 @@ def described(value: Any) -> tuple[Any, Spec, Any]:
         TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
     """
     structure, shapes, dtypes, marks, leaves = describe(value)
+    return structure, _spec(structure, shapes, dtypes, marks), leaves
+
+
+def _spec(structure: Any, shapes: Any, dtypes: Any, marks: Any) -> Spec:
     if structure is None:
-        return None, Spec((shapes,), (dtypes,), (marks,), single=True), leaves
-    return structure, Spec(shapes, dtypes, marks if marks is not None else (None,) * len(shapes), single=False), leaves
+        return Spec((shapes,), (dtypes,), (marks,), single=True)
+    return Spec(shapes, dtypes, marks if marks is not None else (None,) * len(shapes), single=False)
+
+
+_OPS = {name: op for op in ReduceOp for name in (op.name, op.name.lower())}
 
 
 def reduce_op(value: Any) -> ReduceOp:
@@ -249,7 +307,10 @@ def reduce_op(value: Any) -> ReduceOp:
     Raises:
         ValueError: it is none.
     """
-    return value if isinstance(value, ReduceOp) else ReduceOp(value)
+    if isinstance(value, ReduceOp):
+        return value
+    found = _OPS.get(value) if type(value) is str else None
+    return ReduceOp(value) if found is None else found
 
 
 def checked_name(name: Any) -> str | None:

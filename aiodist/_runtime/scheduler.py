@@ -42,7 +42,8 @@ from typing import Any
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
 from aiodist._core import analysis
@@ -132,6 +133,7 @@ class Run:
         loop: the event loop.
         threads: make results that would hold up the loop.
         thread: the loop's thread.
+        has_groups: replicas have made groups beside the run's own.
         span: carries matched collectives to other workers; None where there are none.
         observer: who is told what happens; None for nobody.
         paths: whether calls are compared by the places of all their callers.
@@ -158,6 +160,7 @@ class Run:
         self.loop: Any = None
         self.threads: Any = None
         self.thread = 0
+        self.has_groups = False
         self.span: Span | None = None
         self.observer: Observer | None = None
         self._has_options = options != CommunicationOptions()
@@ -200,6 +203,10 @@ class Run:
     def device_of(self, replica_id: int) -> str:
         """Return a replica's device."""
         return self.devices[replica_id - self.first]
+
+    def devices_of(self, group: Group) -> tuple[str, ...]:
+        """Return the devices of a group's members, by position."""
+        return tuple(self.device_of(member.replica_id) for member in group.members)
 
     # The way of a collective that goes well.
 
@@ -288,9 +295,7 @@ class Run:
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group
         try:
-            if slot.absent:
-                slot.request.collective.check_present(slot.absent)
-            work = slot.compute([self.device_of(member.replica_id) for member in group.members])
+            work = slot.compute(partial(self.devices_of, group))
             if work is not None:
                 self._compute_in_threads(slot, work)
                 return
@@ -377,11 +382,11 @@ class Run:
         handle = self._handle(self, slot, member, None)
         if self.observer is not None:
             self.observer.posted(member, slot)
+        each: Any
         for each in matched:
-            if each is slot and not self._spans(group):
-                self.finish_join(slot, group.number_of_join(), member.rank)
+            if each.request is JOIN and not self._spans(group):
+                self.finish_join(each, group.number_of_join(), member.rank)
             else:
-                assert isinstance(each, Rendezvous)
                 self._carry_out(each, -1)
         if group.doomed is not None and not self.closed:
             self.reconsider(group, member)
@@ -401,6 +406,7 @@ class Run:
         self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None
     ) -> Member:
         """Let a replica make the next group of these members; see `Group.new_group`."""
+        self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
@@ -413,7 +419,7 @@ class Run:
         group = member.group
         if group.doomed is not None:
             self.reconsider(group, member)
-        if self.ledger.has_groups:
+        if self.has_groups:
             self._blocks += 1
             if not self._looking:
                 self._looking = True

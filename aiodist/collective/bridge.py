@@ -18,11 +18,6 @@ class Bridge(Protocol):
     """Takes meetings on, once all local replicas have met in them, and trouble, once they have shown what they do."""
 
     @property
-    def alongside(self) -> bool:
-        """Whether values move before it is known that all workers mean the same."""
-        ...
-
-    @property
     def on_its_way(self) -> tuple[Rendezvous | None, int] | None:
         """The meeting whose values move, with how much of their way they have come; None where none do."""
         ...

@@ -29,7 +29,8 @@ from functools import partial
 from types import CodeType
 from typing import Any
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.work import Work
 from aiodist._core.errors import CollectiveError

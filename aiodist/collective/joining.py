@@ -53,13 +53,8 @@ def join(group: SyncGroup, member: Member, code: CodeType, offset: int) -> Any:
         The handle to await; it gives the position of the replica that joined last.
 
     Raises:
-        ReplicaContextError: it has joined already; values move before it is known who takes part.
+        ReplicaContextError: it has joined already.
     """
-    if group.bridge is not None and group.bridge.alongside:
-        raise ReplicaContextError(
-            'ctx.join() needs verify="ahead", the default: with verify="alongside" values move before it is known '
-            "which replicas of other workers take part"
-        )
     if member.joined_at is not None:
         raise _has_joined()
     meeting = group.open.get(JOIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import CodeType
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist._core.report import Reason
 from aiodist.collective.callsite import Path, place, same_path, same_place
 from aiodist.collective.signature import NAME, PATH, Signature, first_difference, meaning

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import ReplicaState
@@ -17,7 +17,6 @@ from aiodist.collective.bridge import Bridge, RunBridge
 from aiodist.collective.group import SyncGroup
 from aiodist.collective.member import Member
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import STRUCTURE
 from aiodist.collective.subgroup import SubGroup
 
 LONGEST_WITHOUT_A_TURN: Final = 500e-6
@@ -79,21 +78,6 @@ class _Crossing(_OfWorkers):
 
     def release(self, meeting: Rendezvous) -> None:
         """Wake those who wait in a complete meeting; where it is complete in its last arrival, after that."""
-        if meeting is not self._arriving:
-            super().release(meeting)
-
-    def finish_alone(self, meeting: Rendezvous, result: Any) -> None:
-        """Do what `finish_merge` does, where the group's only replica has brought arrays that nothing is special of."""
-        if meeting.outs is not None or self.trouble is not None or self.observer is not None:
-            meeting.take_from_afar(result)
-            self.finish_merge(meeting, meeting.result, None)
-            return
-        meeting.result = result
-        meeting.plain = meeting.signature[STRUCTURE] is None
-        meeting.shared_nest = not meeting.plain
-        meeting.complete = True
-        meeting.values = []
-        del self.open[meeting.number]
         if meeting is not self._arriving:
             super().release(meeting)
 

@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import get_cancelled_exc_class
 
+from aiodist._arrays.leaves import has_device_arrays
 from aiodist.collective.member import JOIN
 from aiodist.collective.rendezvous import Rendezvous
+from aiodist.collective.signature import KIND, TYPES
 from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, Bell, InterruptedStep, next_turn, outlast, until
 from aiodist.replica.cargo import Cargo
-from aiodist.replica.courses import Course, Courses
 from aiodist.replica.failing import bring_failure
 from aiodist.replica.hands import Hands
 from aiodist.replica.lasting_event import LastingEvent
 from aiodist.replica.standing_aside import carry_out_without, stand_by, tell_presence
-from aiodist.replica.straight import go_straight
 from aiodist.replica.under_way import UnderWay
 from aiodist.workers.absence import ENDED
-from aiodist.workers.crossing import Span
+from aiodist.workers.crossing import NOTHING, Plan, Span
 from aiodist.workers.lane import Agreed, Disagreement, Lane
-from aiodist.workers.record import ALL_FREE, Notice
+from aiodist.workers.record import ALL_FREE, Flag, Notice
 from aiodist.workers.transfers import Steps
 from aiodist_kernels import Accumulate
 
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
 _ENGINE_GRACE_SECONDS = 2.0
 _OF_THIS_WORKER = (ArithmeticError, ImportError, LookupError, TypeError, ValueError, MemoryError)
-_AT_ONCE_SECONDS = 50e-6
 
 
 class Carrier:
@@ -64,7 +63,6 @@ class Carrier:
         judged: there is a verdict, or a worker is lost.
         moving: all have agreed, and bring values, so that nobody need be waited for any more.
         hands: worker threads.
-        patience: for how long to ask at once whether they have, in seconds.
     """
 
     judged: LastingEvent
@@ -74,20 +72,16 @@ class Carrier:
         self._lane = lane
         self.group = group
         self.span = span
-        self._courses = team.courses if span is team.span else Courses(team.digests, span)
         self._queue: deque[Rendezvous | None] = deque()
         self._make_bells()
         self.hands = Hands()
         self._step: UnderWay | None = None
         self._at_hand = False  # the driving task waits for a meeting
         self.moving = False
-        self.patience = LONGEST_TURN_SECONDS if span.alongside else _AT_ONCE_SECONDS
 
     def _make_bells(self) -> None:
         self._bell = Bell(self._team.call_soon_threadsafe)
         self._values = Bell(self._team.call_soon_threadsafe, for_values=True)
-        if self.span.alongside:  # values are on their way together with the record that is waited for
-            self._bell.spin_seconds = self._values.spin_seconds
 
     @property
     def team(self) -> Team:
@@ -101,11 +95,6 @@ class Carrier:
         return self._lane
 
     @property
-    def alongside(self) -> bool:
-        """Whether values move together with their records."""
-        return self.span.alongside
-
-    @property
     def on_its_way(self) -> tuple[Rendezvous | None, int] | None:
         """The meeting whose values move, with how much of their way they have come; None where none do."""
         step = self._step if self.moving else None
@@ -114,9 +103,7 @@ class Carrier:
     def cross(self, meeting: Rendezvous) -> None:
         """Take a meeting at which all local replicas mean the same."""
         if self._at_hand and self._step is None and not self._queue and not self._bell.interrupts:
-            course = self._courses.straight(meeting)
-            steps = self._carry(meeting, ALL_FREE) if course is None else go_straight(self, meeting, course)
-            step = UnderWay(meeting, steps)
+            step = UnderWay(meeting, self._carry(meeting, ALL_FREE))
             if step.go(self):
                 return
             self._step = step
@@ -245,26 +232,31 @@ class Carrier:
         try:
             if meeting.others is not None:
                 meeting.put_in_native_order()
-            course = self._courses.of(meeting)
-            if course.ferried or meeting.absent is not None:
+            types = meeting.signature[TYPES]
+            if meeting.absent is not None or (types is not None and has_device_arrays(types)):
                 cargo = Cargo(meeting, self.group, self.span)
                 plan = yield from cargo.landed(meeting.options.accumulate, hands)
             else:
-                plan = course.recipe(meeting.values)
-            if plan.early is None:
-                yield from plan.prepared(hands)
+                plan = self._planned(meeting)
+            yield from plan.prepared(hands)
             notice = Notice.NONE if meeting.absent is None else Notice.ABSENT
-            alongside = hands if self.span.alongside and notice is Notice.NONE else None
-            agreed = yield from lane.agree(course.digest, plan, course.flags, free, notice, alongside)
+            flags = Flag.FLOAT64 if meeting.options.accumulate == "float64" else Flag.NONE
+            agreed = yield from lane.agree(self._team.digests.of(meeting.call), plan, flags, free, notice)
         except Exception as error:
             if not lane.in_exchange:
-                yield from bring_failure(self, self._courses, meeting, error)
+                yield from bring_failure(self, meeting, error)
             raise
-        return (yield from self.carry_on(meeting, course, cargo, agreed, free))
+        return (yield from self._carry_on(meeting, cargo, agreed, free))
 
-    def carry_on(
-        self, meeting: Rendezvous, course: Course, cargo: Cargo | None, agreed: Agreed, free: int
-    ) -> Steps[int]:
+    def _planned(self, meeting: Rendezvous) -> Plan:
+        """Return what is to be exchanged for what the local replicas bring."""
+        across = meeting.signature[KIND].across
+        if across is None:  # a merge function of the user's makes the result
+            return NOTHING
+        plan: Plan = across(meeting.signature, meeting.values, meeting.options.accumulate, self.span)
+        return plan
+
+    def _carry_on(self, meeting: Rendezvous, cargo: Cargo | None, agreed: Agreed, free: int) -> Steps[int]:
         """Carry a meeting over on which all workers have agreed; return the lanes that all have free."""
         plan, hands, lane = agreed.plan, self.hands, self.lane
         common = agreed.opening.free() if free != ALL_FREE else ALL_FREE
@@ -276,15 +268,15 @@ class Carrier:
             results = yield from lane.carry_out(agreed, hands)
             lane.in_exchange = False
             result = (yield from plan.finished(results, hands)) if plan.nbytes else plan.finish(results)
-        if cargo is not None and not course.merges:
+        if cargo is not None and meeting.signature[KIND].across is not None:
             result = yield from cargo.launch(result, hands)
         if not meeting.complete:
-            self._hand_over(meeting, course, cargo, result)
+            self._hand_over(meeting, cargo, result)
         return common
 
-    def _hand_over(self, meeting: Rendezvous, course: Course, cargo: Cargo | None, result: Any) -> None:
+    def _hand_over(self, meeting: Rendezvous, cargo: Cargo | None, result: Any) -> None:
         """Complete a meeting, or let the merge function run that does."""
-        if course.merges:
+        if meeting.signature[KIND].across is None:
             self.group.engine.start_merge(self.group, meeting)
             return
         if cargo is None:

@@ -239,7 +239,7 @@ class ReplicaContext(Identity):
         For replicas that run out of data: a reduction is one of what the others bring (a MEAN is divided by their
         number), an all_gather puts their values together, a barrier needs them alone. What needs a value of every
         replica (reduce_scatter, all_to_all, merge_call, a broadcast from one that has joined) raises `ValueError` in
-        those who wait in it. A strategy on several workers with ``verify="alongside"`` refuses it.
+        those who wait in it.
 
         Returns:
             A handle; its await gives the id of the replica that joined last, as this context counts.

@@ -24,12 +24,11 @@ from aiodist.workers.transfers import Steps
 if TYPE_CHECKING:
     from aiodist.collective.rendezvous import Rendezvous
     from aiodist.replica.carrying import Carrier
-    from aiodist.replica.courses import Courses
 
 _UNKNOWN = digest("a call of which no digest can be made")
 
 
-def bring_failure(carrier: Carrier, courses: Courses, meeting: Rendezvous, error: Exception) -> Steps[None]:
+def bring_failure(carrier: Carrier, meeting: Rendezvous, error: Exception) -> Steps[None]:
     """Meet the other workers in a call that has failed here; return where it has on all that make it.
 
     Raises:
@@ -41,7 +40,7 @@ def bring_failure(carrier: Carrier, courses: Courses, meeting: Rendezvous, error
     group.keep()
     carrier.fail_at_once(meeting, error)
     try:
-        yield from lane.agree(_digest_of(courses, meeting), flags=Flag.FAILED)
+        yield from lane.agree(_digest_of(carrier, meeting), flags=Flag.FAILED)
     except Disagreement:
         if not meeting.complete:
             carrier.finish_with(meeting, error)
@@ -52,8 +51,8 @@ def bring_failure(carrier: Carrier, courses: Courses, meeting: Rendezvous, error
     group.failed = None
 
 
-def _digest_of(courses: Courses, meeting: Rendezvous) -> bytes:
+def _digest_of(carrier: Carrier, meeting: Rendezvous) -> bytes:
     try:
-        return courses.digest_of(meeting)
+        return carrier.team.digests.of(meeting.call)
     except Exception:  # noqa: BLE001  (which may be what has failed)
         return _UNKNOWN

@@ -17,7 +17,8 @@ from typing import Any, Final
 from anyio import move_on_after
 
 from aiodist._arrays.environment import stall_seconds
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._core.errors import CollectiveError, ReplicaContextError
 from aiodist.collective.callsite import location
 from aiodist.collective.describe import call_text
@@ -27,7 +28,6 @@ from aiodist.collective.spanned import SpannedGroup
 from aiodist.collective.wording import place
 from aiodist.replica.asked import Asked
 from aiodist.replica.awaiting import InterruptedStep
-from aiodist.replica.courses import Courses
 from aiodist.replica.crossing import Crossing
 from aiodist.replica.group_lanes import GroupLanes
 from aiodist.replica.home_loop import HomeLoop
@@ -78,7 +78,6 @@ class Team:
     ) -> None:
         self.span = span
         self.digests = Digests(order_check)
-        self.courses = Courses(self.digests, span)
         self.lost: CollectiveError | None = None
         self.failed = False
         self._control = control

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import Protocol
+from typing import Final, Protocol
 
 from aiodist.collective.rendezvous import Rendezvous
 from aiodist.replica.awaiting import LONGEST_TURN_SECONDS, asked_until
 from aiodist.workers.communicator import Request
 from aiodist.workers.transfers import Steps
+
+_AT_ONCE_SECONDS: Final = 50e-6
+"""For how long to ask at once whether all workers have agreed."""
 
 
 class UnderWay:
@@ -77,18 +80,17 @@ class Moving(Protocol):
 
     Attributes:
         moving: all workers have agreed, and bring values, so that nobody need be waited for any more.
-        patience: for how many seconds to ask whether they have.
     """
 
     moving: bool
-    patience: float
 
 
 def _comes_soon(request: Request, carrier: Moving, begun: float) -> bool:
     """Ask a request until it is complete, or the time is over."""
     if hasattr(request, "add_done_callback") or hasattr(request, "by_itself"):
         return False
-    return asked_until(request, begun + LONGEST_TURN_SECONDS if carrier.moving else perf_counter() + carrier.patience)
+    until = begun + LONGEST_TURN_SECONDS if carrier.moving else perf_counter() + _AT_ONCE_SECONDS
+    return asked_until(request, until)
 
 
 class _Failed:

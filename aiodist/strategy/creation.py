@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist._core.call import place
 from aiodist._core.ledger import Group, Member
 from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization

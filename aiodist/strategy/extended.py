@@ -14,7 +14,8 @@ from anyio.lowlevel import checkpoint
 from aiodist._arrays import nests
 from aiodist._arrays.devices import resolve
 from aiodist._arrays.host import host_type_of
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, regroup
 from aiodist._collectives.host import packs

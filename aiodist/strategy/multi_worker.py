@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
-from aiodist._core.call import Call
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
 from aiodist._data.distributed import Share

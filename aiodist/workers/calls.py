@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 from aiodist._arrays import frameworks
 from aiodist._arrays.device import DeviceType
 from aiodist._arrays.host import HostType
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist._core.report import Reason
 from aiodist.collective import kinds, sameness
 from aiodist.collective.callsite import Place, location, place

@@ -16,7 +16,7 @@ import numpy as np
 from aiodist_kernels import ReduceOp
 
 if TYPE_CHECKING:
-    from aiodist._arrays.options import OrderCheck
+    from aiodist._core.call import OrderCheck
     from aiodist.workers.joining import Hello
     from aiodist.workers.layout import Layout
     from aiodist.workers.tribunal import Control

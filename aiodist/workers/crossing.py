@@ -30,7 +30,7 @@ from aiodist.workers.arrays import (
     lies_together,
     native,
 )
-from aiodist.workers.communicator import Array, Communicator
+from aiodist.workers.communicator import Array
 from aiodist.workers.integers import IntegerReduction
 from aiodist.workers.layout import Layout
 from aiodist.workers.leaves import Leaf
@@ -49,12 +49,10 @@ class Span(NamedTuple):
     Attributes:
         layout: which replicas live where.
         ordered: reductions are to give the same bits for every layout.
-        alongside: values move together with the records that say what they are, where they can.
     """
 
     layout: Layout
     ordered: bool = False
-    alongside: bool = False
 
 
 class Plan(NamedTuple):
@@ -64,13 +62,11 @@ class Plan(NamedTuple):
         transfers: at most one reduction, and behind it at most one of something else.
         finish: makes the result of the transfers' results, in their order.
         nbytes: how many bytes `finish` copies.
-        early: makes ready what can be, while the record that all agree by is on its way.
     """
 
     transfers: Sequence[Transfer]
     finish: Callable[[Sequence[Any]], Any]
     nbytes: int = 0
-    early: Callable[[Communicator], object] | None = None
 
     def prepared(self, hands: Hands) -> Steps[None]:
         """Make what is to be exchanged, where that takes long."""

@@ -7,10 +7,8 @@ the engine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from aiodist.workers.alongside import Alongside, Begun
 from aiodist.workers.calls import digest as digest_of
 from aiodist.workers.communicator import Communicator, Request
 from aiodist.workers.crossing import NOTHING, Plan
@@ -33,16 +31,12 @@ class Agreed(NamedTuple):
         plain: all records say the same, so that what they hold is of this plan.
         other: worker 0 wants another accumulator; the plan is to be made anew, with that.
         notice: the highest that a worker has given. Where replicas are absent, the plan is not to be carried out.
-        begun: the first of the plan's transfers, where all workers have begun it together with their records.
-        wants: all workers lack a communicator for that.
     """
 
     plan: Plan
     opening: Opening
     plain: bool = False
     notice: Notice = Notice.NONE
-    begun: Begun | None = None
-    wants: bool = False
     other: bool = False
 
 
@@ -57,7 +51,6 @@ class Lane:
         posted: how many records this worker has brought.
         opening: the exchange of records.
         in_exchange: this worker's record is with the others, who may carry the step out; it has not done so yet.
-        alongside: what it has for values that move together with their records.
     """
 
     def __init__(self, communicator: Communicator, index: int) -> None:
@@ -65,7 +58,6 @@ class Lane:
         self.index = index
         self.posted = 0
         self.opening = Opening(communicator)
-        self.alongside = Alongside(communicator)
         self._use = 0
         self.in_exchange = False
 
@@ -81,9 +73,11 @@ class Lane:
         flags: int = Flag.NONE,
         free: int = ALL_FREE,
         notice: Notice = Notice.NONE,
-        alongside: Hands | None = None,
     ) -> Steps[Agreed]:
         """Exchange records; return the plan to carry out.
+
+        What must agree is the call, the use of the lane, and how many records have been brought to it. Those of this
+        use have agreed, so that there is no need to speak of them.
 
         Args:
             digest: the call's.
@@ -91,76 +85,20 @@ class Lane:
             flags: which accumulator that is.
             free: as in the record.
             notice: likewise.
-            alongside: worker threads, where values may move together with their record; None: they wait for it.
 
         Raises:
             Disagreement: the workers do not mean the same.
         """
-        transfers, fast = plan.transfers, Flag.NONE
-        if alongside is not None:
-            fast = self._flag(transfers)
+        transfers = plan.transfers
         length, payload = _payload(transfers) if transfers and self.opening.complete else (0, b"")
-        opening, begun = self.opening, None  # others may be used here when this record is over
-        record = self.open(digest, flags | fast, length, free, notice, payload)
-        if alongside is not None and fast is Flag.BEGUN:
-            begun = self.alongside.begin(transfers[0], alongside)
-        elif plan.early is not None:
-            with suppress(Exception):  # tried again when it is carried out: the record is on its way
-                plan.early(self.communicator)
-        yield record
-        return self.agreed(opening, plan, flags, begun, wants=fast is Flag.WANTED)
-
-    def open(
-        self,
-        digest: bytes,
-        flags: int,
-        length: int = 0,
-        free: int = ALL_FREE,
-        notice: Notice = Notice.NONE,
-        payload: bytes = b"",
-    ) -> Request:
-        """Begin to exchange records, which `agree` does; `agreed` ends it.
-
-        What must agree is the call, the use of the lane, and how many records have been brought to it. Those of this
-        use have agreed, so that there is no need to speak of them.
-
-        Args:
-            digest: the call's.
-            flags: as in the record, and likewise the others.
-            length: likewise.
-            free: likewise.
-            notice: likewise.
-            payload: likewise.
-        """
+        opening = self.opening
         what = (self._use + self.posted) ^ int.from_bytes(digest, "little")
-        return self._post(what.to_bytes(16, "little"), length, free, flags, notice, payload)
-
-    def open_plainly(self, digest: int, flags: int) -> Request:
-        """Do what `open` does, of which nothing else is to be told, in fewer words: it is what most steps do.
-
-        Args:
-            digest: the call's, as a number.
-            flags: as in the record.
-        """
-        what = (self._use + self.posted) ^ digest
-        self.posted += 1
-        self.in_exchange = True
-        return self.opening.post_head(what.to_bytes(16, "little"), flags)
-
-    def agreed(
-        self, opening: Opening, plan: Plan, flags: int, begun: Begun | None = None, *, wants: bool = False
-    ) -> Agreed:
-        """Return what records, which are here, agree on: those of the opening that the lane had when they were brought.
-
-        Raises:
-            Disagreement: the workers do not mean the same.
-        """
+        yield self._post(what.to_bytes(16, "little"), length, free, flags, notice, payload)
         if opening.alike():
-            return Agreed(plan, opening, True, Notice.NONE, begun, wants)
+            return Agreed(plan, opening, plain=True)
         if not opening.agreed():
             raise Disagreement
         self._check_failures(opening)
-        self._drop_begun(opening)
         other = bool((opening.first_flags() ^ flags) & Flag.FLOAT64)
         return Agreed(plan, opening, notice=opening.notice(), other=other)  # the records may be of several plans
 
@@ -177,9 +115,7 @@ class Lane:
         yield self._post(bytes(16), 0, ALL_FREE, Flag.NONE, Notice.JOINED, b"")
         if not (opening.alike() or opening.agreed()):
             raise Disagreement
-        failed = self._check_failures(opening)
-        self._drop_begun(opening)
-        return not failed
+        return not self._check_failures(opening)
 
     @staticmethod
     def _check_failures(opening: Opening) -> bool:
@@ -198,29 +134,17 @@ class Lane:
         self.in_exchange = True
         return self.opening.post(digest, *what)
 
-    def _flag(self, transfers: Sequence[Transfer]) -> int:
-        """Return whether values move together with their record, or would if there were a communicator for it."""
-        room = _limit(transfers[0], transfers) if transfers and self.opening.complete else 0
-        return self.alongside.flag(transfers, room)
-
-    def _drop_begun(self, opening: Opening) -> None:
-        """Leave alone what some workers have begun together with their records, and others have not."""
-        if opening.some_begun():
-            self.alongside.drop()
-
     def carry_out(self, agreed: Agreed, hands: Hands) -> Steps[list[Any]]:
         """Exchange what was agreed on; return the results of the plan's transfers."""
-        if agreed.wants:
-            yield from self.alongside.make()
-        results = [] if agreed.begun is None else [(yield from agreed.begun.go_on())]
+        results: list[Any] = []
         transfers, opening = agreed.plan.transfers, agreed.opening
         lengths: list[int] | None = None
         if agreed.plain and opening.complete:
             if len(transfers) == 1 and transfers[0].room is not None:
-                return results or [(yield from self._carry_out_one(transfers[0], opening, hands))]
+                return [(yield from self._carry_out_one(transfers[0], opening, hands))]
             lengths = [row.length for row in opening.rows()]
         at = 0
-        for transfer in transfers[len(results) :]:
+        for transfer in transfers:
             limit = _limit(transfer, transfers) - at
             if lengths is not None and transfer.fits(limit, lengths):
                 results.append(transfer.from_records(_parts(transfer, opening, lengths, at)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist.workers.communicator import Array, Request
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout

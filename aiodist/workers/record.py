@@ -39,7 +39,6 @@ from aiodist_kernels import ReduceOp
 
 _HEADER: Final = struct.Struct("<16sQQQQ")
 _HEAD: Final = struct.Struct("<16sQQ")
-_HEAD_SIZE: Final = _HEAD.size
 SIZE: Final = 512
 PAYLOAD: Final = 448
 ALL_RECEIVE_ALL: Final = 64
@@ -59,16 +58,12 @@ class Flag:
 
     Attributes:
         FLOAT64: float32 sums accumulate in float64.
-        WANTED: values would move together with their record, if there were a communicator for it.
-        BEGUN: values move together with their record.
         FAILED: the call has failed on this worker before its record was brought. It comes with no other.
     """
 
     NONE: Final = 0
     FLOAT64: Final = 1
-    WANTED: Final = 2
-    BEGUN: Final = 4
-    FAILED: Final = 8
+    FAILED: Final = 2
 
 
 class Notice(enum.IntEnum):
@@ -117,7 +112,6 @@ class Opening:
         self._begins = range(0, SIZE * communicator.size, SIZE)
         self._head = self._found = b""
         self._notice = Notice.NONE
-        self._head_alone = False  # what is beside the digest and the flags tells nothing
 
     def post(
         self,
@@ -133,20 +127,10 @@ class Opening:
         if not self.complete:
             return self._post_least(digest, free, flags, notice)
         own = self._view
-        self._head_alone = False
         self._head = _HEAD.pack(digest, flags, notice)
         _HEADER.pack_into(own, 0, digest, flags, notice, length, free)
         if payload:
             own[_PAYLOAD_AT : _PAYLOAD_AT + len(payload)] = payload
-        return self._communicator.iallgather(self._own, self._all)
-
-    def post_head(self, digest: bytes, flags: int) -> Request:
-        """Begin the exchange of records that tell nothing else: `post` in fewer words, for most steps."""
-        if not self._head_alone:
-            request = self.post(digest, flags=flags)
-            self._head_alone = self.complete
-            return request
-        self._head = self._view[:_HEAD_SIZE] = _HEAD.pack(digest, flags, 0)
         return self._communicator.iallgather(self._own, self._all)
 
     def _post_least(self, digest: bytes, free: int, flags: int, notice: Notice) -> Request:
@@ -210,12 +194,6 @@ class Opening:
     def first_flags(self) -> int:
         """Return the first worker's flags."""
         return self.rows()[0].flags if self.complete else int(self._all[_FIRST])
-
-    def some_begun(self) -> bool:
-        """Return whether some worker's values move together with its record."""
-        if self.complete:
-            return any(row.flags & Flag.BEGUN for row in self.rows())
-        return Flag.BEGUN <= self._greatest_flags() < Flag.FAILED
 
     def failed(self) -> tuple[bool, bool]:
         """Return whether the call has failed on some worker, and on all but those whose replicas have joined."""

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist.workers import joining
 from aiodist.workers.addresses import Address, Listening
 from aiodist.workers.communicator import Request

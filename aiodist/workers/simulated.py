@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist.workers.communicator import Array, Request, Sharing, parts_of
 from aiodist.workers.joining import Hello
 from aiodist.workers.layout import Layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist.workers.layout import Layout
 from aiodist.workers.state import ReplicaPart, WorkerState
 from aiodist.workers.tribunal import Coordinator, LaneKey, Listener, Request, Verdict

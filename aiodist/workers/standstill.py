@@ -15,7 +15,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist.collective.cycles import stuck, waits_in
 from aiodist.collective.group import SyncGroup
 from aiodist.workers.lane_book import Run

@@ -15,7 +15,8 @@ from operator import itemgetter
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from aiodist._arrays.options import CommunicationOptions, OrderCheck
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._core.call import OrderCheck
 from aiodist._core.report import Location, ReplicaState
 from aiodist._runtime.waits import Look
 from aiodist.collective.camps import camps_of

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist.workers import star
 from aiodist.workers.addresses import Listening
 from aiodist.workers.ending import ENDED, GAVE_UP, farewell_of, last_error, tell_of_echo

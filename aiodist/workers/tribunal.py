@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist._core.errors import CollectiveError, CollectiveTimeoutError, IncompleteCollectiveError
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist.collective import cycles, verdict

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import CommunicationOptions, MirroredStrategy
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 
 
 def test_defaults() -> None:
-    assert dataclasses.astuple(CommunicationOptions()) == (0, None, "auto", "native", "fast", "ahead")
+    assert dataclasses.astuple(CommunicationOptions()) == (0, None, "auto", "native", "fast")
 
 
 @pytest.mark.parametrize("given", ["ring", "RING", "Nccl", "AUTO"])
@@ -37,8 +37,6 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"implementation": None}, TypeError, "implementation must be a string, one of 'auto'"),
     ({"accumulate": "float32"}, ValueError, "accumulate must be one of 'native', 'float64', got 'float32'"),
     ({"accumulate": 64}, TypeError, "accumulate must be a string"),
-    ({"verify": "never"}, ValueError, "verify must be one of 'ahead', 'alongside', got 'never'"),
-    ({"verify": True}, TypeError, "verify must be a string, one of 'ahead', 'alongside', got True"),
 ]
 
 
@@ -64,7 +62,6 @@ OPTIONS = st.builds(
     timeout_seconds=st.sampled_from([None, 1, 2.5]),
     implementation=st.sampled_from(["auto", "ring", "nccl"]),
     accumulate=st.sampled_from(["native", "float64"]),
-    verify=st.sampled_from(["ahead", "alongside"]),
 )
 
 

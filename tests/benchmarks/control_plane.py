@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from aiodist._core.report import Location, ReplicaState
 from aiodist.workers.addresses import Listening
 from aiodist.workers.joining import Hello
@@ -33,7 +33,7 @@ def state(rank: int) -> WorkerState:
     """Return what a worker tells whose replica waits; the last one's has ended."""
     stack = tuple(Location("/a/program/of/some/length/train.py", line, "step") for line in (100, 200, 300))
     end = ReplicaState.FAILED if rank == 0 else None
-    return WorkerState(rank, 7, (ReplicaPart(6, end, None, 0, stack),))
+    return WorkerState(rank, (ReplicaPart(6, end, None, 0, stack),))
 
 
 def others(workers: int, port: int, token: bytes, told: Any) -> None:

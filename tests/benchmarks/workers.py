@@ -1,9 +1,9 @@
 """What collectives between workers cost: `aiodist run -n 2 tests/benchmarks/workers.py`, on an idle machine.
 
-Each size is reduced in six ways, one after the other and again: by the engine, blocking; by the same data collective
+Each size is reduced in five ways, one after the other and again: by the engine, blocking; by the same data collective
 as aiodist makes, awaited, without a replica context (unverified); by `ctx.all_reduce` without the exchange of records
-(no record), which `without_records` leaves out and which nobody can ask for; by `ctx.all_reduce` as it is (ahead); so
-with ``verify="alongside"``; and with ``reduction="ordered"``. Minimum and median of the rounds are shown, in
+(no record), which `without_records` leaves out and which nobody can ask for; by `ctx.all_reduce` as it is (ahead); and
+with ``reduction="ordered"``. Minimum and median of the rounds are shown, in
 microseconds. Then, for values of 64 MiB: how long the event loop stood still, at most, between two of its turns, by the
 clock and by the processor time that its thread took meanwhile (the rest was other processes'), beside how long the
 engine takes for the same, blocking; and the share of a core that waiting takes.
@@ -24,19 +24,20 @@ import numpy as np
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, ReduceOp, get_replica_context
 from aiodist.replica.awaiting import Bell, complete
 from aiodist.replica.hands import Hands
-from aiodist.workers.alone import Alone, AloneReduction
 from aiodist.workers.communicator import Communicator
 from aiodist.workers.crossing import Plan
 from aiodist.workers.gloo import GlooCommunicator
 from aiodist.workers.lane import Agreed, Lane
+from aiodist.workers.leaves import Leaf
 from aiodist.workers.mpi import load_mpi
-from aiodist.workers.record import PAYLOAD, Opening
-from aiodist.workers.transfers import Done, Steps
+from aiodist.workers.record import PAYLOAD
+from aiodist.workers.reduction import Reduction, in_order_of
+from aiodist.workers.transfers import Steps
 from aiodist_kernels.rules import rule_for
 
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
 ROUNDS = 9
-WAYS = ["blocking", "unverified", "no record", "ahead", "alongside", "ordered"]
+WAYS = ["blocking", "unverified", "no record", "ahead", "ordered"]
 
 
 def allreduce_of(engine: Communicator) -> Callable[[Any, Any], object]:
@@ -60,14 +61,12 @@ def without_records() -> Iterator[None]:
         return Agreed(plan, lane.opening, plain=True)
         yield
 
-    agree, begin, alike = Lane.agree, Lane.open_plainly, Opening.alike
+    agree = Lane.agree
     Lane.agree = take_it  # type: ignore[method-assign,assignment]
-    Lane.open_plainly = lambda *_: Done()  # type: ignore[method-assign]
-    Opening.alike = lambda *_: True  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Lane.agree, Lane.open_plainly, Opening.alike = agree, begin, alike  # type: ignore[method-assign]
+        Lane.agree = agree  # type: ignore[method-assign]
 
 
 async def mean(fn: Callable[[], Awaitable[Any]], repeats: int) -> float:
@@ -91,20 +90,24 @@ async def replica(rows: Rows, way: str) -> None:
     reduce_blocking = allreduce_of(engine)
     for name, size in SIZES.items():
         value, out = np.ones(size, np.float32), np.empty(size, np.float32)
-        known = Alone(rule_for(ReduceOp.SUM, value.dtype), [value.shape], team.span.layout)
+        rule, layout = rule_for(ReduceOp.SUM, value.dtype), team.span.layout
         repeats = max(4, min(200, (1 << 23) // (4 * size)))
 
         async def blocking(value: Any = value, out: Any = out) -> None:
             reduce_blocking(value, out)
 
-        async def unverified(value: Any = value, known: Alone = known) -> None:
-            await complete(AloneReduction(known, [value]).carry_out(engine, None, hands), bell)
+        async def unverified(value: Any = value, rule: Any = rule, layout: Any = layout) -> None:
+            leaves = [Leaf(rule, [value], scalar=False)]
+            reduction = Reduction(ReduceOp.SUM, leaves, layout.replicas, in_order_of(layout))
+            await complete(reduction.carry_out(engine, None, hands), bell)
 
         async def verified(value: Any = value) -> None:
             await ctx.all_reduce(ReduceOp.SUM, value)
 
         found = rows.setdefault(name, {})
-        ways = {way: verified} if way != "ahead" else {"blocking": blocking, "unverified": unverified, way: verified}
+        ways: dict[str, Callable[[], Awaitable[Any]]] = {way: verified}
+        if way == "ahead":
+            ways = {"blocking": blocking, "unverified": unverified, way: verified}
         for shown, fn in ways.items():
             for _ in range(2):
                 await verified()
@@ -209,7 +212,6 @@ def main() -> None:
         way: MultiWorkerMirroredStrategy(devices=["CPU:0"], communication_options=options)
         for way, options in {
             "ahead": CommunicationOptions(),
-            "alongside": CommunicationOptions(verify="alongside"),
             "ordered": CommunicationOptions(reduction="ordered"),
         }.items()
     }

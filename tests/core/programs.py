@@ -7,34 +7,45 @@ have in common, gone wrong in up to two places. Replicas take their turns in the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from aiodist._core.analysis import analyse
 from aiodist._core.call import LEAF, Call, Function, OrderCheck, Place, Post, fingerprint
 from aiodist._core.ledger import Group, Ledger, Member, Slot
-from aiodist._core.report import CollectiveReport, Location, ReplicaState
+from aiodist._core.report import Location, ReplicaState
 from aiodist._core.snapshot import GroupKey, ReplicaFacts, Snapshot
 
 FILE = "program.py"
 _LAST_LINE = 99
-_ARRAY = {"shapes": ((3,),), "dtypes": ("float32",), "arrays": ("array",), "paths": ("",)}
-_NEST = {"shapes": ((3,), ()), "dtypes": ("float32", "float"), "arrays": ("array", "number")}
+
+
+def _call(kind: str, op: str | None = None, shape: tuple[int | None, ...] = (3,), **more: Any) -> Call:
+    """Return a call with an array of float32."""
+    return Call(kind, op, shapes=(shape,), dtypes=("float32",), arrays=("array",), paths=("",), **more)
+
+
+def _nest(structure: str, *paths: str) -> Call:
+    """Return a call with an array and a number."""
+    leaves = {"shapes": ((3,), ()), "dtypes": ("float32", "float"), "arrays": ("array", "number")}
+    return replace(Call("all_reduce", "SUM", structure=structure, paths=paths), **leaves)  # type: ignore[arg-type]
+
+
+_MERGE = Function("merge", FILE, 3, "a")
 CALLS = (
     Call("barrier"),
-    Call("all_reduce", "SUM", **_ARRAY),
-    Call("all_reduce", "MAX", **_ARRAY),
-    Call("all_reduce", "SUM", **{**_ARRAY, "shapes": ((4,),)}),
-    Call("all_reduce", "SUM", structure=f"{{'b': {LEAF}, 'w': [{LEAF}]}}", paths=("['b']", "['w'][0]"), **_NEST),
-    Call("all_reduce", "SUM", structure=f"({LEAF}, {LEAF})", paths=("[0]", "[1]"), **_NEST),
-    Call("all_gather", axis=(0,), **{**_ARRAY, "shapes": ((None,),)}),
-    Call("broadcast", source=0, **_ARRAY),
-    Call("broadcast", source=1, **_ARRAY),
+    _call("all_reduce", "SUM"),
+    _call("all_reduce", "MAX"),
+    _call("all_reduce", "SUM", shape=(4,)),
+    _nest(f"{{'b': {LEAF}, 'w': [{LEAF}]}}", "['b']", "['w'][0]"),
+    _nest(f"({LEAF}, {LEAF})", "[0]", "[1]"),
+    _call("all_gather", shape=(None,), axis=(0,)),
+    _call("broadcast", source=0),
+    _call("broadcast", source=1),
     Call("barrier", name="end"),
-    Call("merge_call", function=Function("merge", FILE, 3, "a"), structure=f"([{LEAF}], {{}})", arguments=(1, ())),
-    Call("merge_call", function=Function("merge", FILE, 3, "a"), structure="([], {})", arguments=(0, ())),
+    Call("merge_call", function=_MERGE, structure=f"([{LEAF}], {{}})", arguments=(1, ())),
+    Call("merge_call", function=_MERGE, structure="([], {})", arguments=(0, ())),
 )
 _JOIN = Call("join")
 
@@ -197,6 +208,8 @@ class Run:
         slots = [part.open.get(number) for part in parts]
         keys = set()
         for part, slot in zip(parts, slots, strict=True):
+            if part.doomed is not None and number >= part.doomed:  # cancelled out of it while other processes were late
+                return False
             joined = all(each.joined_at is not None and each.joined_at <= number for each in part.members)
             if not joined and (slot is None or not slot.matched):
                 return False
@@ -248,7 +261,7 @@ class Run:
 
     @property
     def went_well(self) -> bool:
-        """Whether every replica has come to its end, and nothing is open, nor known to some members of a group alone."""
+        """Whether every replica has come to its end, nothing is open, and all members have made their groups."""
         return (
             all(replica.end is not None for replica in self.replicas)
             and not any(ledger.open_slots() for ledger in self.ledgers)
@@ -267,11 +280,6 @@ def _made_alike(parts: Sequence[Group]) -> bool:
             made = Post(Call("new_group", members=part.key[0], name=part.key[1]), (part.made_at[0],))
             posts.add(fingerprint(part.ledger.order_check, made))
     return len(posts) <= 1
-
-
-def report_of(programs: Sequence[Program], turns: Sequence[int] = ()) -> CollectiveReport:
-    """Return the report on a run of programs."""
-    return analyse(Run(programs).go(turns).snapshot())
 
 
 # Drawing programs.

@@ -101,7 +101,7 @@ def test_reasons_in_the_order_in_which_they_are_looked_for() -> None:
     assert [str(reason) for reason in Reason] == [
         *["kind", "name", "reduce_op", "axis", "source", "merge_fn"],
         *["structure", "shape", "dtype", "device", "call_site"],
-        *["exited", "abandoned", "timeout", "deadlock", "cycle", "worker_lost"],
+        *["exited", "abandoned", "timeout", "cycle", "deadlock", "livelock", "group", "unmatched", "worker_lost"],
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from typing import Any
 
 import anyio
 import numpy as np
@@ -66,11 +65,6 @@ def test_replicas_follow_the_run_without_them_and_end_with_equal_bits(replicas: 
         assert one.clock.computing_seconds > 0
 
 
-def test_same_seed_gives_same_bits() -> None:
-    first, again, other = (weights_digest(trained_on(4, replace(PLAN, seed=n))[0].weights) for n in (3, 3, 4))
-    assert first == again != other
-
-
 def test_loss_goes_down() -> None:
     losses = trained_on(2, replace(PLAN, steps=150))[0].losses
     assert np.mean(losses[-20:]) < 0.3 * np.mean(losses[:20])
@@ -96,15 +90,6 @@ def test_adam_is_the_algorithm_of_its_paper(decay: float) -> None:
     assert weights["w"].item() == pytest.approx(weight, rel=1e-12)
 
 
-def test_adam_takes_read_only_arrays_and_lets_vectors_be() -> None:
-    weight, gradient, bias = np.ones((4, 4), np.float32), np.ones((4, 4), np.float32), np.ones(3)
-    weight.setflags(write=False)
-    gradient.setflags(write=False)
-    changes = Adam(0.5).changes({"w": weight, "b": bias}, {"w": gradient, "b": np.zeros(3)}, 0.1)
-    assert changes["w"].dtype == np.float32
-    assert changes["b"].tolist() == [0, 0, 0]
-
-
 @pytest.mark.parametrize("steps", [1, 2, 10, 1000])
 def test_rate_goes_up_and_down_in_straight_lines_and_is_never_zero(steps: int) -> None:
     rates = [learning_rate(step, steps, 0.5) for step in range(steps)]
@@ -119,22 +104,12 @@ def test_last_to_arrive_tells_what_reducing_takes() -> None:
     assert mean_times([Clock(2.0, [0.5, 0.25])]) == (2.0, 0.75, 0.0)
 
 
-A, B = np.ones((2, 3), np.float32), np.zeros(3, np.float32)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"a": A, "b": -B},  # equal as numbers, not in bits
-        {"a": A, "c": B},
-        {"a": A.T, "b": B},
-        {"a": np.nextafter(A, np.float32(2)), "b": B},
-        {"a": A, "b": B.view(np.int32)},
-        {"a": A},
-    ],
-)
-def test_equal_digests_mean_equal_bits(other: Any) -> None:
-    assert weights_digest(other) != weights_digest({"a": A, "b": B}) == weights_digest({"b": B.copy(), "a": A.copy()})
+def test_equal_digests_mean_equal_bits() -> None:
+    a, b = np.ones((2, 3), np.float32), np.zeros(3, np.float32)
+    others: list[Weights] = [{"a": a, "b": -b}, {"a": a, "c": b}, {"a": a.T, "b": b}, {"a": a}]
+    digest = weights_digest({"a": a, "b": b})
+    assert digest == weights_digest({"b": b.copy(), "a": a.copy()})
+    assert digest not in {weights_digest(other) for other in others}
 
 
 def test_matrix_products_keep_to_one_thread_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:

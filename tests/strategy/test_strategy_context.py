@@ -25,7 +25,7 @@ from aiodist import (
     has_strategy,
     in_cross_replica_context,
 )
-from aiodist._arrays.options import OrderCheck
+from aiodist._core.call import OrderCheck
 from tests.replica.programs import mirrored
 
 pytestmark = pytest.mark.anyio

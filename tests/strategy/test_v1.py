@@ -122,7 +122,6 @@ def test_update_config_proto_returns_a_copy() -> None:
             "implementation": "ring",
             "accumulate": "native",
             "reduction": "fast",
-            "verify": "ahead",
         },
     }
     assert config == {"log": True, "devices": ["CPU:9"]}

@@ -10,7 +10,7 @@ import pytest
 
 from aiodist import MultiWorkerMirroredStrategy, get_replica_context
 from aiodist.collective.signature import KIND
-from aiodist.replica.courses import Courses
+from aiodist.replica.carrying import Carrier
 from tests.workers.simulated import Job, Program
 
 _worker: ContextVar[int | None] = ContextVar("worker", default=None)
@@ -22,7 +22,7 @@ class Failures:
     """What fails.
 
     Args:
-        patch: takes its place where calls are looked up, of which there is a course or is to be one.
+        patch: takes its place where calls are planned.
 
     Attributes:
         planned: the calls, and what they raise.
@@ -30,16 +30,16 @@ class Failures:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.planned: dict[Call, Exception] = {}
-        of = Courses.of
+        of = Carrier._planned
 
-        def of_or_fail(courses: Courses, meeting: Any) -> Any:
+        def of_or_fail(carrier: Carrier, meeting: Any) -> Any:
             rank, kind = _worker.get() or 0, meeting.signature[KIND].name
             error = self.planned.get((rank, kind, meeting.number)) or self.planned.get((rank, kind, None))
             if error is not None:
                 raise error.with_traceback(None)
-            return of(courses, meeting)
+            return of(carrier, meeting)
 
-        patch.setattr(Courses, "of", of_or_fail)
+        patch.setattr(Carrier, "_planned", of_or_fail)
 
     async def run(self, job: Job, program: Program) -> list[Any]:
         """Run a program on all replicas; return the workers' local results, or the exceptions."""

@@ -3,7 +3,7 @@
 python job.py values               prints one digest a worker, the same on all
 python job.py fault KIND...        the last worker does something wrong, in one run after the other; the others print
                                    what they are told
-python job.py caught               workers disagree where values move together with their records, and in a group, catch
+python job.py caught               workers disagree in a run, and in a group, catch
                                    the errors, and end one later than the other
 """
 
@@ -171,10 +171,9 @@ async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> 
 
 def caught() -> None:
     """End in good order after errors that the program has caught."""
-    options = CommunicationOptions(verify="alongside")
     mpi = importlib.import_module("mpi4py.MPI")  # before aiodist has made it ready
     for in_group in (False, True):
-        strategy = MultiWorkerMirroredStrategy(mpi.COMM_WORLD, communication_options=options)
+        strategy = MultiWorkerMirroredStrategy(mpi.COMM_WORLD)
         asyncio.run(disagree(strategy, in_group=in_group))
     if strategy._span[0] > 0:
         time.sleep(1.5)  # longer than a worker that has said farewell is waited for

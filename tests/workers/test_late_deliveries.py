@@ -45,10 +45,9 @@ def faulty(draw: st.DrawFn) -> tuple[Steps, Mutation | None, int]:
     layout=st.sampled_from(LAYOUTS),
     seed=seeds,
     rate=st.sampled_from(RATES),
-    verify=st.sampled_from(["ahead", "ahead", "alongside"]),
 )
 def test_any_program_gives_or_reports_what_one_machine_does(
-    loop: Loop, drawn: Any, layout: tuple[int, ...], seed: int, rate: float, verify: str
+    loop: Loop, drawn: Any, layout: tuple[int, ...], seed: int, rate: float
 ) -> None:
     steps, mutation, odd = drawn
     replicas = sum(layout)
@@ -64,7 +63,7 @@ def test_any_program_gives_or_reports_what_one_machine_does(
 
     async def main() -> None:
         async with network(seed, rate):
-            job = Job(*layout, verify=verify)
+            job = Job(*layout)
             if mutation is None:
                 await job.values(program)
             else:

@@ -67,7 +67,7 @@ async def test_ids_count_over_all_workers(layout: tuple[int, ...]) -> None:
     await check(program, layout)
 
 
-@pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}, {"verify": "alongside"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"reduction": "ordered"}], ids=str)
 @pytest.mark.parametrize("size", [3, 1000], ids=["in the record", "beside it"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 async def test_reductions(layout: tuple[int, ...], size: int, options: dict[str, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from aiodist._tools.trace.writer import FORMAT
 
 Event = dict[str, Any]
 _LANE = re.compile(r"replica (\d+)(?: (\S+)|, other tasks)")
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"[\s,]*")
 
 
 class TraceFileError(Exception):
@@ -107,118 +104,66 @@ def read_trace(path: str | Path) -> TraceFile:
     Raises:
         TraceFileError: it cannot be read, or is not a trace.
     """
+    reader = _Reader()
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        events, about = _split(text)
-        return _Reader(about).read(events)
+        # There can be millions of events: each is read as it is decoded, and None takes its place.
+        document = json.loads(Path(path).read_text(encoding="utf-8"), object_hook=reader.take)
+        return reader.finish(document)
     except OSError as error:
         raise TraceFileError(f"cannot read {path}: {error.strerror}") from error
     except _UnknownFileError as error:
-        raise TraceFileError(f"{path} is no trace that aiodist wrote: {error}") from error
+        raise TraceFileError(f"{path} is not a trace that aiodist wrote: {error}") from error
     except ValueError as error:  # JSON's, or Unicode's
-        raise TraceFileError(f"{path} is no trace that aiodist wrote: it is not complete JSON ({error})") from error
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise TraceFileError(f"{path} is no trace that aiodist wrote: an event lacks what it should have") from error
+        raise TraceFileError(f"{path} is not a trace that aiodist wrote: it is not complete JSON ({error})") from error
 
 
 class _UnknownFileError(Exception):
     pass
 
 
-def _split(text: str) -> tuple[Iterator[Event], dict[str, Any]]:
-    """Return the events, which are decoded one by one because there can be millions, and what else is in the file."""
-    found = re.search(r'"traceEvents"\s*:\s*\[', text)
-    if found is None:
-        json.loads(text)
-        raise _UnknownFileError("it has no traceEvents")
-    end = _end_of_events(text, found.end())
-    rest = json.loads(text[: found.end()] + text[end:])
-    about = rest.get("otherData", {})
-    if not isinstance(about, dict) or "aiodist_trace" not in about:
-        raise _UnknownFileError("other programs' traces open in https://ui.perfetto.dev")
-    if about["aiodist_trace"] != FORMAT:
-        raise _UnknownFileError(f"its version is {about['aiodist_trace']}, and this aiodist reads version {FORMAT}")
-    return _decode(text, found.end()), about
-
-
-def _end_of_events(text: str, begin: int) -> int:
-    """Return where the list of events ends: at the last bracket in our own files, else where decoding arrives."""
-    end = text.rfind("]")
-    if end > begin and text[end + 1 :].strip() == "}":
-        return end
-    *_, (_, end) = _decode_with_ends(text, begin)
-    return end
-
-
-def _decode(text: str, begin: int) -> Iterator[Event]:
-    return (event for event, _ in _decode_with_ends(text, begin) if event is not None)
-
-
-def _decode_with_ends(text: str, at: int) -> Iterator[tuple[Event | None, int]]:
-    """Yield events, and the position after each; at last None, and the position of the bracket."""
-    while True:
-        space = _SPACE.match(text, at)
-        at = space.end() if space else at
-        if text[at : at + 1] == "]":
-            yield None, at
-            return
-        event, at = _DECODER.raw_decode(text, at)
-        yield event, at
-
-
 class _Reader:
-    def __init__(self, about: dict[str, Any]) -> None:
-        self._trace = TraceFile(about, {}, {}, [])
+    """Reads the events of one file in their order; those that need later ones wait for the end."""
+
+    def __init__(self) -> None:
+        self._devices: dict[int, dict[int, str]] = {}
+        self._runs: dict[int, TracedRun] = {}
         self._replicas: dict[tuple[int, int], int] = {}
         self._collectives: dict[int, TracedCollective] = {}
         self._verdicts: list[Event] = []
-        self._lives: list[Event] = []
+        self._functions: list[Event] = []
+        self._complete = True
 
-    def read(self, events: Iterator[Event]) -> TraceFile:
-        for event in events:
-            if event["ph"] == "X":
-                self._slice(event)
-            elif event["ph"] == "M" and event["name"] == "thread_name":
-                self._lane(event)
-            elif event["ph"] == "i" and event["s"] == "p":
-                self._verdicts.append(event)
-        for event in self._lives:
-            self._life(event)
-        for event in self._verdicts:
-            self._trace.runs[event["args"]["run"]].verdict = {
-                "at": event["ts"], "error": event["name"], **event["args"],
-            }  # fmt: skip
-        self._trace.collectives = sorted(self._collectives.values(), key=lambda found: min(found.issued))
-        self._trace.runs = dict(sorted(self._trace.runs.items()))
-        return self._trace
+    def take(self, found: dict[str, Any]) -> dict[str, Any] | None:
+        """Read an event, which is then done with; return other objects of the file, such as arguments, as they are."""
+        if "ph" not in found:
+            return found
+        try:
+            self._take(found)
+        except (KeyError, TypeError, AttributeError):
+            self._complete = False
+        return None
 
-    def _lane(self, event: Event) -> None:
+    def _take(self, event: Event) -> None:
+        if event["ph"] == "X" and event["cat"] == "collective":
+            self._read_await(event)
+        elif event["ph"] == "X" and event["tid"]:
+            self._functions.append(event)
+        elif event["ph"] == "X":
+            number, name = event["args"]["run"], event["name"].partition(": ")[2]
+            self._runs[number] = TracedRun(number, name, event["pid"], event["ts"], event["ts"] + event["dur"])
+        elif event["ph"] == "M" and event["name"] == "thread_name":
+            self._read_lane(event)
+        elif event["ph"] == "i" and event["s"] == "p":
+            self._verdicts.append(event)
+
+    def _read_lane(self, event: Event) -> None:
         found = _LANE.fullmatch(event["args"]["name"])
         if found is not None:
             self._replicas[event["pid"], event["tid"]] = int(found[1])
             if found[2]:
-                self._trace.devices.setdefault(event["pid"], {})[int(found[1])] = found[2]
+                self._devices.setdefault(event["pid"], {})[int(found[1])] = found[2]
 
-    def _slice(self, event: Event) -> None:
-        if event["cat"] == "collective":
-            self._await(event)
-        elif event["tid"]:
-            self._lives.append(event)
-        else:
-            number = event["args"]["run"]
-            name = event["name"].partition(": ")[2]
-            run = TracedRun(number, name, event["pid"], event["ts"], event["ts"] + event["dur"])
-            self._trace.runs[number] = run
-
-    def _life(self, event: Event) -> None:
-        run, replica = self._trace.runs[event["args"]["run"]], self._replicas[event["pid"], event["tid"]]
-        run.started[replica] = event["ts"]
-        run.ended[replica] = event["ts"] + event["dur"]
-        run.ends[replica] = event["args"]["end"]
-        if "error" in event["args"]:
-            run.errors[replica] = event["args"]["error"]
-
-    def _await(self, event: Event) -> None:
+    def _read_await(self, event: Event) -> None:
         args, begin = event["args"], event["ts"]
         found = self._collectives.get(args["collective"])
         if found is None:
@@ -234,3 +179,36 @@ class _Reader:
         found.awaited.append(begin)
         found.resumed.append(begin + event["dur"])
         found.waits.append(args["wait_ns"] / 1e3)
+
+    def finish(self, document: Any) -> TraceFile:
+        """Return the trace, of a file without its events.
+
+        Raises:
+            _UnknownFileError: it is not one of ours.
+        """
+        if not isinstance(document, dict) or "traceEvents" not in document:
+            raise _UnknownFileError("it has no traceEvents")
+        about = document.get("otherData")
+        if not isinstance(about, dict) or "aiodist_trace" not in about:
+            raise _UnknownFileError("other programs' traces open in https://ui.perfetto.dev")
+        if about["aiodist_trace"] != FORMAT:
+            raise _UnknownFileError(f"its version is {about['aiodist_trace']}, and this aiodist reads version {FORMAT}")
+        try:
+            self._finish_runs()
+        except (KeyError, TypeError):
+            self._complete = False
+        if not self._complete or any(event is not None for event in document["traceEvents"]):
+            raise _UnknownFileError("an event lacks what it should have")
+        collectives = sorted(self._collectives.values(), key=lambda found: min(found.issued))
+        return TraceFile(about, self._devices, dict(sorted(self._runs.items())), collectives)
+
+    def _finish_runs(self) -> None:
+        for event in self._functions:
+            run, replica = self._runs[event["args"]["run"]], self._replicas[event["pid"], event["tid"]]
+            run.started[replica] = event["ts"]
+            run.ended[replica] = event["ts"] + event["dur"]
+            run.ends[replica] = event["args"]["end"]
+            if "error" in event["args"]:
+                run.errors[replica] = event["args"]["error"]
+        for event in self._verdicts:
+            self._runs[event["args"]["run"]].verdict = {"at": event["ts"], "error": event["name"], **event["args"]}
