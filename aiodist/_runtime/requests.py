@@ -72,8 +72,8 @@ class Request:
         collective: Collective,
         call: Call,
         compute: Compute | None = None,
-        over_workers: OverWorkers | None = None,
         structure: nests.Structure | None = None,
+        over_workers: OverWorkers | None = None,
     ) -> None:
         self.collective = collective
         self.call = call

@@ -33,6 +33,8 @@ class SimulatedSwitchboard:
     def listen(self, rank: int, team: Team) -> None:
         """Connect a worker."""
         self._teams[rank] = weakref.ref(team)
+        if self._coordinator.outcome is not None:
+            team.post(self._coordinator.outcome)
 
     def take(self, rank: int, message: Message) -> None:
         """Take what a worker tells the coordinator."""

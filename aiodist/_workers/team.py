@@ -18,7 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
 
-from aiodist._core.analysis import error_of
+import anyio
+
+from aiodist._core.analysis import Overdue, error_of
 from aiodist._core.call import Call, OrderCheck
 from aiodist._core.errors import CollectiveError, WorkerLostError
 from aiodist._core.ledger import Ledger, Path, Slot
@@ -173,20 +175,27 @@ class Team:
             found = self._digests[key] = made, (slot.call, slot.code)  # held, so that no other has their ids
         return found[0]
 
-    async def perform(
-        self, call: Call, code: Any, offset: int, move: Move, path: Path | None = None, *, float64: bool = False
-    ) -> Any:
-        """Carry out a call outside of replicas that all workers make; see `Outside.begin`.
+    async def perform(self, call: Call, code: Any, offset: int, move: Move) -> Any:
+        """Carry out a call outside of replicas that all workers make; see `Outside.begin` and `awaited`."""
+        return await self.awaited(self.outside.begin(call, code, offset, None, move))
+
+    async def awaited(self, pending: Pending, seconds: float | None = None) -> Any:
+        """Wait for a call outside of replicas; return its result.
+
+        Args:
+            pending: the call.
+            seconds: how long the other workers have to make it, too; None for as long as it takes.
 
         Raises:
             CollectiveError: the workers do not meet in it, or the strategy has ended.
             TypeError, ValueError, OverflowError: the values cannot be combined.
         """
-        return await self.awaited(self.outside.begin(call, code, offset, path, move, float64=float64))
-
-    async def awaited(self, pending: Pending) -> Any:
-        """Wait for a call outside of replicas; return its result; see `perform`."""
         try:
+            if seconds is not None:
+                with anyio.move_on_after(seconds):
+                    await self.driver.until(lambda: pending.done)
+                if not pending.done:
+                    self.outside.expire(pending, seconds)
             await self.driver.until(lambda: pending.done)
         finally:
             self.outside.abandon(pending)  # unless it is complete
@@ -387,6 +396,10 @@ class Outside:
                 slot.group.abandon(member, slot)
             self.tell(number=slot.number)
 
+    def expire(self, pending: Pending, seconds: float) -> None:
+        """Note that the time is up in which the other workers were to make a call."""
+        self.tell(number=pending.number, overdue=Overdue(self._ledger.root.key, pending.number, seconds))
+
     def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
         """Move the values of a call that all workers make."""
         slot: _OutsideSlot = step.what
@@ -412,14 +425,14 @@ class Outside:
     def over(self, channel: Channel) -> None:
         """Never called: what is called outside of replicas has no end."""
 
-    def tell(self, *, number: int | None = None, note: str = "") -> None:
+    def tell(self, *, number: int | None = None, overdue: Overdue | None = None, note: str = "") -> None:
         """Tell the coordinator what this worker calls, once; from any thread."""
         if not self.told:
             self.told = True
             self.channel.session.freeze(number)
             snapshot = self._ledger.snapshot(self._team.facts())
             key = self._ledger.root.key
-            self._team.control.send(Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, note=note))
+            self._team.control.send(Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note))
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way."""

@@ -207,7 +207,7 @@ def call_of(kind: str, op: ReduceOp | None, prepared: Prepared) -> Call:
         kind,
         op=None if op is None else op.name,
         axis=axes if any(axis is not None for axis in axes) else None,
-        structure=f"({', '.join([LEAF] * len(leaves))})",
+        structure=f"[{', '.join([LEAF] * len(leaves))}]",
         paths=tuple(f"[{place}]" for place in range(len(leaves))),
         shapes=tuple(leaf.shape for leaf in leaves),
         dtypes=tuple(dtype_text(leaf.dtype) for leaf in leaves),

@@ -80,7 +80,7 @@ def _request(variable: Variable, method: str, name: str | None) -> Request:
             from aiodist.strategy import sharing
 
             over = sharing.over_workers(variable, partial(_apply, variable, method), partial(differ, variable.name))
-        variable._requests[key] = Request(collective, call, partial(_meet, variable, method), over)
+        variable._requests[key] = Request(collective, call, partial(_meet, variable, method), over_workers=over)
     return variable._requests[key]
 
 

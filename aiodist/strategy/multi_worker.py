@@ -195,7 +195,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             team.check()
             return await self._run_calls(run, calls)
         number, communicator, of_opening = await self._perform(
-            Call("strategy.run", function=function_of(fn)), frame, partial(_open, team)
+            Call("strategy.run", function=function_of(fn)), frame, partial(_open, team), given
         )
         moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
         span = run.span = RunSpan(team, of_opening, number, communicator, run, moving)
@@ -287,14 +287,17 @@ class MultiWorkerMirroredStrategy(Strategy):
             if through.down is not None:
                 await through.down()
             pending = self._begin(call, frame, move)
-        result = await self._team.awaited(pending)
+        result = await self._team.awaited(pending, self._extended.communication_options.timeout_seconds)
         return await through.up(result, targets)
 
-    async def _perform(self, call: Call, frame: FrameType, move: Move) -> Any:
+    async def _perform(
+        self, call: Call, frame: FrameType, move: Move, options: CommunicationOptions | None = None
+    ) -> Any:
         """Carry out a call that all workers make outside of replicas."""
         async with self._in_order:
             pending = self._begin(call, frame, move)
-        return await self._team.awaited(pending)
+        merged = self._extended.communication_options.merge(options)
+        return await self._team.awaited(pending, merged.timeout_seconds)
 
     def _begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
         float64 = self._extended.communication_options.accumulate == "float64"

@@ -83,9 +83,8 @@ def created_in_replica(variable: Variable, context: ReplicaContext, value: Array
         variable._subject = f"run {run} {member.group.key} {member.sequence}"
         collective = Collective(BROADCAST, None, 0, _array(variable.shape, variable.dtype))
         put = partial(_put, variable)
-        request = Request(
-            collective, _call("Variable", variable, None, name), put, OverWorkers(collective, list, put)
-        )
+        over = OverWorkers(collective, list, put)
+        request = Request(collective, _call("Variable", variable, None, name), put, over_workers=over)
         variable._requests[key] = request
     handle = context.issue(frame, variable._requests[key], value, None)
     handle.detach()

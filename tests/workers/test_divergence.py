@@ -286,7 +286,7 @@ async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None
 async def test_stall_report_says_that_another_worker_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = Looks()
     watch = StallWatch(10.0, looks.after, lambda: looks.now)
-    monkeypatch.setattr("aiodist.replica.scheduler.watch_here", lambda: watch)
+    monkeypatch.setattr("aiodist._runtime.scheduler.watch_here", lambda: watch)
     job = Job(1, 1)
     told = anyio.Event()
 

@@ -241,6 +241,16 @@ class SimulatedCluster:
                 self._shared = make(argument)
             return self._shared  # type: ignore[no-any-return]
 
+    def lose(self, rank: int, why: str) -> None:
+        """Let a worker be lost, and say how: it has died, or is cut off, say.
+
+        Raises:
+            RuntimeError: the workers have not met yet.
+        """
+        if self._shared is None:
+            raise RuntimeError("a worker can be lost once the workers have met")
+        self._shared.lose(rank, why)
+
     def deliver(self, request: SimulatedRequest) -> None:
         """Tell a worker that an operation is complete, now or when the test says so."""
         if self.held is None:
