@@ -303,7 +303,8 @@ class WaitGraph:
 
     def _users_for(self, waiter: Waiter) -> tuple[Waiter, ...]:
         users = self._users.get(id(waiter.suspension.things[0]), ())
-        return tuple(user for user in users if user is not waiter and not waits_alike(user, waiter))
+        others = (user for user in users if user is not waiter and not waits_for_a_run(user))
+        return tuple(user for user in others if not waits_alike(user, waiter))
 
     def _once(self, key: object, find: Callable[[], tuple[Waiter, ...]]) -> tuple[Waiter, ...]:
         if key not in self._known:

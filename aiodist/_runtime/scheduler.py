@@ -911,7 +911,3 @@ def _is_only(error: BaseException, kinds_of_error: tuple[type[BaseException], ..
     if isinstance(error, BaseExceptionGroup):
         return all(_is_only(inner, kinds_of_error) for inner in error.exceptions)
     return isinstance(error, kinds_of_error)
-
-
-DRIVE = _Replicas._drive.__code__  # noqa: SLF001  (its own)
-"""The code in whose frame a replica's function runs: ``run`` and ``member`` are among its variables."""

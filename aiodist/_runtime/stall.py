@@ -8,7 +8,7 @@ nothing else can wake them, the run ends with a `DeadlockError`.
 
 One timer an event loop looks after all runs in it, about once a second; a run that begins and ends between two looks
 costs the entry in a dict. On a loop that can prove that nothing will ever run again (it says so by an attribute
-``proves_standstill``) there is no timer, for a pending timer would count as something to come.
+``proves_deadlock``) there is no timer, for a pending timer would count as something to come.
 
 A warning that cannot be shown (standard error is closed, a handler raises, a filter makes errors of warnings) must not
 end a correct program: there is no caller to raise anything in.
@@ -192,7 +192,7 @@ def _loop_here() -> Any:
 
 def _new_watch(loop: Any) -> StallWatch | None:
     seconds = stall_seconds()
-    if not seconds or getattr(loop, "proves_standstill", False):
+    if not seconds or getattr(loop, "proves_deadlock", False):
         return None
     if isinstance(loop, asyncio.AbstractEventLoop):
         here = ref(loop)

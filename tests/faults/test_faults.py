@@ -11,11 +11,9 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveError
-from aiodist.checking.explore import explore
-from aiodist.checking.orders import LastFirst, Random
-from aiodist.checking.runs import Program, coroutine_program
-from aiodist.checking.runs import run as run_under
-from aiodist.checking.schedule import Order
+from aiodist._checking.explore import Program, coroutine_program, explore
+from aiodist._checking.explore import run as run_under
+from aiodist._checking.schedule import LastFirst, Order, Random
 from tests.faults.case import CASES, REPLICAS, Case
 from tests.runtime.programs import mirrored, run, still_works
 

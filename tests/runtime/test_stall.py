@@ -161,7 +161,7 @@ async def test_zero_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_loop_that_proves_a_standstill_is_not_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     class Loop(asyncio.SelectorEventLoop):
-        proves_standstill = True
+        proves_deadlock = True
 
     async def main() -> None:
         assert watch_here() is None

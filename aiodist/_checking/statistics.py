@@ -1,4 +1,4 @@
-"""The ledger of a run: which collectives there were, from where, how much they carried, and who was waited for."""
+"""Statistics: which collectives a program made and where, how many bytes they carried, and who was waited for."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aiodist._checking.loop import ControlledLoop
+from aiodist._checking.target import TargetError
 from aiodist._core.call import Call, place
 from aiodist._core.instrument import ObservedRun, Observer
 from aiodist._core.report import Location
-from aiodist.checking.loop import ControlledLoop
-from aiodist.checking.target import TargetError
 
 if TYPE_CHECKING:
     from aiodist._core.errors import CollectiveError
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Site:
-    """What the collectives of one kind at one place of the program came to.
+    """The collectives of one kind at one place of the program.
 
     Attributes:
         call: the first of them, as text.
-        kind: its kind.
-        location: where it was called.
+        kind: their kind.
+        location: where they were called.
         times: how many there were.
-        bytes: what all replicas brought to them, as far as sizes are known.
-        waited: how long they took from the first arrival to the last, in seconds of the loop's clock.
+        bytes: what all replicas contributed, as far as sizes are known.
+        waited: how long they took from the first post to the last, in seconds of the loop's clock.
         longest: the longest of that.
-        last: by replica id, how often it was the last to come while others had waited.
+        last: by replica id, how often it was the last to post while others had waited.
     """
 
     call: str
@@ -47,27 +47,27 @@ class Site:
     last: Counter[int] = field(default_factory=Counter)
 
 
-class Ledger(Observer):
-    """An observer that writes down the collectives of a program's runs.
+class Statistics(Observer):
+    """An observer that counts the collectives of a program's runs.
 
     Attributes:
         runs: how many runs of strategies there were.
-        replicas: the most replicas that one had.
-        reports: what was raised in replicas that did not meet, also where the program caught it.
-        refusal: why a run was not let begin; None when all were.
+        replicas: the most replicas that one of them had.
+        errors: what was raised in replicas that disagreed, also where the program caught it.
+        refusal: why a run was not allowed to begin; None when all were.
     """
 
     def __init__(self) -> None:
         self.runs = 0
         self.replicas = 0
-        self.reports: list[CollectiveError] = []
-        self._clock: Callable[[], float] = float
+        self.errors: list[CollectiveError] = []
         self.refusal: TargetError | None = None
+        self._clock: Callable[[], float] = float
         self._sites: dict[tuple[str, CodeType, int], Site] = {}
 
     @property
     def sites(self) -> list[Site]:
-        """Every kind and place, in the order in which they first came."""
+        """Every kind and place, in the order of their first collectives."""
         return list(self._sites.values())
 
     @property
@@ -76,7 +76,7 @@ class Ledger(Observer):
         return sum(site.times for site in self._sites.values())
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        """Note a run.
+        """Count a run.
 
         Raises:
             TargetError: it is on a loop that is not controlled.
@@ -92,7 +92,7 @@ class Ledger(Observer):
         self._clock = run.clock
 
     def completed(self, slot: Any) -> None:
-        """Note a collective."""
+        """Count a collective."""
         if slot.error is not None or slot.number < 0:
             return
         call, members = slot.call, slot.group.members
@@ -110,8 +110,8 @@ class Ledger(Observer):
                 site.last[members[slot.last].replica_id] += 1
 
     def reported(self, run: ObservedRun, error: CollectiveError) -> None:  # noqa: ARG002
-        """Note that replicas did not meet."""
-        self.reports.append(error)
+        """Note that replicas disagreed."""
+        self.errors.append(error)
 
 
 def _is_controlled() -> bool:
@@ -122,12 +122,12 @@ def _is_controlled() -> bool:
 
 
 def _bytes(call: Call, result: Any, size: int) -> int:
-    """Return what all replicas brought; where their sizes differ, as in all_gather, what came out."""
-    if any(None in shape for shape, *_ in call.leaves):
-        leaves = result if isinstance(result, list) else [result]
-        return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
-    return size * sum(prod(shape) * _itemsize(dtype, array) for shape, dtype, array in call.leaves)  # type: ignore[arg-type]
-
-
-def _itemsize(dtype: str, array: str) -> int:
-    return 8 if array == "number" else np.dtype(dtype).itemsize
+    """Return how many bytes all replicas contributed; where their sizes differ, as in all_gather, the result's."""
+    contributed = 0
+    for shape, dtype, array in call.leaves:
+        sizes = [dim for dim in shape if dim is not None]
+        if len(sizes) < len(shape):
+            leaves = result if isinstance(result, list) else [result]
+            return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+        contributed += prod(sizes) * (8 if array == "number" else np.dtype(dtype).itemsize)
+    return size * contributed

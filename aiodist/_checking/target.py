@@ -1,10 +1,10 @@
 """Targets: the function that a person names on the command line, loaded as when its file is run directly.
 
-A file's folder stands first on `sys.path` while it runs, and its arguments in `sys.argv`; ``__file__`` is its whole
-path. Only ``__name__`` is the file's own instead of ``__main__``, so that what stands under ``if __name__ ==
-"__main__"`` does not run.
+A file's folder is first on `sys.path` while it runs, and its arguments are in `sys.argv`; ``__file__`` is its whole
+path. Only ``__name__`` is the file's own instead of ``__main__``, so that code under ``if __name__ == "__main__"`` does
+not run.
 
-For each schedule the target is loaded anew, and so are the modules beside it that it imports: what a run leaves in
+For each schedule the target is loaded again, and so are the modules beside it that it imports: what a run leaves in
 module variables must not decide how the next one goes. Installed packages are imported once.
 """
 
@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -39,7 +40,7 @@ class Target:
     Attributes:
         file: the file; None for a module that is to be imported.
         module: the name under which it is loaded.
-        function: the function, with dots where it stands in a class.
+        function: the function, with dots where it is in a class.
     """
 
     file: Path | None
@@ -51,7 +52,7 @@ class Target:
         """Read ``file.py:function`` or ``package.module:function``.
 
         Raises:
-            TargetError: it is neither, or there is no such file.
+            TargetError: the text is neither, or there is no such file.
         """
         where, colon, function = text.rpartition(":")
         if not (colon and where and all(part.isidentifier() for part in function.split("."))):
@@ -67,12 +68,12 @@ class Target:
 
     @property
     def folder(self) -> Path:
-        """What stands first on `sys.path` when it is run directly."""
+        """What is first on `sys.path` when it is run directly."""
         return self.file.parent if self.file is not None else Path.cwd()
 
 
 class Source:
-    """Where a target comes from, again and again.
+    """Loads a target again and again.
 
     Args:
         target: the target.
@@ -86,11 +87,11 @@ class Source:
         self._before = frozenset(sys.modules)
 
     def load(self) -> Callable[[], Any]:
-        """Load the target anew; return it with its arguments.
+        """Load the target again; return it with its arguments.
 
         Raises:
             TargetError: it has no such function, or one that does not take these arguments.
-            Exception: what the code raises that stands outside of functions.
+            Exception: what the module's own code raises.
         """
         self._forget()
         function: Any = self._import()
@@ -102,7 +103,7 @@ class Source:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Put `sys.path` and `sys.argv` as they are when the target is run directly."""
+        """Set `sys.path` and `sys.argv` as they are when the target is run directly."""
         path, argv = sys.path[:], sys.argv
         if sys.path and sys.path[0] in {"", str(Path.cwd()), str(Path(argv[0]).absolute().parent)}:
             del sys.path[0]  # the folder of this command, not of the target
@@ -121,7 +122,7 @@ class Source:
         name = target.module if target.module not in self._before else f"checked_{target.module}"
         spec = importlib.util.spec_from_file_location(name, target.file)
         if spec is None:
-            raise TargetError(f"{target.file} is no file of Python code")
+            raise TargetError(f"{target.file} is not a file of Python code")
         if self._code is None:
             self._code = compile(target.file.read_bytes(), str(target.file), "exec")
         module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -152,8 +153,8 @@ class Source:
 def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[], Any]:
     """Return a function with the arguments of the command line, if it takes any.
 
-    ``name=value`` is passed by keyword, anything else by position; values are read as Python's literals where they are
-    ones (``3``, ``0.5``, ``[1,2]``, ``None``), as strings elsewhere.
+    ``name=value`` is passed by keyword, anything else by position; values are read as Python literals where they are
+    literals (``3``, ``0.5``, ``[1,2]``, ``None``), else as strings.
 
     Raises:
         TargetError: it does not take them.
@@ -165,17 +166,16 @@ def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[]
     if not signature.parameters:
         return function
     args = [_value(text) for text in arguments if not _is_keyword(text)]
-    kwargs = {text.partition("=")[0]: _value(text.partition("=")[2]) for text in arguments if _is_keyword(text)}
+    kwargs = {
+        name: _value(value) for name, _, value in (text.partition("=") for text in arguments if _is_keyword(text))
+    }
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function))
-        raise TargetError(f"{name}{signature} cannot be called with {_shown(arguments)}: {error}") from error
-
-    def call() -> Any:
-        return function(*args, **kwargs)
-
-    return call
+        given = f"-- {' '.join(arguments)}" if arguments else "no arguments; give them after --"
+        raise TargetError(f"{name}{signature} cannot be called with {given}: {error}") from error
+    return partial(function, *args, **kwargs)
 
 
 def _is_keyword(text: str) -> bool:
@@ -188,7 +188,3 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return text
-
-
-def _shown(arguments: Sequence[str]) -> str:
-    return f"-- {' '.join(arguments)}" if arguments else "no arguments; give them after --"

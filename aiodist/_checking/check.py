@@ -1,4 +1,4 @@
-"""Checking a target: a function that a person names, run under schedule after schedule, with a ledger of each run."""
+"""Checking a target: a function that a person names, run under many schedules, with statistics of the first run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_st
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay
+from aiodist._checking.schedule import Schedule
+from aiodist._checking.statistics import Statistics
+from aiodist._checking.target import Source, Target, TargetError, TargetExitError
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import observing
 from aiodist._strategy.mirrored import MirroredStrategy
-from aiodist.checking.explore import Exploration, explore, replay
-from aiodist.checking.ledger import Ledger
-from aiodist.checking.runs import NewLoop, function_program
-from aiodist.checking.schedule import Schedule
-from aiodist.checking.target import Source, Target, TargetError, TargetExitError
 
 _MOST_SCHEDULES = 20
 _MOST_REPLICA_RUNS = 2000
 SECONDS = 300.0
-"""How long one run may take where nobody says."""
+"""How long one run may take by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Request:
     Attributes:
         text: the function, as a person named it.
         target: the function.
-        replicas: on how many replicas it runs; None for a function that makes strategies of its own.
+        replicas: on how many replicas it runs; None for a function that makes its own strategies.
         schedules: how many schedules are explored; None for as many as suit the number of replicas.
         seed: what they are drawn from.
         replay: the one schedule to run instead; None to explore.
@@ -50,7 +49,7 @@ class Request:
     arguments: tuple[str, ...]
 
     def most_schedules(self) -> int:
-        """Return how many schedules are explored: without a number, 20, and fewer of more than 100 replicas."""
+        """Return how many schedules are explored: by default 20, and fewer of more than 100 replicas."""
         if self.schedules is not None:
             return self.schedules
         return max(1, min(_MOST_SCHEDULES, _MOST_REPLICA_RUNS // (self.replicas or 1)))
@@ -66,17 +65,17 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """What a check came to.
+    """The result of a check.
 
     Attributes:
         request: what was checked.
         exploration: the schedules that were run.
-        ledger: the collectives of the first of them.
+        statistics: the collectives of the first of them.
     """
 
     request: Request
     exploration: Exploration
-    ledger: Ledger
+    statistics: Statistics
 
     @property
     def outcome(self) -> Outcome:
@@ -87,7 +86,9 @@ class Checked:
         return Outcome.DISAGREED if disagreed else Outcome.FAILED
 
 
-def check(request: Request, *, output: TextIO | None = None, before: Callable[[int], None] = lambda _: None) -> Checked:
+def check(
+    request: Request, *, output: TextIO | None = None, before: Callable[[int], object] = lambda _: None
+) -> Checked:
     """Check a target.
 
     Args:
@@ -97,7 +98,7 @@ def check(request: Request, *, output: TextIO | None = None, before: Callable[[i
         before: called with the number of each schedule before it is run.
 
     Raises:
-        TargetError: it cannot be checked as it was asked for.
+        TargetError: it cannot be checked as requested.
     """
     subject = _Subject(request, output or sys.stdout)
     with subject.source.in_place():
@@ -108,16 +109,21 @@ def check(request: Request, *, output: TextIO | None = None, before: Callable[[i
             exploration = explore(subject.run, schedules=schedules, seed=seed, seconds=seconds, before=before)
     if exploration.failure is not None and isinstance(exploration.failure.error, TargetError):
         raise exploration.failure.error
-    assert subject.ledger is not None
-    return Checked(request, exploration, subject.ledger)
+    assert subject.statistics is not None
+    return Checked(request, exploration, subject.statistics)
 
 
 class _Subject:
-    """A target as a program: loaded anew for each run, observed, and told apart by how it ended."""
+    """A target as a program: loaded again for each run, and observed.
+
+    Attributes:
+        source: what it is loaded from.
+        statistics: of its first run.
+    """
 
     def __init__(self, request: Request, output: TextIO) -> None:
         self.source = Source(request.target, request.arguments)
-        self.ledger: Ledger | None = None
+        self.statistics: Statistics | None = None
         self._output = output
         self._strategy = None
         if request.replicas is not None:
@@ -127,18 +133,18 @@ class _Subject:
         """Run it once.
 
         Raises:
-            CollectiveError: replicas did not meet, also where the target caught the error.
+            CollectiveError: replicas disagreed, also where the target caught the error.
             TargetError: it made no run of a strategy.
             TargetExitError: it ended the process.
             Exception: what it raised.
         """
-        ledger, first = Ledger(), self.ledger is None
-        self.ledger = self.ledger or ledger
+        statistics, first = Statistics(), self.statistics is None
+        self.statistics = self.statistics or statistics
         output = self._output if first else io.StringIO()
         errors = nullcontext() if first else redirect_stderr(output)
-        with observing(ledger), redirect_stdout(output), _errors_of(ledger), errors:
+        with observing(statistics), redirect_stdout(output), _disagreements_first(statistics), errors:
             function_program(self._call)(new_loop)
-        if not ledger.runs:
+        if not statistics.runs:
             raise TargetError(
                 "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
             )
@@ -149,17 +155,17 @@ class _Subject:
 
 
 @contextmanager
-def _errors_of(ledger: Ledger) -> Iterator[None]:
-    """Raise what a run is to end with: before all else, that replicas did not meet."""
+def _disagreements_first(statistics: Statistics) -> Iterator[None]:
+    """Raise what a run is to end with: before all else, that replicas disagreed."""
     try:
         yield
     except SystemExit as end:
-        if end.code not in {None, 0} and not ledger.reports:
+        if end.code not in {None, 0} and not statistics.errors:
             raise TargetExitError(f"the target ended with exit code {end.code}") from end
     except Exception:
-        if not (ledger.reports or ledger.refusal):
+        if not (statistics.errors or statistics.refusal):
             raise
-    if ledger.refusal is not None:
-        raise ledger.refusal
-    if ledger.reports:
-        raise ledger.reports[0]
+    if statistics.refusal is not None:
+        raise statistics.refusal
+    if statistics.errors:
+        raise statistics.errors[0]
