@@ -24,7 +24,7 @@ from aiodist import (
     WorkerLostError,
     get_replica_context,
 )
-from aiodist.replica.stall import StallWatch
+from aiodist._runtime.stall import StallWatch
 from tests.collective.runs import mirrored, run
 from tests.replica.test_stall import Looks
 from tests.replica.warned import warned
