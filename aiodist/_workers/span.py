@@ -109,6 +109,7 @@ class RunSpan:
         self._root = Channel(Session(f"run {number}"), communicator, self)
         self._groups: dict[GroupKey, _SpannedGroup] = {}
         self._unused: dict[GroupKey, Group] = {}
+        self._doomed: dict[GroupKey, int] = {}
         self._mover = mover
         self.told = self._finishing = False
         self._blocked: tuple[int, ...] = ()
@@ -146,6 +147,8 @@ class RunSpan:
     def made(self, group: Group) -> None:
         """Hear of a group with members on other workers, from the first local member that makes it."""
         self._unused.setdefault(group.key, group)
+        if group.key in self._doomed:
+            self._run.doom(group, self._doomed.pop(group.key))
 
     def troubled(self, group: Group, overdue: Overdue | None) -> None:
         """Have all workers' snapshots analysed: every local member of a doomed group has settled."""
@@ -301,11 +304,14 @@ class RunSpan:
     def asked(self, ask: Ask) -> None:
         """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
         groups = {group.key: group for group in self._run.ledger.groups()}
-        group = None if ask.group is None else groups.get(ask.group)
-        if group is None or ask.number is None:
+        if ask.group is None or ask.number is None or self._finishing:
             self.tell()
-        else:
-            self._doom(group, ask.number)
+        elif ask.group in groups:
+            self._doom(groups[ask.group], ask.number)
+        elif self._run.ledger.replicas and set(self._team.layout.own).isdisjoint(ask.group[0]):
+            self.tell()
+        else:  # a group that is not made here yet; where it never is, somebody answers in the run's place
+            self._doomed[ask.group] = ask.number
 
     def _doom(self, group: Group, number: int) -> None:
         self._freeze(group, number)
