@@ -50,8 +50,8 @@ class LeafPlan(NamedTuple):
     """
 
     size: int
-    folds: Sequence[Sequence[int]]
-    results: Sequence[Result]
+    folds: tuple[Sequence[int], ...]
+    results: tuple[Result, ...]
 
 
 @lru_cache(maxsize=1024)
@@ -75,11 +75,11 @@ def broadcast(size: int, source: int) -> LeafPlan:
 @lru_cache(maxsize=1024)
 def reduce_scatter(size: int, axis: int) -> LeafPlan:
     """Plan a reduce_scatter along an axis."""
-    return LeafPlan(size, (range(size),), [Result((size,), Cut(axis, index, size)) for index in range(size)])
+    return LeafPlan(size, (range(size),), tuple([Result((size,), Cut(axis, index, size)) for index in range(size)]))
 
 
 @lru_cache(maxsize=1024)
 def all_to_all(size: int, axes: tuple[int, int]) -> LeafPlan:
     """Plan an all_to_all that cuts along the first axis and puts together along the second."""
     split, concat = axes
-    return LeafPlan(size, (), [Result(range(size), Cut(split, index, size), concat) for index in range(size)])
+    return LeafPlan(size, (), tuple([Result(range(size), Cut(split, index, size), concat) for index in range(size)]))

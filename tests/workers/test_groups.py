@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist import IncompleteCollectiveError, ReplicaContext, ReplicaContextError, get_replica_context
-from tests.collective.runs import error_of
+from tests.runtime.programs import error_of
 from tests.workers.simulated import Job, Program, on_one_machine, on_uvloop_too
 from tests.workers.test_divergence import without_workers
 

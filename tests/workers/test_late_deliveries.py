@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from aiodist import CollectiveError, ReplicaContext
 from aiodist.collective import group
-from tests.collective.random_programs import MUTATIONS, Mutation, Steps, carry_out, mutated, programs
-from tests.collective.test_random_programs import Loop, on, seeds
+from tests.runtime.random_programs import MUTATIONS, Mutation, Steps, carry_out, mutated, programs
+from tests.runtime.test_random_programs import Loop, on, seeds
 from tests.workers.network import network
 from tests.workers.simulated import Job, on_both_loops, on_one_machine
 from tests.workers.test_divergence import without_workers

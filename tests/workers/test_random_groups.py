@@ -20,9 +20,9 @@ from aiodist import (
     ReplicaContext,
     WorkerLostError,
 )
-from tests.collective.runs import error_of
-from tests.collective.test_cycles import goes_through, orders_of_groups
-from tests.collective.test_random_programs import Loop, on, seeds
+from tests.runtime.programs import error_of
+from tests.runtime.test_cycles import goes_through, orders_of_groups
+from tests.runtime.test_random_programs import Loop, on, seeds
 from tests.workers.simulated import Job, Program, on_both_loops, on_one_machine
 from tests.workers.test_divergence import without_workers
 

@@ -13,8 +13,8 @@ from aiodist import ReplicaContext
 from aiodist.replica.stall import StallWatch
 from aiodist.workers import arrays, segments
 from aiodist.workers.simulated import SimulatedCommunicator
-from tests.replica.test_stall import Looks
-from tests.replica.warned import warned
+from tests.runtime.test_stall import Looks
+from tests.runtime.warned import warned
 from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
