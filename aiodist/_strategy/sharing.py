@@ -161,9 +161,9 @@ def check_all_workers_are_here() -> None:
     here = current.get()
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(
-            f"what all workers do together was asked for in the merge function of {group_label(here.group.record())}, which "
-            "only the workers with members of it run; combine values in the group first, e.g.  await "
-            "group.all_reduce(op, value)"
+            "what all workers do together was asked for in the merge function of "
+            f"{group_label(here.group.record())}, which only the workers with members of it run; combine values in the "
+            "group first, e.g.  await group.all_reduce(op, value)"
         )
 
 

@@ -223,11 +223,10 @@ class TcpControl:
             team.answer_for(run, self._pulse.silence())
         elif not team.knows(run) or not team.driver.is_waited_for:
             team.answer_for(run, "")
+        elif not attempts:
+            team.driver.call(partial(team.answer_for, run, ""))
         else:
-            if not attempts:
-                team.driver.call(partial(team.answer_for, run, ""))
-            else:
-                self._later(ANSWER_SECONDS, self._answer, run, attempts - 1)
+            self._later(ANSWER_SECONDS, self._answer, run, attempts - 1)
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
         if self._leave_by is None:

@@ -14,8 +14,8 @@ other which replicas are there and what they bring (`Verdict.GATHER`). When all 
 join itself is the step that they have in common.
 
 **The end.** A worker whose replicas have all ended brings a record that says so. Where all do, the session is over;
-where another makes a call, that call can never be complete. A group that has been used has been made by all its members'
-workers; of others, the workers tell each other at the end.
+where another makes a call, that call can never be complete. A group that has been used has been made by all its
+members' workers; of others, the workers tell each other at the end.
 
 What was rejected: to agree on what happens behind a difference, so that the session can go on. A worker would have to
 know how far each other has got, and it served programs that catch the error and go on with other calls: the error ends
