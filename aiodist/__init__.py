@@ -32,8 +32,6 @@ from aiodist._data.dataset import NumpyDataset
 from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._tools.trace.trace import trace
-from aiodist._version import __version__ as __version__
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.cross_device_ops import (
     CrossDeviceOps,
@@ -53,6 +51,8 @@ from aiodist._strategy.mirrored import MirroredStrategy
 from aiodist._strategy.v1 import CollectiveHints
 from aiodist._strategy.variable import Variable
 from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist._tools.trace.trace import trace
+from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:

@@ -88,7 +88,7 @@ class ReplicaContext(Block):
         replica_id_in_sync_group: its id.
     """
 
-    __slots__ = ("__weakref__", "branches", "member", "of_run", "_run", "thread", "_worker", "replica")
+    __slots__ = ("__weakref__", "_run", "_worker", "branches", "member", "of_run", "replica", "thread")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         if not hasattr(strategy, "standing_run"):

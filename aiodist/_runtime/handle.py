@@ -145,7 +145,7 @@ class AsyncioHandle(CollectiveHandle[T]):
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912  (the way of every collective, in one frame)
         here = current.get()
         slot, member = self._slot, self._member
         if here is not None and here.replica is not member.replica:

@@ -122,7 +122,7 @@ class AsyncioLoop(_TaskLoop):
         loop: Any = self.loop
         if not isinstance(loop, BaseEventLoop):
             return None
-        handles = (*loop._scheduled, *loop._ready)  # noqa: SLF001
+        handles = (*getattr(loop, "_scheduled", ()), *getattr(loop, "_ready", ()))
         return [handle._context for handle in handles if not handle.cancelled()]  # noqa: SLF001
 
     def close(self) -> None:

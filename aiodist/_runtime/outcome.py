@@ -97,7 +97,7 @@ def error_of_run(
     if not distinct:
         return None
     errors = [error for error in distinct.values() if isinstance(error, Exception)]
-    (first_id, first), *others = distinct.items()
+    (_, first), *others = distinct.items()
     if any(type(error) is not type(first) for _, error in others):
         return ExceptionGroup("several replicas failed", errors)
     alike: dict[str, list[int]] = {}

@@ -44,13 +44,12 @@ from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._core.call import OrderCheck
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
 from aiodist._core import analysis
 from aiodist._core.analysis import Overdue
 from aiodist._core.call import Call as PlainCall
-from aiodist._core.call import place
+from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Path
@@ -188,10 +187,6 @@ class Run:
         self.observer = observer
         self._handle = handle
 
-    def progress(self) -> tuple[int, ...]:
-        """Return numbers of which one changes whenever a replica gets further."""
-        return self.ledger.progress()
-
     @property
     def clock(self) -> Callable[[], float]:
         """Tells the time on the event loop's clock, in seconds, in small steps."""
@@ -212,7 +207,7 @@ class Run:
 
     # The way of a collective that goes well.
 
-    def post(
+    def post(  # noqa: C901  (the way of every collective, in one frame)
         self,
         member: Member,
         request: Request,
@@ -416,7 +411,7 @@ class Run:
 
     # Trouble.
 
-    def blocked(self, member: Member, slot: Rendezvous) -> None:
+    def blocked(self, member: Member, slot: Rendezvous) -> None:  # noqa: ARG002  (the handle's protocol)
         """Note that a replica waits in a collective that is not complete."""
         group = member.group
         if group.doomed is not None:
@@ -606,7 +601,7 @@ class Run:
         if suspects:
             from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
 
-            certain = never_go_on(self)
+            certain = never_go_on(self.ledger, self.loop.pending() or ())
             if self.span is not None and certain:
                 self.span.stuck(certain)
             elif certain and (self.loop.pending() is not None or self._has_been_quiet()):
@@ -621,7 +616,7 @@ class Run:
 
     def _has_been_quiet(self) -> bool:
         """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
-        progress, now = self.progress(), self._clock()
+        progress, now = self.ledger.progress(), self._clock()
         if self._quiet is None or self._quiet[0] != progress:
             self._quiet = (progress, now)
         return now - self._quiet[1] >= PROOF_SECONDS
@@ -638,7 +633,7 @@ class Run:
         from aiodist._runtime.inspection import WaitGraph, never_go_on, tasks_here
 
         graph = WaitGraph(tasks_here())
-        certain = never_go_on(self, graph)
+        certain = never_go_on(self.ledger, self.loop.pending() or (), graph)
         waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
         if certain & waiting:
             circle = graph.cycle_text()
@@ -658,7 +653,7 @@ class Run:
         if get_ident() == self.thread:
             from aiodist._runtime.inspection import look_at_run  # loaded when something has gone wrong
 
-            look = look_at_run(self)
+            look = look_at_run(self.ledger)
         else:  # the event loop is blocked, and another thread asks
             look = Look({}, "", {})
         facts = tuple(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from aiodist._core.analysis import Overdue
 from aiodist._core.ledger import Group
 from aiodist._runtime.rendezvous import Rendezvous
-
-if TYPE_CHECKING:
-    from aiodist._core.analysis import Overdue
 
 
 class Span(Protocol):

@@ -27,16 +27,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.errors import StallWarning
-from aiodist._core.ledger import Slot
+from aiodist._core.ledger import Ledger, Slot
 from aiodist._runtime.loop import running_on_trio
-
-if TYPE_CHECKING:
-    from aiodist._runtime.scheduler import Run
 
 TASK_NAME: Final = "aiodist stall report"
 """The name of its task, on trio."""
@@ -53,6 +50,22 @@ _ELSEWHERE = (
 )
 After = Callable[[float, Callable[[], None]], object]
 _log = logging.getLogger("aiodist")
+
+
+class WatchedRun(Protocol):
+    """What the watch needs of a run."""
+
+    closed: bool
+    threads: Any
+    span: Any
+
+    @property
+    def ledger(self) -> Ledger:
+        """The order check."""
+        ...
+
+    def look_for_deadlock(self) -> None:
+        """End the run where it is certain that replicas wait for each other for ever."""
 
 
 class _Seen:
@@ -78,17 +91,17 @@ class StallWatch:
         self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE)
         self._after = after
         self._clock = clock
-        self._runs: dict[Run, _Seen] = {}
+        self._runs: dict[WatchedRun, _Seen] = {}
         self._ticks = False
 
-    def add(self, run: Run) -> None:
+    def add(self, run: WatchedRun) -> None:
         """Look after a run from now on."""
         self._runs[run] = _Seen()
         if not self._ticks:
             self._ticks = True
             self._after(self._pause, self._tick)
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: WatchedRun) -> None:
         """Look after a run no more."""
         self._runs.pop(run, None)
 
@@ -99,8 +112,8 @@ class StallWatch:
         if self._ticks:
             self._after(self._pause, self._tick)
 
-    def _look(self, run: Run, seen: _Seen) -> None:
-        now, progress = self._clock(), run.progress()
+    def _look(self, run: WatchedRun, seen: _Seen) -> None:
+        now, progress = self._clock(), run.ledger.progress()
         if progress != seen.progress:
             seen.progress, seen.since, seen.told = progress, now, False
             return
@@ -115,7 +128,7 @@ class StallWatch:
             _warn(run, slot, still)
 
 
-def _waited_for(run: Run) -> Slot | None:
+def _waited_for(run: WatchedRun) -> Slot | None:
     """Return the first collective of a run that somebody waits in; None for none, or when threads carry one out."""
     slots = run.ledger.open_slots()
     if run.threads.under_way:
@@ -123,7 +136,7 @@ def _waited_for(run: Run) -> Slot | None:
     return next((slot for slot in slots if slot.has_waiters()), None)
 
 
-def _warn(run: Run, slot: Slot, seconds: float) -> None:
+def _warn(run: WatchedRun, slot: Slot, seconds: float) -> None:
     from aiodist._runtime.inspection import look_at_loop  # loaded when there is something to tell
 
     place = slot.post_of(0).location

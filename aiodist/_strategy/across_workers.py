@@ -22,12 +22,12 @@ from aiodist._collectives.host import fold, frozen, in_native_order
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, Collective, normalized_axis
 from aiodist._core.call import LEAF, Call
 from aiodist._runtime.requests import array_text, dtype_text
+from aiodist._strategy import across
+from aiodist._strategy.variable import as_distributed
 from aiodist._workers.channel import Channel
 from aiodist._workers.moving import accumulate_of, gather_objects, moved
 from aiodist._workers.record import Found
 from aiodist._workers.transport import Steps
-from aiodist._strategy import across
-from aiodist._strategy.variable import as_distributed
 from aiodist_kernels import Accumulate, ReduceOp
 
 if TYPE_CHECKING:
@@ -244,9 +244,7 @@ def _mark(leaf: _Leaf) -> LeafMark:
 def _moved(collective: Collective, prepared: Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
     leaves, layout = prepared.leaves, team.layout
     values = [[in_native_order(leaf.arrays[position]) for leaf in leaves] for position in range(layout.local)]
-    results = yield from moved(
-        channel, layout, collective, values, found, team.threads, ordered=team.settings.ordered
-    )
+    results = yield from moved(channel, layout, collective, values, found, team.threads, ordered=team.settings.ordered)
     return prepared.rebuild(results)
 
 

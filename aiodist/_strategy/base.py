@@ -8,11 +8,11 @@ from typing import Any
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, select_replica
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist._core.recorder import Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist._strategy import across, creation
 from aiodist._strategy.cluster import ClusterSettings
 from aiodist._strategy.data import DataMethods

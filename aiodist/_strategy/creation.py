@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from aiodist._core.call import OrderCheck
-from aiodist._core.call import place
+from aiodist._core.call import OrderCheck, place
 from aiodist._core.ledger import Group, Member
 from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
 

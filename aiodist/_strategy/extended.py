@@ -15,11 +15,11 @@ from aiodist._arrays import nests
 from aiodist._arrays.devices import resolve
 from aiodist._arrays.host import host_type_of
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._core.call import OrderCheck
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, regroup
 from aiodist._collectives.host import packs
 from aiodist._collectives.kinds import ALL_REDUCE, BROADCAST
+from aiodist._core.call import OrderCheck
 from aiodist._runtime import requests as arguments
 from aiodist._strategy import across, cross_device_ops
 from aiodist._strategy.conversion import frozen_copy

@@ -23,13 +23,6 @@ from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._runtime.stacks import call_path
-from aiodist._workers.bootstrap import Meeting
-from aiodist._workers.channel import Channel
-from aiodist._workers.moving import Moving
-from aiodist._workers.record import Found
-from aiodist._workers.span import RunSpan
-from aiodist._workers.team import Move, Pending, Settings, Team
-from aiodist._workers.transport import Steps
 from aiodist._strategy import across_workers, sharing
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.cluster import ClusterSettings
@@ -38,6 +31,13 @@ from aiodist._strategy.extended import StrategyExtended, pairs_of
 from aiodist._strategy.on_devices import gpus_by_leaf
 from aiodist._strategy.scope import replicas_here, require_cross_replica
 from aiodist._strategy.through_host import ThroughHost
+from aiodist._workers.bootstrap import Meeting
+from aiodist._workers.channel import Channel
+from aiodist._workers.moving import Moving
+from aiodist._workers.record import Found
+from aiodist._workers.span import RunSpan
+from aiodist._workers.team import Move, Pending, Settings, Team
+from aiodist._workers.transport import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterable

@@ -24,12 +24,12 @@ from aiodist._core.call import Call
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import OverWorkers, Request
+from aiodist._strategy.aggregation import update_differs
+from aiodist._strategy.variable_enums import VariableAggregation
 from aiodist._workers.channel import Channel
 from aiodist._workers.moving import moved
 from aiodist._workers.record import Found
 from aiodist._workers.transport import Steps
-from aiodist._strategy.aggregation import update_differs
-from aiodist._strategy.variable_enums import VariableAggregation
 
 if TYPE_CHECKING:
     from aiodist._runtime.context import ReplicaContext

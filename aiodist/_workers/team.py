@@ -432,7 +432,9 @@ class Outside:
             self.channel.session.freeze(number)
             snapshot = self._ledger.snapshot(self._team.facts())
             key = self._ledger.root.key
-            self._team.control.send(Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note))
+            self._team.control.send(
+                Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note)
+            )
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way."""

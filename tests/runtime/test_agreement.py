@@ -57,16 +57,6 @@ async def test_equal_code_of_two_files_is_two_places() -> None:
     assert (error.report.reason, error.report.suspects) == (Reason.CALL_SITE, (1,))
 
 
-async def test_byte_order_does_not_count() -> None:
-    async def program(ctx: ReplicaContext) -> tuple[list[float], list[float], str]:
-        value = np.arange(3, dtype=">f4" if ctx.replica_id_in_sync_group == 1 else "<f4")
-        total = await ctx.all_reduce(SUM, value)
-        gathered = await ctx.all_gather([value], 0)
-        return total.tolist(), gathered[0].tolist(), total.dtype.str
-
-    assert set(map(repr, await agreed(program))) == {repr(([0.0, 3.0, 6.0], [0.0, 1.0, 2.0] * 3, "<f4"))}
-
-
 async def test_the_order_in_which_a_dict_was_filled_does_not_count() -> None:
     async def program(ctx: ReplicaContext) -> dict[str, float]:
         items = [("w", 1.0), ("b", 2.0), ("a", 3.0)]
@@ -173,13 +163,6 @@ async def test_axes_from_either_end_are_the_same() -> None:
     assert await agreed(program) == (6, 6, 6)
 
 
-async def test_a_reduce_op_may_be_given_by_name() -> None:
-    async def program(ctx: ReplicaContext) -> int:
-        return int(await ctx.all_reduce("SuM" if ctx.replica_id_in_sync_group else SUM, 1))
-
-    assert await agreed(program) == (3, 3, 3)
-
-
 async def test_options_are_not_compared() -> None:
     choices = [None, CommunicationOptions(bytes_per_pack=7), CommunicationOptions(timeout_seconds=1000.0)]
 
@@ -239,15 +222,3 @@ async def test_shapes_and_dtypes_of_a_merges_arguments_are_not_compared() -> Non
         return int(await ctx.merge_call(merge, (shapes[ctx.replica_id_in_sync_group],)))
 
     assert await agreed(program) == (6, 6, 6)
-
-
-async def test_a_callers_array_may_be_read_only_or_a_view() -> None:
-    async def program(ctx: ReplicaContext) -> list[float]:
-        whole = np.arange(6.0)
-        value = [whole[::2].copy(), whole[::2], np.broadcast_to(np.array([0.0, 2.0, 4.0]), 3)][
-            ctx.replica_id_in_sync_group
-        ]
-        summed: list[float] = (await ctx.all_reduce(SUM, value)).tolist()
-        return summed
-
-    assert await agreed(program) == ([0.0, 6.0, 12.0],) * 3

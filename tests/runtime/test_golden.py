@@ -130,7 +130,6 @@ async def test_a_bad_argument_on_one_replica_is_that_error_alone() -> None:
     assert "disagree" not in "".join(caught.value.__notes__)
 
 
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("program", [programs.outlier_among_many, programs.all_different, programs.many_left])
 async def test_an_error_of_a_thousand_fits_a_screen(program: Program) -> None:
     text = str(await error_of(program, 1024))

@@ -1,14 +1,13 @@
-"""Replicas that never come: early returns, uneven loops, abandoned collectives, timeouts, and what cannot be caught."""
+"""Replicas that never come: early returns, abandoned collectives, timeouts, and what cannot be caught."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from typing import Any
 
 import anyio
-import numpy as np
 import pytest
+from anyio.lowlevel import checkpoint
 
 from aiodist import (
     CollectiveError,
@@ -17,7 +16,6 @@ from aiodist import (
     CommunicationOptions,
     IncompleteCollectiveError,
     Reason,
-    ReduceOp,
     ReplicaContext,
     ReplicaState,
 )
@@ -34,14 +32,12 @@ def states(error: CollectiveError) -> list[str]:
 # Ended without it.
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 5, 8, 64])
+@pytest.mark.parametrize("replicas", [2, 3, 64])
 async def test_an_early_return_is_named(replicas: int) -> None:
-    async def program(ctx: ReplicaContext) -> str | None:
+    async def program(ctx: ReplicaContext) -> None:
         await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 1:
-            return "converged"
-        await ctx.all_reduce(ReduceOp.SUM, 1.0)
-        return None
+        if ctx.replica_id_in_sync_group != 1:
+            await ctx.all_reduce("SUM", 1.0)
 
     error = await error_of(program, replicas)
     assert type(error) is IncompleteCollectiveError
@@ -51,6 +47,22 @@ async def test_an_early_return_is_named(replicas: int) -> None:
     gone = report.replicas[1]
     assert (gone.state, gone.call, gone.location, gone.stack) == (ReplicaState.EXITED, None, None, ())
     assert states(error).count("waiting") == replicas - 1
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+async def test_an_early_return_gives_one_text_whoever_is_first(order: tuple[int, ...]) -> None:
+    relay = Relay(order)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await relay.turn()
+        pending = None if ctx.replica_id_in_sync_group == 1 else ctx.barrier()
+        relay.pass_on()
+        if pending is not None:
+            await pending
+
+    error = await error_of(program)
+    assert str(error).splitlines()[0] == "replica 1 ended without collective #0, which replicas 0 and 2 wait in"
+    assert error.report.suspects == (1,)
 
 
 async def test_those_who_wait_are_suspects_when_most_have_left() -> None:
@@ -63,110 +75,75 @@ async def test_those_who_wait_are_suspects_when_most_have_left() -> None:
     assert states(error) == ["exited", "exited", "waiting", "exited", "exited"]
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
-async def test_an_early_return_gives_one_text_whoever_is_first(order: tuple[int, ...]) -> None:
-    turns = Relay(order)
-
-    async def program(ctx: ReplicaContext) -> None:
-        await turns.turn()
-        if ctx.replica_id_in_sync_group == 1:
-            turns.pass_on()
-            return
-        pending = ctx.barrier()
-        turns.pass_on()
-        await pending
-
-    error = await error_of(program)
-    assert str(error).splitlines()[0] == "replica 1 ended without collective #0, which replicas 0 and 2 wait in"
-    assert error.report.suspects == (1,)
-
-
-@pytest.mark.parametrize("counts", [(7, 6, 7), (6, 7, 6), (7, 7, 3)])
-async def test_loops_of_unequal_length_are_told_by_the_odd_one(counts: tuple[int, ...]) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        for _ in range(counts[ctx.replica_id_in_sync_group]):
-            await ctx.all_reduce(ReduceOp.SUM, np.zeros(2))
-
-    error = await error_of(program)
-    odd = next(i for i, count in enumerate(counts) if counts.count(count) == 1)
-    assert (error.report.sequence_number, error.report.suspects) == (min(counts), (odd,))
-    assert f"All replicas agreed up to #{min(counts) - 1}: all_reduce(SUM, float64[2])" in str(error)
-    assert "3 collectives" in str(error) or "6 collectives" in str(error)
-
-
-async def test_loops_of_unequal_length_before_another_collective() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        for _ in range(2 if ctx.replica_id_in_sync_group == 0 else 3):
-            await ctx.all_reduce(ReduceOp.SUM, np.zeros(2))
-        await ctx.barrier()
-
-    error = await error_of(program)
-    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.KIND, 2, (0,))
-    assert "replica 0 made 2 calls at" in str(error)
-    assert "after 2 common rounds replica 0 left the loop at" in str(error)
-
-
 async def test_a_replica_that_differs_and_one_that_left_are_both_suspects() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 4:
-            return
-        if ctx.replica_id_in_sync_group == 0:
-            await ctx.all_reduce(ReduceOp.SUM, 1)
-        else:
-            await ctx.barrier()
+        me = ctx.replica_id_in_sync_group
+        if me != 4:
+            await (ctx.barrier() if me else ctx.all_reduce("SUM", 1))
 
     error = await error_of(program, 5)
     assert type(error) is CollectiveMismatchError
     assert (error.report.reason, error.report.suspects) == (Reason.KIND, (0, 4))
 
 
-async def test_a_replicas_own_failure_is_no_collective_error() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            raise LookupError("no such batch")
-        await ctx.barrier()
+# Those who can still make a call are let run until all have settled, or none of them settles any more.
 
-    strategy = mirrored(3)
-    with pytest.raises(LookupError, match="no such batch") as caught:
-        await run(strategy, program)
-    assert any("replica 1 of 3 on CPU:1" in note for note in caught.value.__notes__)
-    await still_works(strategy)
+
+async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the whole process has stood still, and the delay is over before anybody ran."""
+    monkeypatch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 0.0)
+
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(3 * (ctx.replica_id_in_sync_group > 1)):
+            await checkpoint()
+        await (ctx.barrier() if ctx.replica_id_in_sync_group == 0 else ctx.all_reduce("SUM", 1))
+
+    error = await error_of(program, 6)
+    assert (error.report.reason, error.report.suspects, states(error)) == (Reason.KIND, (0,), ["waiting"] * 6)
+
+
+async def test_one_that_goes_on_and_on_is_not_waited_for() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        while ctx.replica_id_in_sync_group == 2:
+            await checkpoint()
+        await (ctx.barrier() if ctx.replica_id_in_sync_group == 0 else ctx.all_reduce("SUM", 1))
+
+    error = await error_of(program, 4)
+    assert error.report.reason is Reason.KIND
+    assert states(error) == ["waiting", "waiting", "running", "waiting"]
 
 
 # Cancelled out of it.
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 8])
+@pytest.mark.parametrize("replicas", [2, 8])
 async def test_a_collective_that_one_replica_gives_up_is_abandoned(replicas: int) -> None:
-    never = anyio.Event()
-
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == replicas - 1:
             with anyio.move_on_after(0):
                 await ctx.barrier()
         elif ctx.replica_id_in_sync_group == 0:
-            await never.wait()  # so that the barrier is incomplete, whatever the order
+            await anyio.sleep_forever()  # so that the barrier is incomplete, whatever the order
         else:
             await ctx.barrier()
 
     error = await error_of(program, replicas)
     assert type(error) is IncompleteCollectiveError
-    report = error.report
-    assert (report.reason, report.sequence_number) == (Reason.ABANDONED, 0)
+    assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
     assert str(error).startswith(f"replica {replicas - 1} was cancelled out of collective #0 before it was complete")
-    assert report.replicas[-1].state == "exited"
+    assert error.report.replicas[-1].state == "exited"
 
 
 async def test_an_abandoning_replica_that_goes_on_is_the_suspect() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 0:
             with anyio.move_on_after(0):
-                await ctx.all_reduce(ReduceOp.SUM, 1)
+                await ctx.all_reduce("SUM", 1)
             await ctx.barrier()
         else:
-            await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
-            await ctx.all_reduce(ReduceOp.SUM, 1)
+            await checkpoint()
+            await checkpoint()
+            await ctx.all_reduce("SUM", 1)
             await ctx.barrier()
 
     error = await error_of(program, 4)
@@ -174,18 +151,14 @@ async def test_an_abandoning_replica_that_goes_on_is_the_suspect() -> None:
     assert error.report.suspects == (0,)
 
 
-async def test_an_abandoning_replica_that_shows_nothing_more_is_judged_after_the_grace() -> None:
-    never = anyio.Event()
-
+async def test_an_abandoning_replica_that_shows_nothing_more_is_judged_after_the_delay() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 1:
             with anyio.move_on_after(BRIEF):
                 await ctx.barrier()
-            await never.wait()
-        elif ctx.replica_id_in_sync_group == 2:
-            await never.wait()
-        else:
-            await ctx.barrier()
+        if ctx.replica_id_in_sync_group:
+            await anyio.sleep_forever()
+        await ctx.barrier()
 
     error = await error_of(program)
     assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
@@ -195,12 +168,10 @@ async def test_an_abandoning_replica_that_shows_nothing_more_is_judged_after_the
 
 
 async def test_a_collective_that_all_give_up_is_an_error_too() -> None:
-    never = anyio.Event()
-
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 2:
             with anyio.move_on_after(BRIEF):
-                await never.wait()
+                await anyio.sleep_forever()
             return
         with anyio.move_on_after(0):
             await ctx.barrier()
@@ -212,7 +183,7 @@ async def test_a_collective_that_all_give_up_is_an_error_too() -> None:
 
 async def test_a_merge_call_that_all_give_up_is_an_error() -> None:
     async def merge(strategy: Any) -> None:
-        await anyio.Event().wait()
+        await anyio.sleep_forever()
 
     async def program(ctx: ReplicaContext) -> None:
         with anyio.move_on_after(BRIEF):
@@ -234,7 +205,7 @@ async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
             with anyio.move_on_after(0):
                 await ctx.merge_call(merge, name="m")
             given_up.set()
-            await anyio.Event().wait()
+            await anyio.sleep_forever()
         else:
             await ctx.merge_call(merge, name="m")
 
@@ -242,60 +213,25 @@ async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
     assert (error.report.reason, error.report.suspects) == (Reason.ABANDONED, (1,))
 
 
-@pytest.mark.parametrize(
-    "anyio_backend", [("asyncio", {}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
-async def test_asyncios_own_timeout_abandons_as_well(anyio_backend: Any) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(BRIEF):
-                    await ctx.barrier()
-        elif ctx.replica_id_in_sync_group == 1:
-            await ctx.barrier()
-        else:
-            await anyio.Event().wait()
-
-    error = await error_of(program)
-    assert error.report.reason is Reason.ABANDONED
-    assert str(error).startswith("replica 0 was cancelled out of collective #0")
-
-
 async def test_a_cancellation_after_completion_is_only_that() -> None:
     async def program(ctx: ReplicaContext) -> int:
-        pending = ctx.all_reduce(ReduceOp.SUM, 1)
+        pending = ctx.all_reduce("SUM", 1)
         await ctx.barrier()
         with anyio.CancelScope() as scope:
             scope.cancel()
             await pending
-        return int(await ctx.all_reduce(ReduceOp.SUM, 1))
+        return int(await ctx.all_reduce("SUM", 1))
 
     assert await run(mirrored(3), program) == (3, 3, 3)
-
-
-async def test_a_cancellation_from_outside_is_only_that() -> None:
-    strategy = mirrored(4)
-
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
-            await anyio.Event().wait()
-        await ctx.barrier()
-
-    with anyio.move_on_after(BRIEF) as scope:
-        await run(strategy, program)
-    assert scope.cancelled_caught
-    await still_works(strategy)
 
 
 # Too late.
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 8])
+@pytest.mark.parametrize("replicas", [2, 8])
 async def test_a_replica_stuck_elsewhere_is_found_by_the_timeout(replicas: int) -> None:
-    never = anyio.Event()
-
     async def stuck() -> None:
-        await never.wait()
+        await anyio.Event().wait()
 
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 1:
@@ -304,23 +240,20 @@ async def test_a_replica_stuck_elsewhere_is_found_by_the_timeout(replicas: int) 
 
     error = await error_of(program, replicas, timeout=BRIEF)
     assert type(error) is CollectiveTimeoutError
-    assert isinstance(error, TimeoutError)
     report = error.report
     assert (report.reason, report.sequence_number, report.suspects) == (Reason.TIMEOUT, 0, (1,))
     missing = report.replicas[1]
     assert (missing.state, missing.call, missing.location) == (ReplicaState.RUNNING, None, None)
-    assert [place.function for place in missing.stack][-2:] == ["program", "stuck"] or (
-        [place.function for place in missing.stack if place.file == __file__][-2:] == ["program", "stuck"]
-    )
+    assert [place.function for place in missing.stack if place.file == __file__][-2:] == ["program", "stuck"]
     assert "timed out after 0.01 s: replica 1 has not arrived" in str(error)
 
 
 async def test_the_smallest_timeout_of_any_replica_counts() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 2:
-            await anyio.Event().wait()
+            await anyio.sleep_forever()
         seconds = (1000.0, BRIEF)[ctx.replica_id_in_sync_group]
-        await ctx.all_reduce(ReduceOp.SUM, 1, CommunicationOptions(timeout_seconds=seconds))
+        await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=seconds))
 
     error = await error_of(program)
     assert (error.report.reason, error.report.suspects) == (Reason.TIMEOUT, (2,))
@@ -328,12 +261,9 @@ async def test_the_smallest_timeout_of_any_replica_counts() -> None:
 
 async def test_a_merge_function_that_hangs_is_found_by_the_timeout() -> None:
     async def merge(strategy: Any) -> None:
-        await anyio.Event().wait()
+        await anyio.sleep_forever()
 
-    async def program(ctx: ReplicaContext) -> None:
-        await ctx.merge_call(merge)
-
-    error = await error_of(program, timeout=BRIEF)
+    error = await error_of(lambda ctx: ctx.merge_call(merge), timeout=BRIEF)
     assert (error.report.reason, error.report.suspects) == (Reason.TIMEOUT, (0,))
     assert "its merge function has not returned" in str(error)
 
@@ -343,11 +273,11 @@ async def test_a_timeout_tells_who_is_held_up_by_an_earlier_collective() -> None
 
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 2:
-            await anyio.Event().wait()
-        first = ctx.all_reduce(ReduceOp.SUM, 1)
+            await anyio.sleep_forever()
+        first = ctx.all_reduce("SUM", 1)
         if ctx.replica_id_in_sync_group == 1:
             await first
-        second = ctx.all_reduce(ReduceOp.SUM, 2, brief)
+        second = ctx.all_reduce("SUM", 2, brief)
         await second
         await first
 
@@ -357,63 +287,38 @@ async def test_a_timeout_tells_who_is_held_up_by_an_earlier_collective() -> None
 
 
 async def test_a_timeout_that_did_not_come_to_pass_leaves_nothing() -> None:
-    assert await run(mirrored(3, timeout=1000.0), lambda ctx: ctx.all_reduce(ReduceOp.SUM, 1)) == (3, 3, 3)
+    assert await run(mirrored(3, timeout=1000.0), lambda ctx: ctx.all_reduce("SUM", 1)) == (3, 3, 3)
 
 
 # Caught, and no way around it.
 
 
-async def test_a_caught_error_comes_out_of_run_all_the_same() -> None:
-    async def program(ctx: ReplicaContext) -> str:
-        try:
-            await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce(ReduceOp.SUM, 1))
-        except CollectiveError:
-            return "fine"
-        return "impossible"
-
-    assert (await error_of(program)).report.suspects == (0,)
-
-
-async def test_a_replica_that_catches_and_asks_again_forever_ends() -> None:
+@pytest.mark.parametrize("how", ["another collective", "an early return", "a failure"])
+async def test_a_replica_that_catches_the_error_and_asks_again_forever_ends(how: str) -> None:
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            return
         while True:
             with contextlib.suppress(CollectiveError):
+                if ctx.replica_id_in_sync_group == 1:
+                    if how == "an early return":
+                        return
+                    if how == "a failure":
+                        raise LookupError("mine")
+                    await ctx.all_reduce("SUM", 1)
                 await ctx.barrier()
 
-    assert (await error_of(program)).report.suspects == (1,)
-
-
-async def test_replicas_that_ask_for_other_things_forever_end() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        while True:
-            try:
-                await (ctx.barrier() if ctx.replica_id_in_sync_group == 1 else ctx.all_reduce(ReduceOp.SUM, 1))
-            except CollectiveError:
-                continue
-
-    assert (await error_of(program)).report.suspects == (1,)
-
-
-async def test_a_replica_that_catches_after_anothers_failure_ends() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            raise LookupError("mine")
-        while True:
-            with contextlib.suppress(CollectiveError):
-                await ctx.barrier()
-
-    strategy = mirrored(3)
-    with pytest.raises(LookupError, match="mine"):
-        await run(strategy, program)
-    await still_works(strategy)
+    if how == "a failure":
+        strategy = mirrored(3)
+        with pytest.raises(LookupError, match="mine"):
+            await run(strategy, program)
+        await still_works(strategy)
+    else:
+        assert (await error_of(program)).report.suspects == (1,)
 
 
 async def test_clean_up_that_needs_the_others_ends() -> None:
     async def program(ctx: ReplicaContext) -> None:
         try:
-            await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce(ReduceOp.SUM, 1))
+            await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce("SUM", 1))
         finally:
             with anyio.CancelScope(shield=True), pytest.raises(CollectiveError):
                 await ctx.barrier()
@@ -429,9 +334,9 @@ async def test_overlapped_collectives_differ_at_the_first_that_differs() -> None
 
     async def program(ctx: ReplicaContext) -> None:
         odd = ctx.replica_id_in_sync_group == 2
-        first = ctx.all_reduce(ReduceOp.SUM, 1)
-        second = ctx.all_reduce(ReduceOp.MAX if odd else ReduceOp.SUM, 2)
-        third = ctx.all_reduce(ReduceOp.SUM, 3.0)
+        first = ctx.all_reduce("SUM", 1)
+        second = ctx.all_reduce("MAX" if odd else "SUM", 2)
+        third = ctx.all_reduce("SUM", 3.0)
         results[ctx.replica_id_in_sync_group] = await first
         for pending in (third, second):
             with pytest.raises(CollectiveMismatchError):
@@ -443,23 +348,12 @@ async def test_overlapped_collectives_differ_at_the_first_that_differs() -> None
     assert set(results.values()) <= {4}
 
 
-async def test_overlapped_collectives_left_out_by_one_replica() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        await ctx.barrier()
-        pending = [ctx.all_reduce(ReduceOp.SUM, i) for i in range(3 if ctx.replica_id_in_sync_group else 2)]
-        for one in pending:
-            await one
-
-    error = await error_of(program)
-    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.EXITED, 3, (0,))
-
-
-async def test_a_merge_function_that_a_verdict_overtakes_does_not_run() -> None:
+async def test_a_merge_function_that_a_report_overtakes_does_not_run() -> None:
     ran: list[Any] = []
 
     async def program(ctx: ReplicaContext) -> None:
         merged = ctx.merge_call(ran.append)
-        await ctx.all_reduce(ReduceOp.MAX if ctx.replica_id_in_sync_group == 2 else ReduceOp.SUM, 1)
+        await ctx.all_reduce("MAX" if ctx.replica_id_in_sync_group == 2 else "SUM", 1)
         await merged
 
     error = await error_of(program)

@@ -1,74 +1,64 @@
-"""Observers: told everything that happens in the runs that they listen to, in order, and nothing of others."""
+"""Observers: told everything that happens in the runs that they observe, in order, and nothing of others."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import numpy as np
 import pytest
 
-from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext, get_replica_context
-from aiodist.collective.describe import call_text
-from aiodist.collective.observer import observe_process, observing, who_listens
-from tests.runtime.programs import Relay, mirrored, run
-
-if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
-    from aiodist.collective.member import Member
-    from aiodist.collective.rendezvous import Rendezvous
+from aiodist import CollectiveError, ReplicaContext, ReplicaState
+from aiodist._core.instrument import ObservedRun, Observer, observe_process, observing, who_observes
+from aiodist._core.ledger import Member, Slot
+from tests.runtime.programs import mirrored, run
 
 pytestmark = pytest.mark.anyio
 
 
-class Listener:
+class Listener(Observer):
     """Writes down what it is told, as text."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
-        self.times: list[int] = []
 
-    def note(self, group: SyncGroup, line: str) -> None:
-        self.heard.append(line)
-        self.times.append(group.now())
-
-    def run_begun(self, group: SyncGroup, fn: Callable[..., Any]) -> None:
-        self.note(group, f"run of {fn.__name__} on {len(group.members)}")
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+        self.heard.append(f"run of {fn.__name__} on {len(run.devices)}")
 
     def started(self, member: Member) -> None:
-        self.note(member.group, f"{member.replica_id} started")
+        self.heard.append(f"{member.replica_id} started")
 
-    def arrived(self, member: Member, meeting: Rendezvous) -> None:
-        call = call_text(meeting.call_of(member.replica_id)[0])
-        self.note(member.group, f"{member.replica_id} at #{meeting.number} {call}")
+    def posted(self, member: Member, slot: Slot) -> None:
+        self.heard.append(f"{member.replica_id} at #{slot.number} {slot.post_of(member.position).call}")
 
-    def waits(self, member: Member, meeting: Rendezvous) -> None:
-        self.note(member.group, f"{member.replica_id} waits #{meeting.number}")
+    def waits(self, member: Member, slot: Slot) -> None:
+        self.heard.append(f"{member.replica_id} waits #{slot.number}")
 
-    def resumed(self, member: Member, meeting: Rendezvous) -> None:
-        self.note(member.group, f"{member.replica_id} resumed #{meeting.number}")
+    def resumed(self, member: Member, slot: Slot) -> None:
+        self.heard.append(f"{member.replica_id} resumed #{slot.number}")
 
-    def completed(self, group: SyncGroup, meeting: Rendezvous) -> None:
-        error = "" if meeting.error is None else f" with {type(meeting.error).__name__}"
-        self.note(group, f"complete #{meeting.number}{error}")
+    def completed(self, slot: Slot) -> None:
+        self.heard.append(
+            f"complete #{slot.number}{'' if slot.error is None else f' with {type(slot.error).__name__}'}"
+        )
 
-    def judged(self, group: SyncGroup, verdict: CollectiveError) -> None:
-        self.note(group, f"verdict {verdict.report.reason}")
+    def reported(self, run: ObservedRun, error: CollectiveError) -> None:
+        self.heard.append(f"report {error.report.reason}")
 
-    def ended(self, member: Member, error: BaseException | None) -> None:
-        self.note(member.group, f"{member.replica_id} {member.end}{f' {error!r}' if error else ''}")
+    def ended(self, member: Member, end: ReplicaState, error: BaseException | None) -> None:
+        self.heard.append(f"{member.replica_id} {end}{f' {error!r}' if error else ''}")
 
-    def run_ended(self, group: SyncGroup) -> None:
-        self.note(group, "run ended")
+    def run_ended(self, run: ObservedRun) -> None:
+        self.heard.append("run ended")
 
 
 async def reduce_once(ctx: ReplicaContext) -> None:
-    await ctx.all_reduce(ReduceOp.SUM, np.ones(3, np.float32))
+    await ctx.all_reduce("SUM", np.ones(3, np.float32))
 
 
-async def test_run_is_told_event_by_event() -> None:
+async def test_a_run_is_told_event_by_event() -> None:
     listener = Listener()
     with observing(listener):
         await run(mirrored(2), reduce_once)
@@ -87,12 +77,11 @@ async def test_run_is_told_event_by_event() -> None:
         "1 exited",
         "run ended",
     ]
-    assert listener.times == sorted(listener.times)
 
 
-async def test_disagreement_is_told_with_its_verdict() -> None:
+async def test_a_disagreement_is_told_with_its_report() -> None:
     async def program(ctx: ReplicaContext) -> None:
-        await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce(ReduceOp.SUM, 1.0))
+        await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce("SUM", 1.0))
 
     listener = Listener()
     with observing(listener), pytest.raises(CollectiveError):
@@ -102,7 +91,7 @@ async def test_disagreement_is_told_with_its_verdict() -> None:
         "run of replica on 2",
         "0 at #0 all_reduce(SUM, float)",
         "1 at #0 barrier()",
-        "verdict kind",
+        "report kind",
         "complete #0 with CollectiveMismatchError",
         "1 resumed #0",  # whose own call closed the group: it need not wait
         "1 failed",
@@ -112,7 +101,7 @@ async def test_disagreement_is_told_with_its_verdict() -> None:
     ]
 
 
-async def test_failure_of_a_replica_is_told_with_its_exception() -> None:
+async def test_a_failure_of_a_replica_is_told_with_its_exception() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group:
             raise ValueError("no data")
@@ -125,7 +114,7 @@ async def test_failure_of_a_replica_is_told_with_its_exception() -> None:
     assert listener.heard[-3:] == ["0 resumed #0", "0 cancelled", "run ended"]
 
 
-async def test_merge_call_is_complete_when_its_function_has_returned() -> None:
+async def test_a_merge_call_is_complete_when_its_function_has_returned() -> None:
     async def program(ctx: ReplicaContext) -> None:
         await ctx.merge_call(lambda strategy: listener.heard.append("merging"))
 
@@ -139,13 +128,13 @@ async def test_merge_call_is_complete_when_its_function_has_returned() -> None:
 async def test_runs_beside_the_block_are_not_told() -> None:
     mine, theirs = Listener(), Listener()
 
-    async def observed_run(listener: Listener, turns: Relay) -> None:
+    async def observed_run(listener: Listener) -> None:
         with observing(listener):
             await run(mirrored(3), reduce_once)
 
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(observed_run, mine, Relay([0]))
-        tasks.start_soon(observed_run, theirs, Relay([0]))
+        tasks.start_soon(observed_run, mine)
+        tasks.start_soon(observed_run, theirs)
         tasks.start_soon(run, mirrored(5), reduce_once)
     assert sorted(mine.heard) == sorted(theirs.heard)
     assert mine.heard[0] == "run of replica on 3"
@@ -162,24 +151,18 @@ async def test_several_observers_are_told_the_same() -> None:
     assert len(outer.heard) == 2 * len(inner.heard)
 
 
-def test_block_around_the_event_loop_observes_its_runs() -> None:
-    async def replica() -> None:
-        await get_replica_context().barrier()
-
+def test_a_block_around_the_event_loop_observes_its_runs() -> None:
     listener = Listener()
     with observing(listener):
-        asyncio.run(MirroredStrategy(["CPU:0"]).run(replica))
-    asyncio.run(MirroredStrategy(["CPU:0"]).run(replica))
+        asyncio.run(run(mirrored(1), reduce_once))
+    asyncio.run(run(mirrored(1), reduce_once))
     assert listener.heard.count("run ended") == 1
 
 
-def test_nobody_listens_by_itself() -> None:
-    assert who_listens() is None
-
-
-async def test_who_listens_to_the_process_is_told_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_observes_the_process_is_told_of_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert who_observes() is None
     listener = Listener()
-    monkeypatch.setattr("aiodist.collective.observer._process_wide", [])
+    monkeypatch.setattr("aiodist._core.instrument._process_wide", [])
     observe_process(lambda: listener)
     await run(mirrored(2), reduce_once)
     assert listener.heard[-1] == "run ended"
