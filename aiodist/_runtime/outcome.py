@@ -61,8 +61,8 @@ def without_cancellations(error: BaseException, cancelled: type[BaseException]) 
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
-    rest = error.split(cancelled)[1]
-    return error if rest is None else rest
+    found, rest = error.split(cancelled)
+    return error if found is None or rest is None else rest  # the very group, where there is nothing to take out
 
 
 def error_of_run(

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from anyio import sleep_forever
 
 from aiodist import CollectiveError
-from aiodist.collective import verdict
+from aiodist._core import analysis
 from tests.runtime.programs import here, mirrored, replica
-
-if TYPE_CHECKING:
-    from aiodist.collective.group import SyncGroup
 
 
 @pytest.mark.asyncio
@@ -76,11 +72,6 @@ async def test_the_first_of_many_that_raises_ends_the_others_before_they_are_wok
 @pytest.mark.anyio
 async def test_what_a_failure_of_one_of_many_leaves_behind_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    judge = verdict.judge
-
-    def counted(group: SyncGroup) -> CollectiveError:
-        looks.append(group)
-        return judge(group)
 
     async def program() -> None:
         await here().barrier()
@@ -89,7 +80,8 @@ async def test_what_a_failure_of_one_of_many_leaves_behind_is_looked_at_once(mon
         with pytest.raises(CollectiveError):
             await here().barrier()
 
-    monkeypatch.setattr(verdict, "judge", lambda group, _=None: counted(group))
+    analyse = analysis.analyse
+    monkeypatch.setattr(analysis, "analyse", lambda *args, **more: looks.append(args) or analyse(*args, **more))
     with pytest.raises(KeyError, match="first"):
         await mirrored(200).run(program)
     assert len(looks) <= 1
