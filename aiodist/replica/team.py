@@ -138,7 +138,10 @@ class Team:
     def state_of(self, key: LaneKey, note: str) -> WorkerState | None:
         """Return what there is to tell of a lane, for an event loop that does not answer."""
         crossing = self._crossings.get(key)
-        return None if crossing is None or crossing.told or self.failed else crossing.state(note=note)
+        if crossing is None or crossing.told or self.failed:
+            return None
+        failing = any(group.failed is not None for group in crossing.group.groups())  # which it is about to tell
+        return None if failing else crossing.state(note=note)
 
     def warn_in_time(self) -> None:
         """Warn, in the event loop, of an operation outside of replicas that has waited for long."""
