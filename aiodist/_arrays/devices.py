@@ -31,7 +31,7 @@ def canonical(device: str) -> str:
         device: "CPU:0", "/cpu:1", "GPU:0", "cuda:0", "/job:localhost/replica:0/task:0/device:GPU:0"; in any case.
 
     Raises:
-        TypeError: ``device`` is no string.
+        TypeError: ``device`` is not a string.
         ValueError: it is not spelled as a device, or its kind is unknown.
     """
     if not isinstance(device, str):
