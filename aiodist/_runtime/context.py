@@ -289,7 +289,7 @@ class ReplicaContext(Block):
             name: replaces the call site.
 
         Returns:
-            A handle; its await gives a nest like ``value``, with sizes along ``split_axis`` divided by n and those along
+            A handle; its await gives a nest like ``value``, with sizes along ``split_axis`` divided by n, those along
             ``concat_axis`` multiplied by n.
 
         Raises:

@@ -552,12 +552,17 @@ def look_at_run(ledger: Ledger) -> Look:
     return Look(waits, circle, {replica_id: tuple(found) for replica_id, found in calls.items()})
 
 
+_ELSEWHERE = "elsewhere"
+"""Stands for a group's members that other processes run."""
+
+
 def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | None = None) -> set[int]:
     """Return the ids of a run's replicas that will never go on, as far as that is certain.
 
     All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
     holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, is
-    inside of a timeout, or has a timer, may go on.
+    inside of a timeout, or has a timer, may go on. What replicas of other processes do is not known here: they are
+    taken for ones that never go on.
 
     Args:
         ledger: the run's order check.
@@ -585,7 +590,7 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
         waits["replica", replica_node] = [("task", task) for task in tasks]
         blockers.update({("task", task): [task] for task in tasks})
     gone = {("replica", id(replica)) for replica in ledger.replicas if replica.end is not None}
-    left = stuck(waits, blockers, gone)
+    left = stuck(waits, blockers, {*gone, _ELSEWHERE})
     return {replica.id for replica in ledger.replicas if ("replica", id(replica)) in left}
 
 
@@ -594,11 +599,13 @@ def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     kind, things = waiter.suspension.kind, waiter.suspension.things
     if kind is Awaited.COLLECTIVE and things:
         slot = things[0].slot
-        if slot.complete or (slot.matched and not graph.enders(waiter)):
+        elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
+        enders = graph.enders(waiter) if slot.matched else ()
+        if slot.complete or (slot.matched and not enders and not elsewhere):
             return ()
-        if slot.matched:
-            return [[id(each.task) for each in graph.enders(waiter)]]
-        return [[("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)]]
+        if enders:
+            return [[id(each.task) for each in enders]]
+        return [[*(("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)), *elsewhere]]
     enders = [id(each.task) for each in graph.enders(waiter)]
     if kind is Awaited.TASK:
         return [enders] if enders and len(enders) == len(things) else ()

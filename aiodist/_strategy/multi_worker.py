@@ -299,6 +299,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return await self._team.awaited(pending, merged.timeout_seconds)
 
     def _begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
+        sharing.check_all_workers_are_here()
         float64 = self._extended.communication_options.accumulate == "float64"
         outside = self._team.outside
         return outside.begin(call, frame.f_code, frame.f_lasti, self._path(frame, call), move, float64=float64)

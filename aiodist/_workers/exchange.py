@@ -11,6 +11,7 @@ folds that, and all gather the shares. A row that needs no folding is sent from 
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -299,6 +300,15 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
         communicator.iallgatherv(own[at : at + step], whole, counts, places) for at, counts, places in segments
     )
     return parts
+
+
+def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
+    """Return what each worker has, by rank."""
+    data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
+    sizes = np.empty(communicator.size, np.int64)
+    yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
+    parts = yield from gather_bytes(communicator, data, sizes.tolist())
+    return [pickle.loads(part) for part in parts]  # noqa: S301  (the engine's own data path)
 
 
 def _by_size(threads: Threads, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:

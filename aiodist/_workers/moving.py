@@ -11,12 +11,9 @@ engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
 
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
@@ -28,7 +25,7 @@ from aiodist._workers.channel import Channel
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, MOST_IN_FULL, Found
 from aiodist._workers.threads import Threads
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
+from aiodist._workers.transport import OF_VALUES, Steps
 
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
@@ -99,19 +96,14 @@ class Moving:
 
     def _handed_out(self, slot: Rendezvous, plan: WorkerPlan, result: Any) -> Steps[Any]:
         """Return a result as replicas get it: on their devices, in their frameworks, in their own buffers."""
-        outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
-        collective = slot.request.collective
         if slot.request.on_devices:
             from aiodist._collectives.device import from_host  # loaded where there are arrays on GPUs
 
+            outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
             slot.shared = False
-            work = from_host(collective, slot.values, result, self._devices_of(slot.group), outs)
+            work = from_host(slot.request.collective, slot.values, result, self._devices_of(slot.group), outs)
             return (yield from self._threads.call(work.carry_out))
-        assert collective.spec is not None
-        for position, buffers in (outs or {}).items():
-            own = result if plan.shared else result[position]
-            for buffer, leaf in zip(buffers, [own] if collective.spec.single else own, strict=True):
-                buffer[...] = leaf
+        _fill_outs(slot, result)
         return plan.hand_out(result)
 
     def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
@@ -130,8 +122,12 @@ class Moving:
             self._begun.pop(slot, None)
             accumulate = slot.options.accumulate
             values = (yield from self._on_host(slot)) if slot.request.on_devices else _brought(slot)
-            own = {m.replica_id: values[m.position] for m in slot.group.members if m.position not in slot.absent}
-        told = yield from gather_objects(channel.communicator, (accumulate, own))
+            there = [m for m in slot.group.members if m.position not in slot.absent]
+            if slot.request.collective.spec is not None:
+                own = {member.replica_id: values[member.position] for member in there}
+            else:
+                own = {member.replica_id: None for member in there}
+        told = yield from exchange.gather_objects(channel.communicator, (accumulate, own))
         if slot is None:
             return None
         ids = slot.group.key[0]
@@ -149,7 +145,10 @@ class Moving:
         if slot.request.over_workers is not None:
             return slot.request.over_workers.finish(slot.values, result)
         slot.shared = made.shared
-        return result if made.shared else [result[member.rank] for member in slot.group.members]
+        if not made.shared:
+            result = [result[member.rank] for member in slot.group.members]
+        _fill_outs(slot, result)
+        return result
 
     def _on_host(self, slot: Rendezvous, *, folded: bool = False) -> Steps[Any]:
         """Return values on GPUs as they are on the host."""
@@ -199,6 +198,16 @@ def _brought(slot: Rendezvous) -> Sequence[Any]:
     return slot.values if over is None else over.bring(slot.values)
 
 
+def _fill_outs(slot: Rendezvous, result: Any) -> None:
+    """Copy a result into the replicas' own buffers."""
+    spec = slot.request.collective.spec
+    for position, out in (slot.outs or {}).items():
+        own = result if slot.shared else result[position]
+        assert spec is not None
+        for buffer, leaf in zip(out.leaves, [own] if spec.single else own, strict=True):
+            buffer[...] = leaf
+
+
 def accumulate_of(found: Found) -> Any:
     """Return the accumulator that the records have said."""
     return "float64" if found.flags & FLOAT64 else "native"
@@ -206,17 +215,11 @@ def accumulate_of(found: Found) -> Any:
 
 @lru_cache(maxsize=1024)
 def members_of(layout: Layout, replica_ids: tuple[int, ...] | None) -> Members:
-    """Return the members of a group by worker; None: of all replicas."""
+    """Return the members of a group by worker, by their ids in the group; None: of all replicas."""
     if replica_ids is None:
         return Members(layout.rank, tuple(map(tuple, layout.ids)))
-    by_worker = layout.members(replica_ids)
-    return Members(list(by_worker).index(layout.rank), tuple(by_worker.values()))
-
-
-def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
-    """Return what each worker has, by rank."""
-    data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
-    sizes = np.empty(communicator.size, np.int64)
-    yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
-    parts = yield from exchange.gather_bytes(communicator, data, sizes.tolist())
-    return [pickle.loads(part) for part in parts]  # noqa: S301  (the engine's own data path)
+    ranks: dict[int, list[int]] = {}
+    for rank, replica_id in enumerate(replica_ids):
+        ranks.setdefault(layout.worker_of(replica_id), []).append(rank)
+    workers = sorted(ranks)
+    return Members(workers.index(layout.rank), tuple(tuple(ranks[worker]) for worker in workers))

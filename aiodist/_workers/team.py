@@ -416,7 +416,7 @@ class Outside:
         """Never called: nobody joins outside of replicas."""
         raise NotImplementedError
 
-    finish_join = gather  # type: ignore[assignment]
+    finish_join = compare_groups = gather  # type: ignore[assignment]
 
     def diverged(self, channel: Channel) -> None:
         """Hear that the workers make different calls."""
