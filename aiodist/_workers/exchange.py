@@ -320,7 +320,7 @@ def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
     sizes = np.empty(communicator.size, np.int64)
     yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
     parts = yield from gather_bytes(communicator, data, sizes.tolist())
-    return [pickle.loads(part) for part in parts]  # noqa: S301  (the engine's own data path)
+    return [pickle.loads(part.data) for part in parts]  # noqa: S301  (the engine's own data path)
 
 
 def _by_size(threads: Threads, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
+from aiodist._collectives.transfers import Members
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, Members, WorkerPlan, worker_plan
+from aiodist._collectives.workers import Crossing, WorkerPlan, worker_plan
 from aiodist._core.ledger import Group
 from aiodist._workers import exchange
 from aiodist._workers.channel import Channel
