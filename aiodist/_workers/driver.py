@@ -56,6 +56,15 @@ class Starts(Protocol):
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait until something is so, and carry out steps meanwhile."""
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits, so that calls and steps are carried out."""
+        ...
+
+    def ask_loop(self, fn: Callable[[], object]) -> bool:
+        """Have the event loop that was last used call a function, from any thread; return whether it is open."""
+        ...
+
 
 class _Process:
     """Steps that are under way, and the request that they wait for."""

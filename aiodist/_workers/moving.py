@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
+from aiodist._collectives.transfers import Members
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, Members, WorkerPlan, worker_plan
+from aiodist._collectives.workers import Crossing, WorkerPlan, worker_plan
 from aiodist._core.ledger import Group
 from aiodist._workers import exchange
 from aiodist._workers.channel import Channel
@@ -79,7 +80,8 @@ class Moving:
             return None
         plan = self._plan(slot, accumulate_of(found))
         if request.on_devices:
-            crossing = plan.begin((yield from self._on_host(slot, folded=plan.folded)))
+            work = plan.on_host(slot.values, self._devices_of(slot.group))
+            crossing = plan.begin((yield from self._threads.call(work.carry_out)))
         elif crossing is None or not found.flags_alike:
             crossing = plan.begin(_brought(slot))
         communicator = channel.communicator
@@ -87,6 +89,7 @@ class Moving:
         sizes = exchange.payload_sizes(crossing, communicator.size) if in_record else None
         if sizes is not None:
             exchange.take_payloads(crossing, channel.records.payloads(sizes), communicator.size)
+            yield from exchange.carry_out_further(crossing, communicator, self._threads)
         else:
             yield from exchange.carry_out(crossing, communicator, self._threads)
         if request.over_workers is not None:
@@ -97,11 +100,9 @@ class Moving:
     def _handed_out(self, slot: Rendezvous, plan: WorkerPlan, result: Any) -> Steps[Any]:
         """Return a result as replicas get it: on their devices, in their frameworks, in their own buffers."""
         if slot.request.on_devices:
-            from aiodist._collectives.device import from_host  # loaded where there are arrays on GPUs
-
             outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
             slot.shared = False
-            work = from_host(slot.request.collective, slot.values, result, self._devices_of(slot.group), outs)
+            work = plan.on_devices(slot.values, result, self._devices_of(slot.group), outs)
             return (yield from self._threads.call(work.carry_out))
         _fill_outs(slot, result)
         return plan.hand_out(result)
@@ -150,11 +151,12 @@ class Moving:
         _fill_outs(slot, result)
         return result
 
-    def _on_host(self, slot: Rendezvous, *, folded: bool = False) -> Steps[Any]:
-        """Return values on GPUs as they are on the host."""
-        from aiodist._collectives.device import to_host
+    def _on_host(self, slot: Rendezvous) -> Steps[Any]:
+        """Return values on GPUs as they are on the host, each by itself."""
+        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
 
-        work = to_host(slot.request.collective, slot.values, self._devices_of(slot.group), folded)
+        options = slot.options
+        work = to_host(slot.request.collective, slot.values, self._devices_of(slot.group), options.accumulate)
         return (yield from self._threads.call(work.carry_out))
 
     def _plan(self, slot: Rendezvous, accumulate: Any) -> WorkerPlan:
