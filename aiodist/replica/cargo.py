@@ -6,21 +6,18 @@ looks for what a device does for a tenth of a millisecond; then a worker thread 
 
 from __future__ import annotations
 
-from functools import partial
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from aiodist._arrays.device import DeviceType
-from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import has_device_arrays
 from aiodist._collectives import device
 from aiodist._collectives.work import Work
 from aiodist._core.report import Reason
+from aiodist.collective.kinds import collective_of
 from aiodist.collective.rendezvous import Rendezvous
-from aiodist.collective.signature import DETAIL, KIND, OP, STRUCTURE, TYPES
+from aiodist.collective.signature import DETAIL, KIND, TYPES
 from aiodist.replica.device_steps import made
-from aiodist.workers.crossing import NOTHING, Partial, Plan, Span
+from aiodist.workers.crossing import NOTHING, Plan, Span
 from aiodist.workers.transfers import Hands, Steps, by_hand
 from aiodist_kernels import Accumulate, policy
 
@@ -101,97 +98,47 @@ class Ferry:
     """
 
     def __init__(self, meeting: Rendezvous, group: SyncGroup, span: Span) -> None:
-        self._meeting = meeting
-        self._span = span
-        self._devices = group.devices
-        self._positions = [i for i in range(group.size) if i not in (meeting.absent or ())]
-        self._single = meeting.signature[STRUCTURE] is None
-        self._marks: Sequence[Any] = [meeting.signature[TYPES]] if self._single else meeting.signature[TYPES]
-        self._there = [place for place, mark in enumerate(self._marks) if isinstance(mark, DeviceType)]
-        values = [meeting.values[position] for position in self._positions]
-        self._columns = [tuple(values)] if self._single else list(zip(*values, strict=True))
+        absent = meeting.absent or ()
+        self._meeting, self._span, self._devices = meeting, span, group.devices
+        self._collective = collective_of(meeting.signature)
+        self._values = [None if position in absent else value for position, value in enumerate(meeting.values)]
 
     def landing(self, accumulate: Accumulate) -> Work:
         """Return the work that gives the values as on the host, folded with that accumulator where they can be."""
-        folds = self._meeting.signature[OP] is not None and len(self._positions) > 1 and not self._span.ordered
-        return self._landing(accumulate, None if folds else self._needed())
+        present = sum(value is not None for value in self._values)
+        return self._landing(accumulate, self._collective.op is not None and present > 1 and not self._span.ordered)
 
     def landing_one_by_one(self) -> Work:
         """Return the work that gives the values as on the host, of each replica its own."""
-        return self._landing("native", self._needed())
+        return self._landing("native", False)
 
-    def _landing(self, accumulate: Accumulate, taken: Sequence[int] | None) -> Work:
-        marks, columns = [self._marks[p] for p in self._there], [self._columns[p] for p in self._there]
-        run = device.to_host(marks, columns, taken, self._devices, self._meeting.signature[OP], accumulate)
-        return run.work(partial(self._landed, taken))
+    def _landing(self, accumulate: Accumulate, folded: bool) -> Work:
+        needed = None
+        if self._meeting.signature[KIND].detail is Reason.SOURCE:
+            worker, position = self._span.layout.worker_of(self._meeting.signature[DETAIL])
+            needed = [position] if worker == self._span.layout.rank else []
+        work = device.to_host(self._collective, self._values, self._devices, accumulate, folded=folded, needed=needed)
 
-    def _landed(self, taken: Sequence[int] | None, by_leaf: list[list[Any]]) -> list[Any]:
-        """Return what each replica brought, in memory of the host; in the place of what is not needed stands None."""
-        rows: list[list[Any]] = [list(row) for row in zip(*self._columns, strict=True)]
-        for place, found in zip(self._there, by_leaf, strict=True):
-            column = self._columns[place]
-            for row in rows:
-                row[place] = None
-            if taken is None:
-                rows[0][place] = Partial(found[0], column[0].dtype)
-            for source, landed in zip(taken or (), found, strict=False):
-                rows[source][place] = landed
-        return [row[0] for row in rows] if self._single else rows
+        def present() -> list[Any]:
+            return [found for found, value in zip(work.result(), self._values, strict=True) if value is not None]
 
-    def _needed(self) -> Sequence[int]:
-        """Return the places of the replicas whose values are needed elsewhere."""
-        signature, layout = self._meeting.signature, self._span.layout
-        if signature[KIND].detail is not Reason.SOURCE:
-            return range(len(self._positions))
-        worker, position = layout.worker_of(signature[DETAIL])
-        needed = worker == layout.rank and position in self._positions
-        return [self._positions.index(position)] if needed else []
+        return dataclasses.replace(work, result=present)
 
-    def staged(self, result: Any) -> list[list[Any]]:
-        """Return results by leaf, one for all or one for each, with those for devices where these copy from."""
-        rows = [result] if self._meeting.signature[KIND].shared else result
-        columns = [list(rows)] if self._single else [list(column) for column in zip(*rows, strict=True)]
-        copies = iter(device.staged([leaf for place in self._there for leaf in columns[place]]))
-        for place in self._there:
-            columns[place] = [next(copies) for _ in columns[place]]
-        return columns
-
-    def launching(self, staged: list[list[Any]]) -> Work:
+    def launching(self, result: Any) -> Work:
         """Return the work that gives each replica's result, by position."""
-        marks, columns = [self._marks[p] for p in self._there], [staged[p] for p in self._there]
-        takers = [[array.ordinal for array in self._columns[p]] for p in self._there]
-        buffers = [(self._meeting.outs or {}).get(position) for position in self._positions]
-        outs = [[None if found is None else found.leaves[p] for found in buffers] for p in self._there]
-        run = device.from_host(marks, columns, takers, self._devices, outs if self._meeting.outs else None)
-        return run.work(partial(self._launched, staged, buffers))
-
-    def _launched(self, staged: list[list[Any]], buffers: Sequence[Any], by_leaf: list[list[Any]]) -> dict[int, Any]:
-        found: dict[int, Sequence[Any]] = dict(zip(self._there, by_leaf, strict=True))
-        for place, mark in enumerate(self._marks):
-            if place not in found:
-                found[place] = self._on_host(mark, staged[place], buffers, place)
-        rows = [[found[place][taker] for place in range(len(found))] for taker in range(len(self._positions))]
-        return {p: row[0] if self._single else row for p, row in zip(self._positions, rows, strict=True)}
-
-    def _on_host(self, mark: Any, column: Sequence[Any], buffers: Sequence[Any], place: int) -> Sequence[Any]:
-        """Return each replica's result of a leaf on the host."""
-        count = len(self._positions)
-        if self._meeting.signature[KIND].shared:
-            column = mark.give_each(column[0], count) if isinstance(mark, HostType) else [column[0]] * count
-        elif isinstance(mark, HostType):
-            column = [mark.give(leaf) for leaf in column]
-        for leaf, found in zip(column, buffers, strict=True):
-            if found is not None:
-                np.copyto(found.leaves[place], leaf)
-        return column
+        outs = {position: found.leaves for position, found in (self._meeting.outs or {}).items()}
+        if not self._meeting.signature[KIND].shared:
+            rows = iter(result)
+            result = [None if value is None else next(rows) for value in self._values]
+        return device.from_host(self._collective, self._values, result, self._devices, outs)
 
 
 def _launched(ferry: Ferry, values: Sequence[Any], result: Any, hands: Hands) -> Steps[Any]:
     if policy.blocks(sum(map(nbytes_of, values))):
-        staged = yield from by_hand(hands, ferry.staged, result)
+        work = yield from by_hand(hands, ferry.launching, result)
     else:
-        staged = ferry.staged(result)
-    return (yield from made(ferry.launching(staged), hands))
+        work = ferry.launching(result)
+    return (yield from made(work, hands))
 
 
 def nbytes_of(value: Any) -> int:

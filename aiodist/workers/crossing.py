@@ -18,6 +18,7 @@ import aiodist_kernels as kernels
 from aiodist._arrays.leaves import LeafMark, LeafType
 from aiodist._arrays.slices import IndexedSlices
 from aiodist._collectives.host import fold_slices
+from aiodist._collectives.plan import Folded
 from aiodist.collective.signature import DETAIL, OP, SHAPES, STRUCTURE, Signature, leaf_fields
 from aiodist.workers import segments
 from aiodist.workers.arrays import (
@@ -88,18 +89,6 @@ Crossing = Callable[[Signature, Sequence[Any], Accumulate, Span], Plan]
 
 
 # Reductions.
-
-
-class Partial(NamedTuple):
-    """What the local replicas brought of one leaf, folded already: it stands for all of them, in the first's place.
-
-    Attributes:
-        array: the fold, in the accumulator's dtype.
-        dtype: of what they brought.
-    """
-
-    array: Array
-    dtype: np.dtype[Any]
 
 
 def reduce_columns(
@@ -185,7 +174,7 @@ def _leaf(op: ReduceOp, column: Sequence[Any], leaf_type: LeafMark, accumulate: 
     if leaf_type == LeafType.PYTHON_NUMBER:
         kernels.check_number(op, type(column[0]))
         accumulate = "native"
-    if isinstance(column[0], Partial):
+    if isinstance(column[0], Folded):
         return Leaf(rule_for(op, column[0].dtype, accumulate), [column[0].array], scalar=False)
     arrays = [np.asarray(value) for value in column]
     return Leaf(_rule_for(op, arrays[0].dtype, accumulate), arrays, scalar=leaf_type == LeafType.NUMPY_SCALAR)
