@@ -95,6 +95,11 @@ class StallWatch:
         self._runs: dict[WatchedRun, _Seen] = {}
         self._ticks = False
 
+    @property
+    def warns(self) -> bool:
+        """Whether it warns at all; else it only looks for deadlocks."""
+        return bool(self._seconds)
+
     def add(self, run: WatchedRun) -> None:
         """Look after a run from now on."""
         self._runs[run] = _Seen()
@@ -119,7 +124,7 @@ class StallWatch:
             seen.progress, seen.since, seen.told, seen.look_after = progress, now, False, PROOF_SECONDS
             return
         still = now - seen.since
-        warns = self._seconds and still >= self._seconds and not seen.told
+        warns = self.warns and still >= self._seconds and not seen.told
         looks = still >= seen.look_after
         slot = _waited_for(run) if warns or looks else None
         if slot is None:
