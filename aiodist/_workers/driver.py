@@ -109,7 +109,7 @@ class Driver:
         self._waiters: list[_Waiter] = []
         self._calls: deque[Callable[[], object]] = deque()
         self._loop: Callable[..., object] | None = None
-        self._timer: _Timer | None = None
+        self._timer: Timer | None = None
         self._started = 0.0
 
     def start(self, steps: Steps[Any]) -> None:
@@ -236,7 +236,7 @@ class Driver:
 
     async def _nap(self, seconds: float) -> None:
         if self._timer is None:
-            self._timer = _Timer()
+            self._timer = Timer()
         await self._timer.sleep(seconds)
 
     def close(self) -> None:
@@ -274,7 +274,7 @@ def _turn() -> Generator[None, None, None]:
     yield
 
 
-class _Timer:
+class Timer:
     """Short sleeps on a timer of the system's, read by the event loop; on the loop's own where there is none."""
 
     _CLOCK_MONOTONIC: Final = 1

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from aiodist import (
     CollectiveError,
-    DeadlockError,
     CollectiveTimeoutError,
     CommunicationOptions,
+    DeadlockError,
     ReplicaContext,
     WorkerLostError,
 )
