@@ -612,11 +612,11 @@ def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
         if enders:
             return [[id(each.task) for each in enders]]
         return [[*(("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)), *elsewhere]]
-    enders = [id(each.task) for each in graph.enders(waiter)]
+    tasks = [id(each.task) for each in graph.enders(waiter)]
     if kind is Awaited.TASK:
-        return [enders] if enders and len(enders) == len(things) else ()
+        return [tasks] if tasks and len(tasks) == len(things) else ()
     if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
-        return [[each] for each in enders]
+        return [[each] for each in tasks]
     return ()
 
 

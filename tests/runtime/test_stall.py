@@ -101,7 +101,7 @@ async def test_who_waits_for_each_other_for_ever_ends_after_a_second(looks: Look
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(later)
-        with pytest.raises(DeadlockError, match="replicas 0-2 wait for each other, and nothing else can wake") as caught:
+        with pytest.raises(DeadlockError, match="replicas 0-2 wait for each other, and nothing else") as caught:
             await run(mirrored(3), lock_across_a_barrier(math.inf))
     assert (caught.value.report.reason, caught.value.report.suspects) == ("deadlock", (1, 2))
 
