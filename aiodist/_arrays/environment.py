@@ -4,28 +4,26 @@
 `StallWarning` tells who waits for what; 10 by default, 0 for never.
 ``AIODIST_TRACE``: where to write a trace of every run of the process; see `aiodist.trace`. Worker k of several writes
 ``run.k.json`` for ``run.json``.
-``AIODIST_WORKERS``, ``AIODIST_RANK``: how many workers ``aiodist run`` has started, and which of them this is.
-``AIODIST_ENGINE``: which engine connects them, "mpi" or "gloo".
-``AIODIST_RENDEZVOUS``: where the workers of gloo meet: the path of a file, or "host:port".
+``AIODIST_WORKERS``: how many workers ``aiodist run`` has started.
 ``AIODIST_NOTES``: the folder in which ``aiodist run`` looks for who waits for the other workers.
-``AIODIST_AGENT``: where the agent that ``aiodist run`` has started beside this worker answers, "port:token".
 ``AIODIST_WORKER_PROCESS``: the process of the worker that has started this one, or this one's own.
 ``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
 ``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
 ``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine.
-``TERM``: the kind of terminal; set for workers whose output goes to none.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
+``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``: which of them this is.
+``TORCHELASTIC_RUN_ID``, ``WORLD_SIZE``: that torchrun has started this process, and how many.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 
 _STALL_SECONDS = 10.0
 _WORKER_PROCESS = "AIODIST_WORKER_PROCESS"
 _OPEN_MPI_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
 LAUNCHED = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -51,7 +49,7 @@ def trace_path() -> str | None:
     if path is None or (launched_workers() or 1) == 1:
         return path
     stem, suffix = os.path.splitext(path)  # noqa: PTH122  (the path as it is given, not a Path's spelling of it)
-    return f"{stem}.{_rank_of_job()}{suffix}"
+    return f"{stem}.{worker_rank()}{suffix}"
 
 
 def fix_hashes(seed: int) -> None:
@@ -76,19 +74,18 @@ def launched_workers() -> int | None:
 
 
 def worker_rank() -> int:
-    """Return which of the workers this is, where ``aiodist run`` says so; else 0."""
-    value = os.environ.get("AIODIST_RANK", "")
-    return int(value) if value.isdigit() else 0
+    """Return which of the workers that an MPI's launcher has started this is; 0 without a launcher."""
+    for name in _RANKS:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return 0
 
 
-def is_first_of_job() -> bool:
-    """Return whether this is the first of the processes that a launcher has started, or there is none."""
-    return _rank_of_job() == "0"
-
-
-def _rank_of_job() -> str:
-    ranks = [os.environ[name] for name in ("AIODIST_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK") if name in os.environ]
-    return ranks[0] if ranks else "0"
+def workers_of_torchrun() -> int | None:
+    """Return how many processes torchrun has started; None if this is none of them."""
+    value = os.environ.get("WORLD_SIZE", "")
+    return int(value) if "TORCHELASTIC_RUN_ID" in os.environ and value.isdigit() else None
 
 
 def note_worker(process: int) -> None:
@@ -100,16 +97,6 @@ def noted_worker() -> int | None:
     """Return which process is the worker that this one is, or that has started it; None where there is none yet."""
     value = os.environ.get(_WORKER_PROCESS, "")
     return int(value) if value.isdigit() else None
-
-
-def engine_name() -> str:
-    """Return the engine that connects the workers."""
-    return os.environ.get("AIODIST_ENGINE") or "mpi"
-
-
-def rendezvous() -> str:
-    """Return where the workers of gloo meet; an empty string where nobody has said."""
-    return os.environ.get("AIODIST_RENDEZVOUS", "")
 
 
 def let_crashes_end_processes() -> None:
@@ -131,26 +118,15 @@ def control_address() -> str | None:
     return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
 
 
-def agent() -> str | None:
-    """Return where the agent beside this worker answers; None where there is none, or it is not asked."""
-    return os.environ.get("AIODIST_AGENT") or None
+def with_workers(workers: int, notes: str) -> dict[str, str]:
+    """Return the environment for the workers that ``aiodist run`` starts.
 
+    Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes.
 
-def with_workers(**settings: str) -> dict[str, str]:
-    """Return the environment for a worker that ``aiodist run`` starts: this one, and ``AIODIST_`` settings.
-
-    Open MPI's launcher leaves its folder when it is killed: it keeps that among the notes, which somebody removes. It
-    gives workers a terminal, also where what they print goes to a file: such a terminal is one without colours.
+    Args:
+        workers: how many.
+        notes: the folder of notes.
     """
     inherited = {name: value for name, value in os.environ.items() if name != _WORKER_PROCESS}  # of a job around it
-    inherited.setdefault(_OPEN_MPI_FOLDER, settings["notes"])
-    if sys.stdout is None or sys.stdout.closed or not sys.stdout.isatty():
-        inherited["TERM"] = "dumb"
-    return {**inherited, **{f"AIODIST_{name.upper()}": value for name, value in settings.items()}}
-
-
-def for_other_machines(variables: Mapping[str, str] = os.environ) -> list[str]:
-    """Return which variables a launcher that passes none on by itself is to take to the other machines' workers."""
-    prefixes = ("AIODIST_", "PYTHON", "NUMBA_", "OMP_", "OPENBLAS_", "MKL_")
-    names = (name for name in variables if name.startswith(prefixes) or name == "VIRTUAL_ENV")
-    return sorted(name for name in names if name != _WORKER_PROCESS)
+    inherited.setdefault(_OPEN_MPI_FOLDER, notes)
+    return {**inherited, "AIODIST_WORKERS": str(workers), "AIODIST_NOTES": notes}

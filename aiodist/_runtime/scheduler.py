@@ -406,6 +406,8 @@ class Run:
         """Let a replica make the next group of these members; see `Group.new_group`."""
         self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
+        if self.span is not None and self._spans(made.group):
+            self.span.made(made.group)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
         return made
@@ -913,7 +915,3 @@ def _is_only(error: BaseException, kinds_of_error: tuple[type[BaseException], ..
     if isinstance(error, BaseExceptionGroup):
         return all(_is_only(inner, kinds_of_error) for inner in error.exceptions)
     return isinstance(error, kinds_of_error)
-
-
-DRIVE = _Replicas._drive.__code__  # noqa: SLF001  (its own)
-"""The code in whose frame a replica's function runs: ``run`` and ``member`` are among its variables."""

@@ -25,7 +25,8 @@ from aiodist._runtime.requests import array_text, dtype_text
 from aiodist._strategy import across
 from aiodist._strategy.variable import as_distributed
 from aiodist._workers.channel import Channel
-from aiodist._workers.moving import accumulate_of, gather_objects, moved
+from aiodist._workers.exchange import gather_objects
+from aiodist._workers.moving import accumulate_of, moved
 from aiodist._workers.record import Found
 from aiodist._workers.transport import Steps
 from aiodist_kernels import Accumulate, ReduceOp
@@ -233,8 +234,9 @@ def gathered(prepared: Prepared, team: Team) -> Move:
 
 
 def _spec(prepared: Prepared) -> Spec:
-    shapes, dtypes, marks = zip(*((leaf.shape, leaf.dtype, _mark(leaf)) for leaf in prepared.leaves), strict=True)
-    return Spec(shapes, dtypes, marks, single=False)
+    leaves = prepared.leaves
+    shapes, dtypes = tuple(leaf.shape for leaf in leaves), tuple(leaf.dtype for leaf in leaves)
+    return Spec(shapes, dtypes, tuple(map(_mark, leaves)), single=False)
 
 
 def _mark(leaf: _Leaf) -> LeafMark:
@@ -243,6 +245,8 @@ def _mark(leaf: _Leaf) -> LeafMark:
 
 def _moved(collective: Collective, prepared: Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
     leaves, layout = prepared.leaves, team.layout
+    if not leaves:
+        return prepared.rebuild([])
     values = [[in_native_order(leaf.arrays[position]) for leaf in leaves] for position in range(layout.local)]
     results = yield from moved(channel, layout, collective, values, found, team.threads, ordered=team.settings.ordered)
     return prepared.rebuild(results)

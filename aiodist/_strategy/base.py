@@ -1,4 +1,4 @@
-"""Strategies: the replicas of a program, and the way to run a function on all of them."""
+"""Strategies: the replicas of a program, and how to run a function on all of them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from aiodist._strategy.warmup import compile_kernels
 
 
 class Strategy(DataMethods, V1Strategy):
-    """A set of replicas that work in step. `MirroredStrategy` is the one to use; this is its base.
+    """A set of replicas that work in step; the base class of `MirroredStrategy`.
 
     The default strategy, which is in force where no other is, has one replica, on CPU:0.
 
     Args:
-        extended: its devices and settings; each strategy has its own.
+        extended: the strategy's devices and settings; strategies cannot share one.
 
     Raises:
-        TypeError: ``extended`` is none.
-        ValueError: it is another strategy's.
+        TypeError: ``extended`` is not a `StrategyExtended`.
+        ValueError: ``extended`` belongs to another strategy.
     """
 
     _is_default = False
@@ -60,17 +60,17 @@ class Strategy(DataMethods, V1Strategy):
 
     @property
     def _num_local_replicas(self) -> int:
-        """How many of them live in this process."""
+        """How many replicas run in this process."""
         return len(self._extended.devices)
 
     @property
     def _shares_variables(self) -> bool:
-        """Whether its variables have components in other processes, too."""
+        """Whether variables have components in other processes, too."""
         return False
 
     @property
     def _span(self) -> tuple[int, int]:
-        """The id of this process's first replica, and how many there are over all workers."""
+        """The id of this process's first replica, and the number of replicas over all workers."""
         return 0, self.num_replicas_in_sync
 
     @property
@@ -80,19 +80,21 @@ class Strategy(DataMethods, V1Strategy):
 
     @property
     def recorder(self) -> Recorder:
-        """The last collectives of every replica, of the runs in progress and of the last that ended."""
+        """The last collectives of every replica, for the runs in progress and the last one that ended."""
         return self._recorder
 
     @property
     def cluster_resolver(self) -> ClusterSettings | None:
-        """The cluster that the strategy spans; None, for one process."""
+        """The cluster that the strategy spans; None for one process."""
         return None
 
     def scope(self) -> Scope:
-        """Return a with-block that is in cross-replica context of this strategy, and gives the strategy.
+        """Return a context manager that enters this strategy's cross-replica context, and gives the strategy.
+
+        It may be entered again. The default strategy's scope does nothing.
 
         Raises (when entered):
-            ReplicaContextError: inside a replica, or under another strategy.
+            ReplicaContextError: this is inside a replica, or in another strategy's scope.
         """
         return Scope(self)
 
@@ -106,25 +108,25 @@ class Strategy(DataMethods, V1Strategy):
         """Run a function on every replica, each in a task of its own, and wait for all of them.
 
         Args:
-            fn: a coroutine function; a plain function is accepted, and runs in one go.
-            args: a tuple or list of its positional arguments. Per-replica values in them, at any depth, give each
-                replica its component; everything else is passed as it is.
-            kwargs: its keyword arguments, likewise.
-            options: the options of this run's collectives, over the strategy's.
+            fn: a coroutine function, or a plain function, which runs without interruption.
+            args: a tuple or list of positional arguments. Of per-replica values in them, at any depth, each replica
+                gets its component; everything else is passed unchanged.
+            kwargs: keyword arguments, likewise.
+            options: the options of this run's collectives; they override the strategy's.
 
         Returns:
-            What the replicas returned, regrouped leaf by leaf. Arrays and NumPy scalars are `PerReplica`; other objects
-            are so, too, where they differ, and bare where all replicas returned the identical one. With one replica,
-            its own value.
+            What the replicas returned, regrouped leaf by leaf. Arrays and NumPy scalars become `PerReplica`. Other
+            objects do so, too, unless all replicas returned the identical one, which is returned bare. With one replica
+            its own value is returned.
 
         Raises:
-            CollectiveError: the replicas did not meet in a collective.
+            CollectiveError: the replicas disagree, or a collective can never be complete.
             ExceptionGroup: several replicas raised exceptions of several types.
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: ``args`` is no tuple or list, ``kwargs`` no mapping, ``fn`` no function.
+            TypeError: ``args`` is neither a tuple nor a list, ``kwargs`` is not a mapping, or ``fn`` is not callable.
             ValueError: a per-replica value has another number of components; the replicas returned nests of
                 different structure, or created different numbers of variables.
-            Exception: what a replica raised, with a note that names it.
+            Exception: what a replica raised, with a note that names the replica.
         """
         calls = self._calls(fn, args, kwargs)
         run = self._new_run(arguments.options(options, None))
@@ -162,23 +164,24 @@ class Strategy(DataMethods, V1Strategy):
         )
 
     async def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Reduce a per-replica value to one, over the replicas and along an axis.
+        """Reduce a per-replica value over the replicas and, optionally, along axes.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
-            value: a nest of per-replica values, as `run` returns them. A plain value reduces with MEAN, MIN or MAX to
-                itself.
-            axis: None, or an axis or a tuple of axes to reduce too. Sizes along it may differ between replicas;
-                a MEAN divides by the true number of elements.
+            value: a nest of per-replica values, as `run` returns them. MEAN, MIN and MAX return a plain value as it
+                is.
+            axis: None, or an axis or a tuple of axes to reduce along, too. Sizes along them may differ between
+                replicas; MEAN divides by the true number of elements.
 
         Returns:
-            A nest of reduced values; arrays are read-only. What is on GPUs becomes an array of its framework's on the
-            GPU of replica 0's component; with an ``axis`` it goes through the host.
+            A nest of reduced values, with the dtypes of `ReplicaContext.all_reduce`; arrays are read-only. Values on
+            GPUs become arrays of the same framework, on the GPU of replica 0's component; with an ``axis`` they go
+            through the host.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: the op does not take a dtype.
-            ValueError: an unknown op; shapes or dtypes that differ; an axis out of range; a plain value with SUM or
+            ValueError: an unknown op; different shapes or dtypes; an axis out of range; a plain value with SUM or
                 PRODUCT on several replicas.
         """
         require_cross_replica(self, "strategy.reduce")
@@ -199,19 +202,19 @@ class Strategy(DataMethods, V1Strategy):
         return joined
 
     async def gather(self, value: Any, axis: int) -> Any:
-        """Put the components of a per-replica value together along an axis, in replica order.
+        """Concatenate the components of a per-replica value along an axis, in replica order.
 
         Args:
-            value: a nest of per-replica arrays; their sizes along ``axis`` may differ.
-            axis: the axis; a negative one counts from the end.
+            value: a nest of per-replica arrays of equal dtype; their sizes along ``axis`` may differ.
+            axis: the axis to concatenate along; a negative one counts from the end.
 
         Returns:
-            A nest of read-only arrays; what is no per-replica value stays as it is. What is on GPUs becomes an array of
-            its framework's on the GPU of replica 0's component.
+            A nest of read-only arrays; leaves that are not per-replica values are returned unchanged. Arrays on GPUs
+            become arrays of the same framework, on the GPU of replica 0's component.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: a component is no array.
+            TypeError: a component is not an array.
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
@@ -223,28 +226,29 @@ class Strategy(DataMethods, V1Strategy):
         return joined
 
     async def warmup(self, *specs: Any) -> None:
-        """Compile the kernels that reductions will need, so that NumPy need not serve large values for long.
+        """Compile the kernels that reductions will need, in a worker thread.
 
-        It takes some tenths of a second a kernel, in a worker thread. Results are the same with and without it, to the
-        last bit; small values never need it. For replicas on GPUs the kernels are those for arrays there, whose first
-        collective otherwise waits for them.
+        Otherwise the first large reduction waits for its kernel, which takes some hundredths of a second. Small values
+        need none. Results have the same bits in any case. For replicas on GPUs, the GPU kernels are compiled.
 
         Args:
-            *specs: nests like those that will be reduced by SUM or MEAN; only their dtypes count. None: those of
-                float32 and float64.
+            *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. Without any,
+                kernels for float32 and float64 are compiled.
 
         Raises:
-            ImportError: what compiles kernels, for GPUs where replicas are on such, is not installed.
+            ImportError: the compiler for the replicas' kind of device is not installed.
             TypeError: a leaf has no dtype, or one that cannot be summed.
         """
         options = self._extended.communication_options
         await compile_kernels(specs, self._extended.devices, options.accumulate)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """Return the components of a nest of per-replica values: a tuple with one nest a replica.
+        """Return the components of a nest of per-replica values: a tuple with a nest for each replica.
+
+        A plain value is repeated. Over several workers the tuple has this worker's components.
 
         Raises:
-            ValueError: a per-replica value has another number of components than there are replicas.
+            ValueError: the number of a per-replica value's components is not the number of replicas.
         """
         value = as_distributed(value)
         size = components_here(self)
@@ -253,7 +257,7 @@ class Strategy(DataMethods, V1Strategy):
         return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
 
     def standing_run(self) -> Run:
-        """Return a run for a context that is made by hand: a replica that is alone, or none that runs."""
+        """Return the run of a `ReplicaContext` that is made by hand."""
         return new_standing_run(self._new_run())
 
 

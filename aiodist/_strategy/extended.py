@@ -1,4 +1,4 @@
-"""What stands behind a strategy: its devices and settings, and what libraries do with a strategy."""
+"""StrategyExtended: a strategy's devices and settings, and the methods that libraries use."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StrategyExtended:
-    """The replicas of a strategy, how their collectives are carried out and checked, and what libraries need of it.
+    """A strategy's devices and settings, and the methods that libraries use.
 
     Args:
-        devices: their devices, one each; see `MirroredStrategy`.
-        communication_options: the options of every collective, which a call's own go over.
-        order_check: what call sites are compared by; see `MirroredStrategy`.
+        devices: one device for each replica; see `MirroredStrategy`.
+        communication_options: the options of every collective; a call's own options override them.
+        order_check: how call sites are compared; see `MirroredStrategy`.
 
     Raises:
         DeviceNotFoundError, TypeError, ValueError: as `MirroredStrategy`.
@@ -70,7 +70,7 @@ class StrategyExtended:
         order_check: str,
         ops: CrossDeviceOps | None = None,
     ) -> StrategyExtended:
-        """Return the extended of a strategy whose arguments come from a user.
+        """Return the `StrategyExtended` for arguments that a user gives to a strategy.
 
         Raises:
             TypeError, ValueError, DeviceNotFoundError: as `MirroredStrategy`.
@@ -86,7 +86,12 @@ class StrategyExtended:
         object.__setattr__(self, "_strategy", strategy)
 
     def _required(self, what: str) -> Strategy:
-        """Return the strategy, in whose cross-replica context this has to be."""
+        """Return the strategy, and check that this is in its cross-replica context.
+
+        Raises:
+            ReplicaContextError: it is not.
+            ValueError: there is no strategy.
+        """
         if self._strategy is None:
             raise ValueError(f"{what} needs a strategy: pass this StrategyExtended to Strategy(extended) first")
         require_cross_replica(self._strategy, what)
@@ -99,7 +104,7 @@ class StrategyExtended:
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """The devices that components of variables stand on, which are those of the replicas."""
+        """The devices that hold the components of variables, which are the replicas' devices."""
         return self.devices
 
     # Values.
@@ -111,20 +116,20 @@ class StrategyExtended:
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
-            value: a nest of per-replica values. A plain value reduces with MEAN, MIN or MAX to itself.
-            destinations: a device, a sequence of them, a distributed value or a variable.
+            value: a nest of per-replica values. MEAN, MIN and MAX return a plain value unchanged.
+            destinations: a device, a sequence of devices, a distributed value or a variable.
             options: how to carry it out.
 
         Returns:
-            The reduced value for one destination; for several a `Mirrored` of it, with a component for each. What is on
-            GPUs is reduced onto GPUs.
+            The reduced value for one destination; for several a `Mirrored` with a component for each. Dtypes are those
+            of `ReplicaContext.all_reduce`. Values on GPUs are reduced onto GPUs.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: the op does not take a dtype; destinations that are none.
-            ValueError: an unknown op; shapes or dtypes that differ; a plain value with SUM or PRODUCT on several
+            TypeError: the op does not take a dtype, or ``destinations`` has the wrong type.
+            ValueError: an unknown op; different shapes or dtypes; a plain value with SUM or PRODUCT on several
                 replicas; a device that is misspelled or given twice.
-            DeviceNotFoundError: a device does not exist on this machine.
+            DeviceNotFoundError: this machine does not have a device.
         """
         (result,) = await self._reduce("extended.reduce_to", reduce_op, [(value, destinations)], options)
         return result
@@ -171,16 +176,16 @@ class StrategyExtended:
         """Copy a value onto devices.
 
         Args:
-            value: a nest of arrays, numbers or a variable, the same for all.
-            destinations: a device, a sequence of them, a distributed value or a variable.
+            value: a nest of arrays, numbers and variables, the same for all devices.
+            destinations: a device, a sequence of devices, a distributed value or a variable.
 
         Returns:
-            A copy for one destination; for several a `Mirrored` of it, with a component for each. Arrays are read-only.
+            A copy for one destination; for several a `Mirrored` with a copy for each. Arrays are read-only.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: the value is a per-replica one, or masked.
-            ValueError, DeviceNotFoundError: destinations as in `reduce_to`.
+            TypeError: the value is a per-replica value or a masked array.
+            ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
         there = OnDevices(self._required("extended.broadcast_to"), [value])
         devices = devices_of(destinations, self.devices)
@@ -192,7 +197,7 @@ class StrategyExtended:
     async def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run a function on every replica: what `Strategy.run` does.
+        """Run a function on every replica, as `Strategy.run` does.
 
         Raises:
             Exception: as `Strategy.run`.
@@ -211,25 +216,25 @@ class StrategyExtended:
     ) -> Any:
         """Call a function on each component of a variable, in cross-replica context: ``fn(component, *args)``.
 
-        The component reads as an array and has ``assign``, ``assign_add`` and ``assign_sub``, which are not awaited.
-        The variable changes when every call has returned, and not at all when one raises.
+        The component can be used as an array and has ``assign``, ``assign_add`` and ``assign_sub``, which are not
+        awaited. The variable changes once every call has returned, and not at all if one raises.
 
         Args:
             variable: a variable of this strategy.
             fn: a plain or coroutine function.
-            args: a tuple or list of further arguments; per-replica values in them give each call its component.
-            kwargs: its keyword arguments, likewise.
-            group: return one regrouped value rather than a tuple.
+            args: a tuple or list of further arguments; of per-replica values in them each call gets its component.
+            kwargs: keyword arguments, likewise.
+            group: whether to return one regrouped value rather than a tuple.
 
         Returns:
-            What the calls returned, regrouped as the results of `Strategy.run` are; with ``group=False`` a tuple, one
-            entry a replica.
+            What the calls returned, regrouped as the results of `Strategy.run` are; with ``group=False`` a tuple with
+            an entry for each replica.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
             RuntimeError: the variable was assigned to in the meantime.
-            TypeError: no variable, no function, or arguments of the wrong type.
-            ValueError: another strategy's variable; the components of a mirrored variable would differ.
+            TypeError: an argument has the wrong type.
+            ValueError: the variable belongs to another strategy, or the components of a mirrored variable would differ.
         """
         self._required("extended.update")
         update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
@@ -248,14 +253,14 @@ class StrategyExtended:
         return await update_of(variable, fn, args, kwargs)
 
     def value_container(self, value: Any) -> Any:
-        """Return the variable that a component belongs to, in an update; anything else as it is."""
+        """Return the variable that a component in an update belongs to; anything else unchanged."""
         return value._variable if isinstance(value, VariableComponent) else value
 
     def variable_created_in_scope(self, variable: Any) -> bool:
         """Return whether a variable was created under this strategy.
 
         Raises:
-            TypeError: it is no variable.
+            TypeError: ``variable`` is not a `Variable`.
         """
         variable = self.value_container(variable)
         if not isinstance(variable, Variable):
@@ -264,13 +269,13 @@ class StrategyExtended:
         return variable._strategy is owner
 
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[None]:
-        """Return a with-block in which variables are created on the devices of another one.
+        """Return a context manager in which variables are created on the devices of another one.
 
-        Every variable of a strategy stands on all of its devices, so there is nothing to do but to check.
+        Every variable of a strategy is on all of its devices, so this only checks the variable.
 
         Raises:
-            TypeError: it is no variable.
-            ValueError: another strategy's variable.
+            TypeError: ``variable`` is not a `Variable`.
+            ValueError: it belongs to another strategy.
         """
         self._check_own(variable)
         return nullcontext()
@@ -284,7 +289,7 @@ def pairs_of(given: Any) -> list[tuple[Any, Any]]:
     """Return pairs of a value and its destinations.
 
     Raises:
-        TypeError: they are none.
+        TypeError: ``given`` has another form.
     """
     alone = isinstance(given, (DistributedValues, Variable)) or not isinstance(given, Iterable)
     pairs: list[Any] = [given] if alone else list(given)

@@ -11,21 +11,20 @@ from aiodist._strategy.extended import StrategyExtended
 
 
 class MirroredStrategy(Strategy):
-    """Synchronous data parallelism on the devices of one machine: one replica a device, all in one process.
+    """Synchronous data parallelism on the devices of one machine: a replica for each device, all in one process.
 
     Args:
-        devices: one device a replica, e.g. ``["CPU:0", "CPU:1"]``, spelled as in TensorFlow, in any case. ``CPU:k`` is
-            a logical device and exists for every k. None: all GPUs, else CPU:0.
-        cross_device_ops: a hint at how values are reduced across devices, e.g. ``NcclAllReduce()``, which the
-            communication options go over; None lets aiodist choose.
-        communication_options: the options of every collective.
-        order_check: what makes two calls the same collective beside what they ask for: "call_site", the place of the
-            call; "call_path", the places of all its callers up to the replica's function; "signature", nothing.
+        devices: a device for each replica, e.g. ``["CPU:0", "CPU:1"]``, spelled as in TensorFlow, in any case.
+            ``CPU:k`` is a logical device and exists for every k. None: all GPUs, or CPU:0 without any.
+        cross_device_ops: a hint, as in TensorFlow, e.g. ``HierarchicalCopyAllReduce()``; it never changes a result.
+        communication_options: the options of every collective; they override ``cross_device_ops``.
+        order_check: how call sites are compared: "call_site", the place of the call; "call_path", the places of all
+            callers up to the replica's function, too; "signature", not at all.
 
     Raises:
-        DeviceNotFoundError: a device does not exist on this machine.
-        TypeError: an argument of the wrong type.
-        ValueError: a device is misspelled or given twice; an unknown ``order_check``.
+        DeviceNotFoundError: this machine does not have a device.
+        TypeError: an argument has the wrong type.
+        ValueError: a device is misspelled or given twice, or ``order_check`` is unknown.
     """
 
     def __init__(

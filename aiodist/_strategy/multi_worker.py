@@ -46,31 +46,30 @@ if TYPE_CHECKING:
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """Synchronous data parallelism on several workers: one process each, with one replica a device of that process.
+    """Synchronous data parallelism on several workers: a process each, with a replica for each of its devices.
 
-    Every worker runs the same program. Replica ids count over all workers: worker 0's replicas first, then worker 1's;
-    workers may have different numbers of them. Local replicas are reduced first, then the workers', in one step for
-    each collective, whatever the number of values in it. `run`, per-replica values and ``merge_call`` have this
-    worker's components; reductions and gathered values are those of all replicas, on every worker.
+    Every worker runs the same program. Replica ids count over all workers: first worker 0's replicas, then worker 1's,
+    and so on; workers may have different numbers of them. `run`, per-replica values and ``merge_call`` have this
+    worker's components. Reductions and gathered values are those of all replicas, on every worker.
 
-    What is called outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) has one order, the same
-    on every worker, and is checked as collectives are. An error of order, of a worker or of the engine ends the
-    strategy: it is raised by whatever is called afterwards; make a new one.
+    The order of calls outside of replicas (`run`, `reduce`, `gather`, the creation of a variable) must be the same on
+    every worker, and is checked like that of collectives. An error of order, of a worker or of the engine ends the
+    strategy, and every later call raises it; make a new strategy to go on.
 
     Args:
-        communicator: the workers. None: those that a launcher has started, such as ``aiodist run -n 4`` or ``mpiexec -n
-            4``; without a launcher this process alone. A communicator of mpi4py's (``mpi4py.MPI.Intracomm``): its
-            processes, all of which make the strategy; it is duplicated, and stays the program's own.
-        devices: one device a local replica, as `MirroredStrategy` has them. None: all GPUs, else CPU:0.
+        communicator: the workers. None: those that a launcher has started, e.g. ``aiodist run -n 4`` or ``mpiexec -n
+            4``; without a launcher this process alone. An ``mpi4py.MPI.Intracomm``: its processes, all of which make
+            the strategy. It is duplicated, and remains the program's own.
+        devices: a device for each local replica; see `MirroredStrategy`.
         communication_options: the options of every collective.
-        order_check: what makes two calls the same collective, as `MirroredStrategy` has it.
+        order_check: how call sites are compared; see `MirroredStrategy`.
 
     Raises:
-        DeviceNotFoundError: a device does not exist on this machine.
+        DeviceNotFoundError: this machine does not have a device.
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
-        TypeError: an argument of the wrong type.
-        ValueError: a device is misspelled or given twice; an unknown ``order_check``; a communicator that this process
-            is not in.
+        TypeError: an argument has the wrong type.
+        ValueError: a device is misspelled or given twice; ``order_check`` is unknown; this process is not in the
+            communicator.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         return ClusterSettings({"worker": hosts}, "worker", self._team.layout.rank)
 
     def _use_cluster(self, settings: ClusterSettings) -> None:
-        """Keep the settings of a cluster, which must be the one that the workers are in."""
+        """Keep the settings of a cluster, which must be that of the workers."""
         layout = self._team.layout
         tasks = len(settings.spec[settings.task_type])
         if (tasks, settings.task_id) != (layout.workers, layout.rank):
@@ -167,19 +166,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Run a function on every replica of every worker; return this worker's replicas' values.
+        """Run a function on every replica of every worker; return what this worker's replicas return.
 
         Args:
             fn: as in `Strategy.run`; the same on every worker.
-            args: likewise; per-replica values in them have this worker's components.
+            args: as in `Strategy.run`; per-replica values have this worker's components.
             kwargs: likewise.
-            options: likewise.
+            options: as in `Strategy.run`.
 
         Returns:
             What this worker's replicas returned, regrouped.
 
         Raises:
-            CollectiveError: the replicas did not meet in a collective, or a replica of another worker failed.
+            CollectiveError: the replicas disagree, or a replica of another worker failed.
             WorkerLostError: a worker is gone.
             ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
         """
@@ -221,19 +220,19 @@ class MultiWorkerMirroredStrategy(Strategy):
         return result
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
-        """Reduce a per-replica value to one, over the replicas of all workers and along an axis.
+        """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
 
         Args:
             reduce_op: as in `Strategy.reduce`.
-            value: this worker's components; a plain value is that of each of its replicas.
+            value: this worker's components; a plain value counts for each of its replicas.
             axis: as in `Strategy.reduce`.
 
         Returns:
-            The same nest of reduced values on every worker. What is on GPUs goes through the host, and becomes an array
-            of its framework's on the GPU of this worker's first component.
+            The same nest of reduced values on every worker. Values on GPUs go through the host, and become arrays of
+            the same framework on the GPU of this worker's first component.
 
         Raises:
-            CollectiveError: the workers do not meet.
+            CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
         """
         frame = caller()
@@ -251,17 +250,17 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._together(call, across_workers.reduced(op, prepared, self._team), frame, through)
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Put the components of a per-replica value together along an axis, in replica order over all workers.
+        """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
 
         Args:
             value: this worker's components; with one local replica, its plain value.
             axis: as in `Strategy.gather`.
 
         Returns:
-            The same nest of arrays on every worker; what is on GPUs as `reduce` has it.
+            The same nest of arrays on every worker; for values on GPUs see `reduce`.
 
         Raises:
-            CollectiveError: the workers do not meet.
+            CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
         """
         frame = caller()
@@ -300,13 +299,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         return await self._team.awaited(pending, merged.timeout_seconds)
 
     def _begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
+        sharing.check_all_workers_are_here()
         float64 = self._extended.communication_options.accumulate == "float64"
         outside = self._team.outside
         return outside.begin(call, frame.f_code, frame.f_lasti, self._path(frame, call), move, float64=float64)
 
     @contextmanager
     def _noting_refusal(self, kind: str, frame: FrameType) -> Iterator[None]:
-        """Note a call that raises for its arguments: the others wait for it all the same."""
+        """Tell the other workers, which wait for this call, if its arguments are wrong."""
         try:
             yield
         except ReplicaContextError:  # it does not belong here, and is none of what all workers call
@@ -321,10 +321,10 @@ class MultiWorkerMirroredStrategy(Strategy):
         return call_path(frame) if paths else None
 
     def close(self) -> None:
-        """Leave the other workers, as the end of the process does; wait for none of them.
+        """Leave the other workers without waiting for them, as the end of the process does.
 
-        What others still ask of this one then fails, and so does what is asked here. A strategy of several processes
-        that is dropped without this leaves them when it is collected, with a `ResourceWarning`.
+        Later calls of the strategy raise, here and on the other workers. A strategy that is garbage-collected without
+        this call leaves them, too, with a `ResourceWarning`.
         """
         if self._joined is not None:
             self._dropped.detach()
@@ -344,7 +344,7 @@ def _nothing(channel: Channel, found: Found) -> Steps[None]:  # noqa: ARG001
 
 
 class MultiWorkerExtended(StrategyExtended):
-    """What stands behind a strategy on several workers; devices, components and destinations are this worker's."""
+    """The devices and settings of a strategy on several workers; devices and components are this worker's."""
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         if _in_group_of_this_worker():

@@ -22,6 +22,7 @@ from aiodist._collectives.host import frozen
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
 from aiodist._core.call import Call
 from aiodist._core.errors import ReplicaContextError
+from aiodist._core.render import group_label
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import OverWorkers, Request
 from aiodist._strategy.aggregation import update_differs
@@ -160,8 +161,9 @@ def check_all_workers_are_here() -> None:
     here = current.get()
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(
-            "a mirrored variable belongs to all replicas, and this is the merge function of a group, which only some "
-            "workers run: change it outside of groups"
+            "what all workers do together was asked for in the merge function of "
+            f"{group_label(here.group.record())}, which only the workers with members of it run; combine values in the "
+            "group first, e.g.  await group.all_reduce(op, value)"
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import aiodist
 from aiodist._arrays import environment
-from aiodist._tools.launch.run import Engine, launch
+from aiodist._tools.launch.run import launch
 from aiodist._tools.usage import Exit, UsageError, devices, natural, positive
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     option = text.add_argument
     option("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
     option("--workers", type=positive, metavar="N", help="distribute them over N processes")
-    engines = [engine.value for engine in Engine]
-    option("--engine", choices=engines, help="what connects them (default: mpi; gloo needs PyTorch and no MPI)")
     option("--steps", type=positive, metavar="N", default=1300, help="how many steps (default: %(default)s)")
     same = "the same seed gives the same weights (default: %(default)s)"
     option("--seed", type=natural, metavar="N", default=0, help=same)
@@ -56,14 +54,11 @@ def _run_text(arguments: Namespace) -> int:
         raise UsageError(f"--replicas {replicas} with {len(devices)} --devices: name one device for each replica")
     if arguments.workers is not None and replicas < arguments.workers:
         raise UsageError(f"--replicas {replicas} with --workers {arguments.workers}: each worker needs one at least")
-    if arguments.engine is not None and arguments.workers is None:
-        raise UsageError(f"--engine {arguments.engine} is for several --workers")
     devices = devices or tuple(f"CPU:{index}" for index in range(replicas))
     if arguments.workers is None:
         strategy: aiodist.Strategy = _strategy(devices)
     elif environment.launched_workers() is None and arguments.workers > 1:
-        engine = Engine(arguments.engine or Engine.MPI)
-        return launch(arguments.workers, [sys.executable, *sys.orig_argv[1:]], engine=engine)
+        return launch(arguments.workers, [sys.executable, *sys.orig_argv[1:]])
     else:
         strategy = _strategy_on_workers(devices, arguments.workers)
     return Exit.DONE if run_text(strategy, steps=arguments.steps, seed=arguments.seed) else Exit.FAILED
@@ -82,14 +77,12 @@ def _strategy_on_workers(devices: Sequence[str], workers: int) -> aiodist.MultiW
     Raises:
         UsageError: a launcher has started another number of workers.
     """
-    from aiodist.workers.engines import default_communicator
-
     started = environment.launched_workers() or 1
     if started != workers:
         raise UsageError(f"--workers {workers} in a job of {started}: leave --workers out, or the launcher")
-    communicator = default_communicator()
-    begin, end = (len(devices) * k // workers for k in (communicator.rank, communicator.rank + 1))
-    return aiodist.MultiWorkerMirroredStrategy(communicator, devices[begin:end])
+    rank = environment.worker_rank()
+    begin, end = (len(devices) * k // workers for k in (rank, rank + 1))
+    return aiodist.MultiWorkerMirroredStrategy(devices=devices[begin:end])
 
 
 def _run_mismatch(_: Namespace) -> Exit:

@@ -19,9 +19,9 @@ import numpy as np
 
 import aiodist
 from aiodist._arrays import gpus
-from aiodist._tools.launch.mpi_launcher import WHEELS, find_launcher, flavour_of
+from aiodist._tools.launch.mpiexec import WHEELS, find_mpiexec
 from aiodist._tools.usage import Exit, UsageError
-from aiodist.workers.addresses import own_numbers
+from aiodist._workers.addresses import own_numbers
 from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
 
 NEEDED: Final = ("anyio", "llvmlite", "numpy", "optree", "rich", "threadpoolctl")
@@ -156,7 +156,7 @@ def workers() -> Iterator[Row]:
     elif _version("mpi4py"):
         remedy = f"mpi4py finds none that it can load: {_INSTALL_MPI}, or set the library path to the machine's own"
         yield Row("MPI", "none", remedy, needed=True)
-    yield _launcher(library)
+    yield _mpiexec(library)
     numbers = own_numbers()
     if len([number for number in numbers if ":" not in number]) > 1:  # most machines have one of each family
         remedy = "workers on other machines take the first that answers; AIODIST_CONTROL_ADDRESS names the right one"
@@ -167,15 +167,14 @@ def workers() -> Iterator[Row]:
         yield Row("shared memory", f"{size >> 20} MiB", remedy if size < _ENOUGH_SHARED_MEMORY else None)
 
 
-def _launcher(library: str) -> Row:
-    """Return the launcher; one of another MPI starts workers each of which believes that it is alone."""
+def _mpiexec(library: str) -> Row:
+    """Return the mpiexec; one of another MPI starts workers each of which believes that it is alone."""
     try:
-        path = find_launcher(None)
-        flavour = flavour_of(path)
+        found = find_mpiexec(None)
     except UsageError:
         return Row("mpiexec", "not found", _INSTALL_MPI)
-    told = f"{path}, of {flavour.value}"
-    if not library or flavour.value in library:
+    told = f"{found.path}, of {found.mpi}"
+    if not library or found.mpi in library:
         return Row("mpiexec", told)
     remedy = f"mpi4py uses {library}, so each worker would believe that it is alone: aiodist run --launcher PATH"
     return Row("mpiexec", told, remedy, needed=True)

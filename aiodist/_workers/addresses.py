@@ -65,11 +65,6 @@ def ways_to(address: Address, *, same_machine: bool) -> tuple[str, ...]:
     return ("127.0.0.1", "::1", *address.hosts) if same_machine else address.hosts
 
 
-def plain_number(number: str) -> str:
-    """Return an IPv4 number as such that a socket of both families has given as one of IPv6."""
-    return number.removeprefix("::ffff:") if "." in number else number
-
-
 def allow_connections(count: int) -> None:
     """Let this process have so many connections, beside what it has open.
 

@@ -29,7 +29,7 @@ from aiodist._core.text import shown_file
 from aiodist._workers.addresses import Listening
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
-from aiodist._workers.engines.local import LocalCommunicator, LocalMaking
+from aiodist._workers.engines.local import LocalMaking
 from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.launcher import told_to_the_launcher
@@ -56,15 +56,15 @@ class Meeting:
 
     Raises:
         ImportError: the library of the engine is not installed.
-        RuntimeError: the engine does not know of all workers; a worker has started this process.
+        RuntimeError: the engine does not know of all workers; a worker has started this process; torchrun has.
         TimeoutError: another worker has not come for five minutes.
         TypeError: ``given`` is no communicator.
-        ValueError: it is none that this process is in, or one between two groups; an unknown engine.
+        ValueError: it is none that this process is in, or one between two groups.
     """
 
     def __init__(self, given: Any, devices: Sequence[str], settings: Settings) -> None:
         self._settings = settings
-        if isinstance(given, (SimulatedCommunicator, LocalCommunicator)):
+        if hasattr(given, "iallgatherv"):
             self.communicator: Communicator = given
         else:
             with told_to_the_launcher():
@@ -193,6 +193,12 @@ def _made_of(given: Any) -> Making:
 def _of_launcher() -> Making:
     """Begin a communicator of the workers that a launcher has started; without one, of this process alone."""
     expected = environment.launched_workers()
+    of_torchrun = environment.workers_of_torchrun() or 1
+    if expected is None and of_torchrun > 1:
+        raise RuntimeError(
+            f"torchrun has started {of_torchrun} processes, whose workers aiodist cannot connect: it needs MPI. Start "
+            f"the program by `aiodist run -n {of_torchrun}`, or by mpiexec"
+        )
     if expected is None or expected == 1:
         return LocalMaking()
     worker = environment.noted_worker()
@@ -203,9 +209,6 @@ def _of_launcher() -> Making:
         )
     if _unmet:
         return _unmet.pop()
-    engine = environment.engine_name()
-    if engine != "mpi":
-        raise ValueError(f"the engine must be 'mpi', got {engine!r} in AIODIST_ENGINE")
     from aiodist._workers.engines.mpi import MpiCommunicator
 
     return MpiCommunicator.of_world(expected)

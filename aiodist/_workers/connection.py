@@ -21,7 +21,6 @@ from aiodist._workers.addresses import (
     Listening,
     allow_connections,
     first_connection,
-    plain_number,
     receive_exactly,
     ways_to,
 )
@@ -172,12 +171,3 @@ def _accept(listening: Listening, peers: dict[int, Peer], size: int) -> None:
             peers[rank] = Peer(rank, connection)
             return
     connection.close()
-
-
-def numbers(peers: dict[int, Peer]) -> dict[int, str]:
-    """Return by which numbers the connected workers' machines are reached; one may be gone already."""
-    found = {}
-    for rank, peer in peers.items():
-        with contextlib.suppress(OSError):
-            found[rank] = plain_number(peer.connection.getpeername()[0])
-    return found

@@ -1,10 +1,9 @@
 """The control connection of separate processes: a thread a worker, with a TCP connection to worker 0.
 
 It works while the engine hangs and while the event loop is blocked. Every worker says every quarter of a second that
-it lives. **Dead** is whose connection has ended without a farewell. **Stopped** is a silent process of which its
-machine, or the agent beside it, says that it is (`Health`). **Cut off** is whose system does not acknowledge what is
-sent to it: so a program that holds the interpreter lock for seconds is not taken for lost, since its system answers
-for it.
+it lives. **Dead** is whose connection has ended without a farewell. **Stopped** is a silent process that is found to be
+so (`health`). **Cut off** is whose system does not acknowledge what is sent to it: so a program that holds the
+interpreter lock for seconds is not taken for lost, since its system answers for it.
 
 Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
 loses workers; the others hear of that from it, and lose worker 0 themselves.
@@ -31,9 +30,9 @@ from aiodist._workers.addresses import Listening
 from aiodist._workers.connection import Peer, packed
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
 from aiodist._workers.finalising import WORKER_LOST, unfinished
-from aiodist._workers.health import Health
+from aiodist._workers.health import trouble
 from aiodist._workers.hello import Hello, made_differently
-from aiodist._workers.launcher import ENDED, Stage, farewell_of, is_echo, last_error, tell
+from aiodist._workers.launcher import ENDED, farewell_of, is_echo, last_error, tell_of_echo
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report
 from aiodist._workers.pulse import Pulse
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS: Final = 0.25
 ANSWER_SECONDS: Final = 0.5
+_ATTEMPTS: Final = 1
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 _BEAT: Final = packed(Beat())
@@ -80,9 +80,7 @@ class TcpControl:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         self._selector = selectors.DefaultSelector()
-        self._health = Health(
-            hellos, connection.numbers(self._peers), lambda rank, state: self._request(self._hear_of, rank, state)
-        )
+        self._hellos = hellos
         threading.Thread(target=self._serve, name="aiodist control", daemon=True).start()
         atexit.register(self.close)
 
@@ -102,7 +100,7 @@ class TcpControl:
             return
         error = last_error()
         if is_echo(error, self._own):
-            tell(Stage.ECHO)
+            tell_of_echo()
         self._leave(why or farewell_of(error), lingers=bool(why) or error is not None)
         self._left.wait(LEAVE_SECONDS + BEAT_SECONDS)
 
@@ -172,7 +170,7 @@ class TcpControl:
         self._pulse.beat(now)
         for peer in list(self._peers.values()):
             self._put(peer, _BEAT)
-            why = self._health.trouble(peer.rank, now - peer.heard)
+            why = trouble(self._hellos[peer.rank], now - peer.heard)
             if why is not None:
                 self._lose(peer.rank, why)
 
@@ -211,10 +209,13 @@ class TcpControl:
             return
         team.post(message)
         if isinstance(message, Ask):
-            self._later(ANSWER_SECONDS, self._answer, message.run)
+            self._later(ANSWER_SECONDS, self._answer, message.run, _ATTEMPTS)
 
-    def _answer(self, run: int) -> None:
-        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it."""
+    def _answer(self, run: int, attempts: int) -> None:
+        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
+
+        Where the loop turns, its replicas may still be settling: they have a second.
+        """
         team = None if self._team is None else self._team()
         if team is None or team.error is not None or team.has_told(run):
             return
@@ -222,8 +223,10 @@ class TcpControl:
             team.answer_for(run, self._pulse.silence())
         elif not team.knows(run) or not team.driver.is_waited_for:
             team.answer_for(run, "")
+        elif not attempts:
+            team.driver.call(partial(team.answer_for, run, ""))
         else:
-            self._later(ANSWER_SECONDS, self._answer, run)
+            self._later(ANSWER_SECONDS, self._answer, run, attempts - 1)
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
         if self._leave_by is None:
@@ -261,11 +264,6 @@ class TcpControl:
                 if self._packed[0] is not message:  # which may be long, and is the same for all
                     self._packed = message, packed(message)
                 self._put(self._peers[rank], self._packed[1])
-
-    def _hear_of(self, rank: int, state: str) -> None:
-        why = self._health.told(rank, state)
-        if why is not None:
-            self._lose(rank, why)
 
     def _lose(self, rank: int, why: str) -> None:
         """Note that a worker is gone."""

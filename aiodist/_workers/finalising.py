@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from aiodist._workers.launcher import Stage, another_has_failed, has_a_launcher, last_error, tell
+from aiodist._workers.launcher import another_has_failed, has_a_launcher, last_error, tell_of_leaving
 from aiodist._workers.transport import Request
 
 in_the_air: Final[deque[Request]] = deque()
@@ -42,7 +42,7 @@ def finalise(mpi: Any, worker: int) -> None:
         return
     if WORKER_LOST in unfinished:
         return
-    tell(Stage.LEAVING)
+    tell_of_leaving()
     doubtful = bool(unfinished) or not _all_landed()
     if not doubtful and not has_a_launcher():
         mpi.Finalize()

@@ -8,7 +8,6 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from aiodist._arrays import environment
 from aiodist._core.text import ids_briefly
 from aiodist._version import __version__
 from aiodist._workers.addresses import Address
@@ -24,7 +23,6 @@ class Hello:
         host: its machine's name.
         pid: its process.
         address: where it listens for the others' connections, if it does.
-        agent: where the agent beside it answers, "port:token"; None where there is none.
         place: where it makes the strategy, file and line.
     """
 
@@ -33,13 +31,12 @@ class Hello:
     host: str
     pid: int
     address: Address | None
-    agent: str | None = None
     place: str = ""
 
     @classmethod
     def of_this_process(cls, devices: Sequence[str], address: Address | None, place: str) -> Hello:
         """Return this process's."""
-        return cls(__version__, tuple(devices), platform.node(), os.getpid(), address, environment.agent(), place)
+        return cls(__version__, tuple(devices), platform.node(), os.getpid(), address, place)
 
     def to_bytes(self) -> bytes:
         """Return it as JSON."""

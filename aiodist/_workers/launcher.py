@@ -1,8 +1,8 @@
 """What this worker tells `aiodist run`: it waits to meet the others, they have met, it ends, its error is an echo.
 
 An engine that waits for a worker that has ended already does so in its own code, and tells nobody; MPI lets no worker
-end before all do, who may wait to meet it. The launcher sees it by what the workers tell: on its own machine by notes
-in its folder, on several machines through the agents.
+end before all do, who may wait to meet it. The launcher sees it by the notes that workers leave in its folder; they are
+listed in `aiodist._tools.launch.notes`.
 
 A worker that ends while it is needed makes the others fail, and they may be gone before it is. So each tells when its
 error is an echo, and the job ends with the exit code of a worker whose own it was.
@@ -11,72 +11,54 @@ error is an echo, and the job ends with the exit code of a worker whose own it w
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from enum import Enum
 from typing import Final
 
 from aiodist._arrays import environment
 from aiodist._core.errors import IncompleteCollectiveError, WorkerLostError
 
 ENDED: Final = "has ended"
-_AGENT_SECONDS: Final = 2.0
-
-
-class Stage(Enum):
-    """How far a worker has come: the name of the note, and the letter that an agent is told."""
-
-    MEETING = "meeting", "e"
-    MET = "met", "t"
-    APART = "apart", "a"
-    LEAVING = "leaving", "l"
-    ECHO = "echo", "o"
-
-    def __init__(self, note: str, letter: str) -> None:
-        self.note = note
-        self.letter = letter
 
 
 @contextmanager
 def told_to_the_launcher() -> Iterator[None]:
-    """Tell of a meeting, and of its end."""
-    tell(Stage.MEETING)
-    try:
+    """Tell of a meeting, and of its end: how often the workers have met is told when this one waits no more."""
+    folder = environment.notes()
+    if not folder:
         yield
-    except BaseException:
-        tell(Stage.APART)
-        raise
-    tell(Stage.MET)
-
-
-def tell(stage: Stage) -> None:
-    """Tell of a stage, where somebody looks for that."""
-    with suppress(OSError):
-        if agent := environment.agent():
-            _tell_agent(agent, stage)
-        elif folder := environment.notes():
-            _note(folder, stage)
-
-
-def _tell_agent(agent: str, stage: Stage) -> None:
-    port, _, token = agent.partition(":")
-    with socket.create_connection(("localhost", int(port)), timeout=_AGENT_SECONDS) as connection:
-        connection.sendall(f"{token}{stage.letter}".encode())
-
-
-def _note(folder: str, stage: Stage) -> None:
-    """Leave a note; that of a meeting goes when it is over, and only then another says how often they have met."""
+        return
     from pathlib import Path  # only a launcher's workers need it
 
-    note = Path(folder, f"{stage.note}.{os.getpid()}")
-    if stage in (Stage.MET, Stage.APART):
-        note.with_name(f"{Stage.MEETING.note}.{os.getpid()}").unlink()
-    if stage is Stage.MET:
-        note.write_text(str(int(note.read_text()) + 1 if note.exists() else 1))
-    elif stage is not Stage.APART:
-        note.touch()
+    meeting, met = (Path(folder, f"{kind}.{os.getpid()}") for kind in ("meeting", "met"))
+    with suppress(OSError):
+        meeting.touch()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            meeting.unlink()
+    with suppress(OSError):
+        met.write_text(str(int(met.read_text()) + 1 if met.exists() else 1))
+
+
+def tell_of_leaving() -> None:
+    """Tell that this worker is ready to end, and waits for the others."""
+    _tell("leaving")
+
+
+def tell_of_echo() -> None:
+    """Tell that this worker fails because another has."""
+    _tell("echo")
+
+
+def _tell(kind: str) -> None:
+    if folder := environment.notes():
+        from pathlib import Path
+
+        with suppress(OSError):
+            Path(folder, f"{kind}.{os.getpid()}").touch()
 
 
 def has_a_launcher() -> bool:
@@ -88,10 +70,8 @@ def another_has_failed() -> bool:
     """Return whether an agent of this machine has noted that its worker has failed."""
     from pathlib import Path
 
-    folder = environment.notes() or "."
-
     with suppress(OSError):
-        return any(note.read_text() not in {"", "0"} for note in Path(folder).glob("ended.*"))
+        return any(note.read_text() not in {"", "0"} for note in Path(environment.notes() or ".").glob("ended.*"))
     return False
 
 

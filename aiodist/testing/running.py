@@ -8,24 +8,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from aiodist._checking import explore as exploring
+from aiodist._checking.explore import Program, Result, coroutine_program
+from aiodist._checking.schedule import Schedule
 from aiodist._core.text import count
 from aiodist._runtime.loop import running_on_trio
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.mirrored import MirroredStrategy
-from aiodist.checking import explore as exploring
-from aiodist.checking.runs import Ended, Program, coroutine_program
-from aiodist.checking.schedule import Schedule
 
 _SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What came of an exploration in which nothing failed.
+    """The result of an exploration in which nothing failed.
 
     Attributes:
-        schedules: how many schedules were run: fewer than were asked for where the program leaves no choice.
-        results: what the replicas returned in the first of them, one entry each.
+        schedules: how many schedules were run: fewer than requested if the program leaves no choice.
+        results: what the replicas returned in the first of them, one entry per replica.
     """
 
     schedules: int
@@ -41,33 +41,33 @@ def run_replicas(
     replay: str | None = None,
     timeout: float | None = _SECONDS,
 ) -> tuple[Any, ...]:
-    """Run a replica function once, on a controlled loop, in asyncio's order.
+    """Run a replica function once, on a controlled event loop, in asyncio's order.
 
-    Time is virtual there: sleeps take none, and timeouts come when nothing else can.
+    Time is virtual there: sleeps take no time, and a timeout fires only when nothing else can happen before it.
 
     Args:
         fn: the replica function.
-        n: on how many CPU replicas; or a strategy.
+        n: the number of CPU replicas, or a strategy.
         args: its arguments, as for `Strategy.run`.
-        kwargs: its keyword arguments, likewise.
-        replay: a schedule that failed, as `explore` and ``aiodist check`` print it, to run in that order.
-        timeout: how long it may take, in real seconds; None: as long as it likes.
+        kwargs: its keyword arguments, as for `Strategy.run`.
+        replay: a failing schedule to repeat, as `explore` and ``aiodist check`` print it.
+        timeout: limit in real seconds; None for no limit.
 
     Returns:
-        What the replicas returned, one entry each.
+        What the replicas returned, one entry per replica.
 
     Raises:
         DeadlockError: nothing can run any more.
-        CollectiveError: replicas did not meet, or took longer than ``timeout``.
-        RuntimeError: called in a coroutine: it makes an event loop of its own.
-        ValueError: ``n`` is no number of replicas; ``replay`` is no schedule.
+        CollectiveError: replicas disagreed, or took longer than ``timeout``.
+        RuntimeError: an event loop runs already: call it from a plain function, not from a coroutine.
+        ValueError: ``n`` is not a number of replicas; ``replay`` is not a schedule.
         Exception: what a replica raised.
     """
     __tracebackhide__ = True
     schedule = Schedule.parse(replay) if replay is not None else Schedule()
     strategy, program = _program(fn, n, args, kwargs)
     exploration = exploring.replay(program, schedule, seconds=timeout)
-    ended = exploration.failure or exploration.plain
+    ended = exploration.failure or exploration.default
     assert ended is not None
     if ended.error is not None:
         raise ended.error
@@ -85,27 +85,27 @@ def explore(
     replay: str | None = None,
     timeout: float | None = _SECONDS,
 ) -> Explored:
-    """Run a replica function under many schedules: orders in which ready tasks run. Stop at the first that fails.
+    """Run a replica function under many schedules, which are orders of ready tasks; stop at the first that fails.
 
-    The first is asyncio's order, the second its reverse; then come random ones, and ones directed at the places where
-    the order can be another. A failing schedule is reduced to the fewest changes that still fail; notes on the error
-    tell what they are, and how to run it again. What a run changes outside the function, the next one finds changed.
+    The first is asyncio's order, the second its reverse; then random schedules alternate with ones directed at places
+    where the order can differ. A failing schedule is reduced to the fewest changes that still fail; notes on the error
+    say what they are and how to repeat the run. What a run changes outside the function stays changed for the next.
 
     Args:
         fn: the replica function.
-        n: on how many CPU replicas; or a strategy.
+        n: the number of CPU replicas, or a strategy.
         schedules: how many to run at most.
-        seed: what they are drawn from, and the random numbers of `random` and `numpy.random` in the program.
+        seed: seed of the schedules, and of `random` and `numpy.random` in the program.
         args: the function's arguments, as for `Strategy.run`.
-        kwargs: its keyword arguments, likewise.
+        kwargs: its keyword arguments, as for `Strategy.run`.
         replay: the one schedule to run instead.
-        timeout: how long a run may take, in real seconds; None: as long as it likes.
+        timeout: limit of one run in real seconds; None for no limit.
 
     Raises:
         DeadlockError: nothing can run any more.
-        CollectiveError: replicas did not meet, or took longer than ``timeout``.
-        RuntimeError: called in a coroutine: it makes an event loop of its own.
-        ValueError: ``n`` is no number of replicas; ``schedules`` is less than 1; ``replay`` is no schedule.
+        CollectiveError: replicas disagreed, or took longer than ``timeout``.
+        RuntimeError: an event loop runs already: call it from a plain function, not from a coroutine.
+        ValueError: ``n`` is not a number of replicas; ``schedules`` is less than 1; ``replay`` is not a schedule.
         Exception: what a replica raised.
     """
     __tracebackhide__ = True
@@ -120,8 +120,8 @@ def explore(
         _tell(exploration, exploration.failure)
         assert exploration.failure.error is not None
         raise exploration.failure.error
-    assert exploration.plain is not None
-    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.plain.value))
+    assert exploration.default is not None
+    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.default.value))
 
 
 def _program(
@@ -134,14 +134,14 @@ def _program(
 
 def _cpus(n: object) -> Strategy:
     if not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be a number of replicas, from 1 on, or a strategy, got {n!r}")
+        raise ValueError(f"n must be a number of replicas, at least 1, or a strategy, got {n!r}")
     return MirroredStrategy([f"CPU:{index}" for index in range(n)])
 
 
 def _check_no_loop() -> None:
     if running_on_trio() or _asyncio_runs():
         raise RuntimeError(
-            "aiodist.testing runs replicas on an event loop of its own, and one runs here already: "
+            "aiodist.testing runs replicas on its own event loop, and another one runs here already: "
             "call it from a plain function, not from a coroutine"
         )
 
@@ -154,13 +154,13 @@ def _asyncio_runs() -> bool:
     return True
 
 
-def _tell(exploration: exploring.Exploration, failure: Ended) -> None:
-    """Note on an error how it came about."""
+def _tell(exploration: exploring.Exploration, failure: Result) -> None:
+    """Note on an error in which schedule it was found."""
     assert failure.error is not None
     changes = len(failure.schedule.changes)
     if changes:
-        where = f"in schedule {exploration.schedules}" if exploration.plain is not None else "in the schedule given"
-        failure.error.add_note(f"{where}, with {count(changes, 'change')} to the plain order:")
-        for line in exploration.story:
+        where = f"in schedule {exploration.schedules}" if exploration.default is not None else "in the schedule given"
+        failure.error.add_note(f"{where}, with {count(changes, 'change')} to the default order:")
+        for line in exploration.changes:
             failure.error.add_note(f"  {line}")
     failure.error.add_note(f"to run it again: replay={str(failure.schedule)!r}")

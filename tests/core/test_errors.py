@@ -55,7 +55,9 @@ def test_hierarchy() -> None:
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("again", [lambda error: error, copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+@pytest.mark.parametrize(
+    "again", [lambda error: error, copy.copy, copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))]
+)
 def test_error_tells_its_report_also_where_it_is_copied(kind: type[CollectiveError], again: Callable[..., Any]) -> None:
     error = again(kind(report()))
     assert type(error) is kind

@@ -49,11 +49,6 @@ class Case:
     def name(self) -> str:
         return self.program.__name__
 
-    @property
-    def on_any_loop(self) -> bool:
-        """Whether the fault shows in plain order on an ordinary event loop, which cannot prove a deadlock."""
-        return not self.scheduled and self.reason is not Reason.DEADLOCK
-
     def named_lines(self) -> list[str]:
         """Return the places that the report must name, as ``file.py:line``."""
         lines, first = inspect.getsourcelines(self.program)
@@ -89,6 +84,11 @@ def incomplete(reason: Reason, *suspects: int, **more: Any) -> Callable[[Program
 def deadlock(*suspects: int, **more: Any) -> Callable[[Program], Program]:
     """Register a program in which nothing can run any more, which a controlled event loop proves."""
     return _register(DeadlockError, Reason.DEADLOCK, suspects, {"anyio": False, **more})
+
+
+def cycle(*suspects: int, **more: Any) -> Callable[[Program], Program]:
+    """Register a program whose replicas wait for each other, each in a collective of another group."""
+    return _register(DeadlockError, Reason.CYCLE, suspects, more)
 
 
 def race(reason: Reason, **more: Any) -> Callable[[Program], Program]:

@@ -34,10 +34,9 @@ FLOORS: Mapping[str, int] = {
     "aiodist._strategy": 8,
     "aiodist._checking": 9,
     "aiodist._torch": 10,
+    "aiodist.testing": 10,
     "aiodist._demos": 12,
     "aiodist._tools": 12,
-    "aiodist.checking": 12,
-    "aiodist.testing": 12,
     "aiodist": 12,
     "aiodist.__main__": 13,
 }

@@ -1,0 +1,166 @@
+"""A job followed to its end, or brought to it: no process of it is left on this machine, and no memory of MPI's.
+
+A job ends when all its processes have; or some seconds after the first worker has failed, in which the others may tell
+of it; or some seconds after the user has asked for it, in which the workers may end by themselves. A second Ctrl-C ends
+it at once. It ends, too, when workers wait to make a strategy with one that has ended: MPI would let them wait on.
+
+The job's exit code is that of the first worker that has failed by itself. One that ends while others need it makes them
+fail, too, and may come to its end after them: these say that they are echoes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import Final, Self
+
+from aiodist._demos.interruption import INTERRUPTIONS
+from aiodist._tools.launch import agent
+from aiodist._tools.launch.leftovers import SharedMemory
+from aiodist._tools.launch.notes import Notes
+
+LAST_WORDS_SECONDS: Final = 3.5
+ENDING_SECONDS: Final = 4.0
+_POLL_SECONDS: Final = 0.05
+_LOST_AGENT_SECONDS: Final = 1.0
+_FAREWELL_SECONDS: Final = 1.0
+
+
+def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
+    """Wait for the end of a job, or bring it about; return the exit code of the worker that failed first, or 0.
+
+    Args:
+        process: mpiexec, or the agent of the only worker.
+        notes: the job's.
+
+    Raises:
+        KeyboardInterrupt: the user has asked for the end, and it has come.
+    """
+    with _Signals() as signals:
+        job = _Job(process, notes, signals)
+        try:
+            while process.poll() is None and not job.is_over():
+                _wait(process, _POLL_SECONDS)
+            failure = notes.first_failure()  # before those that are left are killed
+        finally:
+            job.end()
+        if signal.SIGINT in signals.received:
+            INTERRUPTIONS.note()
+            raise KeyboardInterrupt
+        if signals.received:
+            return 128 + signals.received[0]
+        if job.complaint:
+            print(f"Error: {job.complaint}", file=sys.stderr)
+            return 1
+        code = process.wait()
+        return failure or notes.first_failure() or (code if code >= 0 else 128 - code)
+
+
+def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
+
+
+class _Signals:
+    """Notes the signals that ask for the end (Ctrl-C, SIGTERM, the end of the terminal) instead of ending."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def __enter__(self) -> Self:
+        names = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            names.append(signal.SIGHUP)
+        self._before = {name: signal.signal(name, lambda number, _: self.received.append(number)) for name in names}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self._before.items():
+            signal.signal(name, handler)
+
+
+class _Job:
+    """The processes of a job.
+
+    Attributes:
+        complaint: why the job has been ended though no worker has failed.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], notes: Notes, signals: _Signals) -> None:
+        self._process = process
+        self._notes = notes
+        self._signals = signals
+        self._passed_on = 0
+        self._memory = SharedMemory()
+        self._over_at: float | None = None
+        self._agent_lost_at: float | None = None
+        self._in_vain_since: float | None = None
+        self.complaint: str | None = None
+
+    def is_over(self) -> bool:
+        """Return whether the time has come to kill what still runs; look at what has happened since."""
+        now = time.monotonic()
+        if len(self._signals.received) > self._passed_on:
+            self._over_at = now if self._passed_on else now + ENDING_SECONDS
+            self._passed_on = len(self._signals.received)
+            self._look_at_memory()
+            number = self._signals.received[0]
+            # agents take SIGHUP for the end of the launcher, and workers get no time
+            self._signal_agents(signal.SIGTERM if number == signal.SIGHUP else number)
+        if self._memory.look_is_due:
+            self._look_at_memory()
+        if self._over_at is None and (self._notes.first_failure() or self._has_lost_an_agent(now)):
+            self._over_at = now + LAST_WORDS_SECONDS
+            self._look_at_memory()
+        if self._over_at is None and (complaint := self._waits_in_vain(now)):
+            self.complaint, self._over_at = complaint, now
+        return self._over_at is not None and now >= self._over_at
+
+    def _look_at_memory(self) -> None:
+        self._memory.look(worker.pid for worker in self._notes.workers() if not worker.ended)
+
+    def _signal_agents(self, number: int) -> None:
+        for worker in self._notes.workers():
+            with suppress(ProcessLookupError):
+                os.kill(worker.agent, number)
+
+    def _has_lost_an_agent(self, now: float) -> bool:
+        """Return whether a worker has ended some time ago, and its agent does not say so: it is stopped, or killed."""
+        lost = any(agent.state_of(worker.pid) in {"", "Z"} for worker in self._notes.workers() if not worker.ended)
+        self._agent_lost_at = (self._agent_lost_at or now) if lost else None
+        return self._agent_lost_at is not None and now - self._agent_lost_at > _LOST_AGENT_SECONDS
+
+    def _waits_in_vain(self, now: float) -> str | None:
+        """Return what is to be said where workers wait to meet one that has ended; None where none does."""
+        made, text = self._notes.waiting_in_vain() or (0, None)
+        self._in_vain_since = (self._in_vain_since or now) if text else None
+        if made and now - (self._in_vain_since or now) < LAST_WORDS_SECONDS:
+            return None  # those that have an earlier strategy know by that, and raise it themselves
+        return text
+
+    def end(self) -> None:
+        """End what is left: the workers, what they have started, and mpiexec; remove the shared memory of all.
+
+        mpiexec, when the agents have ended, ends by itself, and removes its own files.
+        """
+        self._look_at_memory()
+        self._kill_workers()
+        _wait(self._process, _FAREWELL_SECONDS)
+        if self._process.poll() is None:
+            self._process.terminate()
+            _wait(self._process, _FAREWELL_SECONDS)
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_workers()
+        agent.kill_descendants()
+        self._memory.remove()
+
+    def _kill_workers(self) -> None:
+        for worker in self._notes.workers():
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
