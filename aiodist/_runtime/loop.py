@@ -173,7 +173,7 @@ class TrioLoop(_TaskLoop):
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
         """Call a function at that time of ``clock``, and not what was to be called before.
 
-        It is called also where the caller of the run, with all its tasks, has been cancelled: a replica may be shielded.
+        It is called also where the caller of the run, with all its tasks, is cancelled: a replica may be shielded.
         """
         self.close()
         self._alarm = CancelScope(shield=True)
