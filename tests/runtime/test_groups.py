@@ -120,21 +120,6 @@ async def test_a_group_outside_any_run_is_of_one_replica() -> None:
         assert await group.merge_call(lambda _, x: x + 1, (1,)) == 2
 
 
-async def test_disjoint_groups_go_on_independently() -> None:
-    async def program(ctx: ReplicaContext, let_go: anyio.Event) -> Any:
-        me = ctx.replica_id_in_sync_group
-        group = ctx.new_group([me // 2 * 2, me // 2 * 2 + 1])
-        if me == 2:
-            await let_go.wait()
-        for _ in range(5):
-            await group.barrier()
-        let_go.set()
-        return await ctx.all_reduce("SUM", 1)
-
-    event = anyio.Event()
-    assert await results(4, lambda ctx: program(ctx, event)) == (4,) * 4
-
-
 # The current context.
 
 
@@ -155,26 +140,6 @@ async def test_a_with_block_makes_the_group_current_for_its_tasks() -> None:
         assert get_replica_context() is ctx
 
     await run(mirrored(2), program)
-
-
-async def test_blocks_of_one_group_in_two_tasks_do_not_disturb_each_other() -> None:
-    async def child(group: ReplicaContext, begin: anyio.Event, end: anyio.Event) -> None:
-        with group:
-            begin.set()
-            await end.wait()
-        assert get_replica_context() is not group
-
-    async def program(ctx: ReplicaContext) -> None:
-        group = ctx.new_group([0])
-        begin, second, end = anyio.Event(), anyio.Event(), anyio.Event()
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(child, group, begin, second)
-            await begin.wait()
-            tasks.start_soon(child, group, second, end)
-            await second.wait()
-            end.set()
-
-    await run(mirrored(1), program)
 
 
 async def test_variables_belong_to_the_strategy_in_a_group_too() -> None:
@@ -288,25 +253,38 @@ async def test_a_replica_that_ended_before_the_group_was_made_is_named() -> None
     assert error.report.suspects == (1,)
 
 
-async def test_creations_at_different_places_are_reported() -> None:
+@pytest.mark.parametrize(
+    ("order_check", "name", "differs"),
+    [("call_site", None, True), ("call_site", "g", False), ("signature", None, False), ("call_path", "g", False)],
+)
+async def test_places_of_creation_are_compared_as_the_strategy_says(
+    order_check: str, name: str | None, differs: bool
+) -> None:
     async def program(ctx: ReplicaContext) -> None:
-        first = ctx.new_group(range(3)) if ctx.replica_id_in_sync_group == 0 else None
-        group = first or ctx.new_group(range(3))
+        first = ctx.new_group(range(3), name) if ctx.replica_id_in_sync_group == 0 else None
+        group = first or ctx.new_group(range(3), name)
         await group.barrier()
 
-    error = await error_of(program)
+    if not differs:
+        await run(mirrored(3, order_check), program)
+        return
+    error = await error_of(program, 3, order_check=order_check)
     assert isinstance(error, CollectiveMismatchError)
     assert (error.report.reason, error.report.suspects) == ("call_site", (0,))
     assert str(error).startswith("replicas disagree at the creation of the group of replicas 0-2\n")
 
 
-async def test_a_name_stands_in_for_the_place_of_the_creation() -> None:
+async def test_callers_of_a_creation_are_told_apart_by_call_paths() -> None:
+    async def made(ctx: ReplicaContext) -> ReplicaContext:
+        return ctx.new_group(range(2))
+
     async def program(ctx: ReplicaContext) -> None:
-        first = ctx.new_group(range(3), "g") if ctx.replica_id_in_sync_group == 0 else None
-        group = first or ctx.new_group(range(3), "g")
+        first = await made(ctx) if ctx.replica_id_in_sync_group == 0 else None
+        group = first or await made(ctx)
         await group.barrier()
 
-    await run(mirrored(3), program)
+    await run(mirrored(2), program)
+    assert (await error_of(program, 2, order_check="call_path")).report.reason == "call_site"
 
 
 async def test_a_group_that_some_member_never_makes_is_reported() -> None:
@@ -378,22 +356,6 @@ async def test_a_groups_collective_has_the_strategys_timeout() -> None:
     error = await error_of(program, timeout=0.02)
     assert isinstance(error, CollectiveTimeoutError)
     assert error.report.suspects == (1,)
-
-
-@pytest.mark.parametrize("order_check", ["call_path", "signature"])
-async def test_groups_check_as_their_strategy_does(order_check: str) -> None:
-    async def made(ctx: ReplicaContext) -> ReplicaContext:
-        return ctx.new_group(range(2))
-
-    async def program(ctx: ReplicaContext) -> None:
-        first = await made(ctx) if ctx.replica_id_in_sync_group == 0 else None
-        group = first or await made(ctx)
-        await group.barrier()
-
-    if order_check == "signature":
-        await run(mirrored(2, order_check), program)
-    else:
-        assert (await error_of(program, 2, order_check=order_check)).report.reason == "call_site"
 
 
 async def test_a_replica_told_of_the_end_can_be_cancelled_whatever_groups_it_makes() -> None:

@@ -10,9 +10,8 @@ import anyio.lowlevel
 import pytest
 
 from aiodist import ReplicaContext
-from aiodist._core.instrument import observing
+from aiodist._core.instrument import Observer, observing
 from tests.runtime.programs import mirrored, run
-from tests.runtime.test_observer import Listener
 from tests.runtime.warned import warned
 
 pytestmark = pytest.mark.anyio
@@ -21,7 +20,7 @@ Program = Callable[[ReplicaContext], Awaitable[None]]
 
 async def told_of(program: Program, *, observed: bool = True) -> list[str]:
     """Return the texts of the warnings that two replicas' run of a program gives."""
-    with warned() as told, observing(Listener()) if observed else nullcontext():
+    with warned() as told, observing(Observer()) if observed else nullcontext():
         await run(mirrored(2, "signature"), program)
     return [warning.text for warning in told]
 

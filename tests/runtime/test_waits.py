@@ -20,10 +20,7 @@ from aiodist._runtime.waits import Awaited
 from tests.runtime.programs import Program, mirrored, run
 
 pytestmark = pytest.mark.anyio
-on_asyncio = pytest.mark.parametrize(
-    "anyio_backend", [("asyncio", {}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
-)
-on_trio = pytest.mark.parametrize("anyio_backend", [("trio", {})], ids=["trio"])
+on_asyncio = pytest.mark.every_loop("asyncio", "uvloop")
 Look = Callable[[WaitGraph], None]
 
 
@@ -187,7 +184,7 @@ async def test_what_asyncio_has_to_wait_in() -> None:
     await look_at(lambda ctx: one_each(ctx, *waits), check, len(waits))
 
 
-@on_trio
+@pytest.mark.every_loop("trio")
 async def test_what_trio_has_to_wait_in() -> None:
     async def notify() -> None:
         condition = trio.Condition()
