@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, ReplicaContextError, Variable
-from tests.runtime.programs import mirrored, replica
+from tests.runtime.programs import mirrored
 
 
 def variable(strategy: MirroredStrategy, **settings: Any) -> Variable:
@@ -37,20 +37,6 @@ def test_deep_copy_of_a_nest_copies_its_variables() -> None:
     other = copy.deepcopy(model)
     other["w"].assign_add([1.0, 1.0])  # type: ignore[attr-defined]
     assert model["w"].numpy().tolist() == [1, 2]  # type: ignore[attr-defined]
-
-
-@pytest.mark.anyio
-async def test_component_of_a_copy_is_its_own() -> None:
-    strategy = mirrored(2)
-    v = variable(strategy, synchronization="on_read", aggregation="sum")
-    other = copy.deepcopy(v)
-
-    async def program() -> None:
-        await other.assign_add([float(replica()), 0.0])
-
-    await strategy.run(program)
-    assert [component.tolist() for component in v.values] == [[1, 2], [1, 2]]
-    assert [component.tolist() for component in other.values] == [[1, 2], [2, 2]]
 
 
 @pytest.mark.anyio

@@ -64,14 +64,7 @@ def test_components_are_read_only_and_share_no_memory_with_what_was_given(synchr
     assert not any(component.flags.writeable for component in v.values)
     initial[:] = given[:] = 9
     assert v.values[0].tolist() == v.values[1].tolist() == [1, 1, 1, 1]
-
-
-def test_value_that_was_read_stays_what_it_was() -> None:
-    v = variable(2, 1.0)
-    before = v.read_value()
-    v.assign(2.0)
-    assert before == 1.0
-    assert v.value() == 2.0
+    assert before[0].tolist() == [0, 0, 0, 0]  # what was read stays what it was
 
 
 def test_initial_value_may_be_a_function() -> None:
@@ -109,12 +102,9 @@ def test_names_of_enums_are_accepted_in_any_case_and_others_refused() -> None:
             variable(2, 0.0, synchronization=bad)
     with pytest.raises(ValueError, match="synchronization NONE"):
         variable(2, 0.0, synchronization="none")
-
-
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
-def test_mean_of_integers_is_refused(synchronization: str) -> None:
-    with pytest.raises(ValueError, match="MEAN needs a variable of floating-point"):
-        variable(2, 0, synchronization=synchronization, aggregation="mean")
+    for synchronization in ("on_write", "on_read"):
+        with pytest.raises(ValueError, match="MEAN needs a variable of floating-point"):
+            variable(2, 0, synchronization=synchronization, aggregation="mean")
 
 
 @pytest.mark.parametrize("name", ["", 3])
@@ -227,11 +217,6 @@ def test_sync_on_read_sum_cannot_be_added_to_from_outside(method: str) -> None:
     assert v.read_value() == 2
 
 
-def test_variable_of_no_strategy_is_added_to_whatever_its_aggregation() -> None:
-    v = Variable(1.0, synchronization="on_read", aggregation="sum")
-    assert v.assign_add(2.0).read_value() == 3
-
-
 def test_sync_on_read_without_aggregation_has_no_value_outside() -> None:
     v = variable(2, 1.0, synchronization="on_read")
     with pytest.raises(ValueError, match="aggregation NONE"):
@@ -258,12 +243,6 @@ def test_mirrored_value_is_one_value(aggregation: str) -> None:
     assert v.assign_add(six).read_value() == 12
     w = variable(2, 1.0, synchronization="on_read", aggregation=aggregation)
     assert w.assign(six).read_value() == 6
-
-
-async def test_reduced_value_is_assigned_as_it_is() -> None:
-    v = variable(3, 0.0, aggregation="sum")
-    extended = v._strategy.extended
-    assert v.assign(await extended.reduce_to("sum", PerReplica([1.0, 2.0, 3.0]), v)).read_value() == 6
 
 
 def test_different_components_without_aggregation_are_refused() -> None:
@@ -332,18 +311,6 @@ async def test_reduce_gather_and_local_results_take_a_variable() -> None:
     assert (await strategy.reduce("max", {"m": m}, None))["m"].tolist() == [5]
     assert (await strategy.reduce("sum", m, 0)).tolist() == 10
     assert (await strategy.gather(v, 0)).tolist() == [1, 2]
-
-
-async def test_variable_is_passed_to_replicas_and_returned_as_it_is() -> None:
-    strategy = mirrored(3)
-    with strategy.scope():
-        v = Variable(1.0)
-
-    def program(nest: Any) -> Any:
-        assert nest["v"] is v
-        return nest
-
-    assert (await strategy.run(program, args=({"v": v},)))["v"] is v
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
