@@ -112,18 +112,6 @@ async def test_replicas_go_on_in_order_after_collectives_of_every_kind() -> None
     assert log == [*[0, 1, 2] * 6, "merge", *[0, 1, 2] * 2]
 
 
-async def test_replica_that_is_resumed_first_may_arrive_at_the_next_at_once() -> None:
-    log = []
-
-    async def program() -> None:
-        for number in range(3):
-            log.append((number, replica()))
-            await here().barrier()
-
-    await mirrored(3).run(program)
-    assert log == [(number, replica_id) for number in range(3) for replica_id in range(3)]
-
-
 async def test_last_arrival_that_works_on_before_it_awaits() -> None:
     """The others are resumed without it; from the next collective on, all are in order again."""
     log = []
@@ -268,14 +256,6 @@ async def test_cancel_of_a_scope_around_the_run(place: Any) -> None:
     with anyio.CancelScope() as scope:
         await strategy.run(place, args=(scope.cancel,))
     assert scope.cancelled_caught
-    await still_works(strategy)
-
-
-@PLACES
-async def test_cancel_of_a_task_group_around_the_run(place: Any) -> None:
-    strategy = mirrored(3)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(strategy.run, place, [tasks.cancel_scope.cancel])
     await still_works(strategy)
 
 
@@ -682,17 +662,6 @@ def test_ctrl_c_at_every_line_of_the_adapters(anyio_backend: Loop) -> None:
 
 
 # Timers.
-
-
-async def test_collective_is_too_late() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if replica() == 1:
-            await anyio.sleep_forever()
-        await ctx.barrier()
-
-    error = await error_of(program, timeout=0.01)
-    assert isinstance(error, CollectiveTimeoutError)
-    assert error.report.suspects == (1,)
 
 
 async def test_smallest_of_several_timeouts_counts() -> None:

@@ -13,7 +13,6 @@ import pytest
 import aiodist
 from aiodist import (
     CollectiveMismatchError,
-    CollectiveTimeoutError,
     IncompleteCollectiveError,
     ReplicaContext,
     ReplicaContextError,
@@ -205,39 +204,6 @@ async def test_members_that_make_no_group_are_refused_at_the_call(
 # When replicas do not meet.
 
 
-async def test_a_disagreement_in_a_group_names_the_group_and_the_runs_ids() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            await ctx.barrier()
-        group = ctx.new_group([2, 3, 0], name="experts")
-        await group.barrier()
-        await group.all_reduce("MAX" if ctx.replica_id_in_sync_group == 2 else "SUM", 1.0)
-
-    error = await error_of(program, 4)
-    assert isinstance(error, CollectiveMismatchError)
-    assert [replica.replica_id for replica in error.report.replicas] == [0, 2, 3]
-    assert (error.report.suspects, error.report.sequence_number) == ((2,), 1)
-    assert str(error).startswith("replicas disagree at collective #1 of group 'experts' of replicas 0, 2 and 3\n")
-
-
-@pytest.mark.parametrize("makes_it", [False, True])
-async def test_a_replica_that_ends_without_a_groups_collective_is_named(makes_it: bool) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            return await ctx.barrier()
-        if ctx.replica_id_in_sync_group == 0 or makes_it:
-            group = ctx.new_group([0, 2])
-            if ctx.replica_id_in_sync_group == 0:
-                await group.barrier()
-        return None
-
-    error = await error_of(program)
-    assert isinstance(error, IncompleteCollectiveError)
-    assert (error.report.suspects, error.report.sequence_number) == ((2,), 0)
-    assert "replica 2 ended without collective #0 of the group of replicas 0 and 2" in str(error)
-    assert "which replica 0 waits in" in str(error)
-
-
 async def test_a_replica_that_ended_before_the_group_was_made_is_named() -> None:
     async def program(ctx: ReplicaContext, ended: anyio.Event) -> None:
         if ctx.replica_id_in_sync_group == 1:
@@ -347,17 +313,6 @@ async def test_a_cancelled_wait_in_a_group_is_an_error_of_all() -> None:
     assert "replica 0 was cancelled out of collective #0 of group 'pair' of replicas 0 and 1" in str(error)
 
 
-async def test_a_groups_collective_has_the_strategys_timeout() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
-            await anyio.sleep_forever()
-        await ctx.new_group([0, 1], "pair").barrier()
-
-    error = await error_of(program, timeout=0.02)
-    assert isinstance(error, CollectiveTimeoutError)
-    assert error.report.suspects == (1,)
-
-
 async def test_a_replica_told_of_the_end_can_be_cancelled_whatever_groups_it_makes() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group:
@@ -392,11 +347,3 @@ async def test_groups_made_at_every_step_leave_nothing() -> None:
         assert not any(ref() for ref in alive)
 
     await run(mirrored(2), program)
-
-
-async def test_many_open_groups() -> None:
-    async def program(ctx: ReplicaContext) -> int:
-        groups = [ctx.new_group([0, 1]) for _ in range(1_000)]
-        return sum([await group.all_reduce("SUM", 1) for group in groups])
-
-    assert await results(2, program) == (2_000, 2_000)

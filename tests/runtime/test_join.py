@@ -11,8 +11,6 @@ import pytest
 
 import aiodist
 from aiodist import (
-    CollectiveMismatchError,
-    IncompleteCollectiveError,
     IndexedSlices,
     ReplicaContext,
     ReplicaContextError,
@@ -148,36 +146,6 @@ async def test_a_join_is_awaited_before_the_next_collective() -> None:
 
 
 # When replicas do not meet.
-
-
-async def test_the_order_is_checked_among_those_that_go_on() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
-        await ctx.barrier()
-        if me == 1:
-            await ctx.all_reduce("SUM", 1.0)
-        elif me in (2, 3):
-            await ctx.barrier()
-        await ctx.join()
-
-    error = await error_of(program, 4)
-    assert isinstance(error, CollectiveMismatchError)
-    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == ("kind", 1, (1,))
-    assert (error.report.replicas[0].state, error.report.replicas[0].call) == ("waiting", "join()")
-    assert [len(replica.history) for replica in error.report.replicas] == [2, 2, 2, 2]
-
-
-async def test_one_that_ends_without_joining_is_named() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        for _ in range(ctx.replica_id_in_sync_group):
-            await ctx.barrier()
-        if ctx.replica_id_in_sync_group != 2:
-            await ctx.join()
-
-    error = await error_of(program)
-    assert isinstance(error, IncompleteCollectiveError)
-    assert (error.report.suspects, error.report.sequence_number) == ((2,), 2)
-    assert str(error).startswith("replica 2 ended without the join (collective #2), which replicas 0 and 1 wait in\n")
 
 
 async def test_one_that_ends_while_others_go_on_is_named() -> None:

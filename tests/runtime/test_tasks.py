@@ -99,29 +99,6 @@ async def test_runs_of_several_strategies_keep_apart() -> None:
     assert totals == {10**count: (45 * 10**count * count,) * count for count in range(1, 6)}
 
 
-async def test_failure_of_one_run_leaves_another_alone() -> None:
-    strategy = mirrored(2)
-    failed = anyio.Event()
-
-    async def failing() -> None:
-        await here().barrier()
-        raise LookupError
-
-    async def working() -> int:
-        await failed.wait()
-        total: int = await here().all_reduce("SUM", 1)
-        return total
-
-    async def fail() -> None:
-        with pytest.raises(LookupError):
-            await strategy.run(failing)
-        failed.set()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(fail)
-        assert await strategy.run(working) == 2
-
-
 def test_run_without_an_event_loop_says_what_is_missing() -> None:
     coroutine = mirrored(2).run(lambda: None)
     with pytest.raises((aiodist.ReplicaContextError, RuntimeError), match="asyncio"):
