@@ -574,6 +574,7 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
         graph: the tasks, where they have been looked at already.
     """
     graph = graph or WaitGraph(tasks_here())
+    limited = _time_limited(graph)
     waits: dict[Any, list[Any]] = {}
     blockers: dict[Any, Sequence[Any]] = {}
     own: dict[int, list[int]] = {}
@@ -584,7 +585,7 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
         if replica is not None:
             own.setdefault(id(replica), []).append(node)
         elsewhere = replica is not None and id(replica) not in mine  # of another run: a proof over several is not tried
-        found = () if elsewhere or _has_time_limit(waiter) else _blockers(graph, waiter)
+        found = () if elsewhere or node in limited else _blockers(graph, waiter)
         waits[node] = [("wait", node, index) for index in range(len(found))]
         blockers.update({("wait", node, index): each for index, each in enumerate(found)})
     for context in pending:
@@ -620,12 +621,50 @@ def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     return ()
 
 
-def _has_time_limit(waiter: Waiter) -> bool:
-    """Whether a task is inside of a timeout, or of a cancel scope with a deadline."""
-    for manager in entered(waiter.chain):
-        when = getattr(manager, "when", None)  # asyncio's timeouts
-        deadline = getattr(manager, "deadline", math.inf)  # anyio's and trio's scopes
-        if (callable(when) and when() is not None) or (isinstance(deadline, (int, float)) and deadline != math.inf):
-            return True
+def _time_limited(graph: WaitGraph) -> set[int]:
+    """Return the identities of the tasks whose wait a timeout, or a cancel scope with a deadline, may end.
+
+    Where a task waits for those of its task group, or nursery, a cancellation of its scopes reaches them instead: it
+    waits until they have ended. A shield keeps out the scopes around it, but not asyncio's own timeouts.
+    """
+    groups = {id(waiter.task): waiter for waiter in graph.waiters if _waits_for_its_group(waiter)}
+    parents = {id(task): waiter for waiter in groups.values() for task in waiter.suspension.things}
+    found: set[int] = set()
+    for each in graph.waiters:
+        waiter = each
+        limited, shielded = _limits(waiter)
+        # not beyond the replica's own task: a limit around the run ends it, and helps no replica to go on
+        while waiter.member is None and not (limited or shielded) and id(waiter.task) in parents:
+            waiter = parents[id(waiter.task)]
+            limited, shielded = _limits(waiter)
+        if limited and id(each.task) not in groups:
+            found.add(id(each.task))
+    return found
+
+
+def _waits_for_its_group(waiter: Waiter) -> bool:
+    """Whether a task waits for the others in a task group of anyio's, or a nursery."""
+    frames = [link.frame for link in waiter.chain if link.frame is not None]
+    return waiter.suspension.kind is Awaited.TASK and any(
+        str(frame.f_globals.get("__name__")).startswith(("anyio.", "trio."))
+        and frame.f_code.co_qualname in ("TaskGroup.__aexit__", "Nursery._nested_child_finished")
+        for frame in frames
+    )
+
+
+def _limits(waiter: Waiter) -> tuple[bool, bool]:
+    """Return whether a time limit around a task's wait reaches it, and whether a shield keeps out what is outside."""
     frames = (link.frame for link in waiter.chain if link.frame is not None)
-    return any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in frames)
+    if any(frame.f_code.co_name == "wait_for" and frame.f_locals.get("timeout") is not None for frame in frames):
+        return True, False
+    shielded = False
+    for manager in reversed(list(entered(waiter.chain))):
+        when = getattr(manager, "when", None)  # asyncio's timeouts
+        if callable(when) and when() is not None:
+            return True, shielded
+        scope = getattr(manager, "cancel_scope", manager)  # that of a task group, or itself
+        deadline = getattr(scope, "deadline", math.inf)
+        if not shielded and isinstance(deadline, (int, float)) and deadline != math.inf:
+            return True, False
+        shielded = shielded or getattr(scope, "shield", False) is True
+    return False, shielded
