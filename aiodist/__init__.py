@@ -32,38 +32,38 @@ from aiodist._data.dataset import NumpyDataset
 from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
-from aiodist._tools.trace.trace import trace
-from aiodist._version import __version__ as __version__
-from aiodist.strategy.base import Strategy
-from aiodist.strategy.cross_device_ops import (
+from aiodist._strategy.base import Strategy
+from aiodist._strategy.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from aiodist.strategy.extended import StrategyExtended
-from aiodist.strategy.in_force import (
+from aiodist._strategy.extended import StrategyExtended
+from aiodist._strategy.in_force import (
     experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
-from aiodist.strategy.mirrored import MirroredStrategy
-from aiodist.strategy.v1 import CollectiveHints
-from aiodist.strategy.variable import Variable
-from aiodist.strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist._strategy.mirrored import MirroredStrategy
+from aiodist._strategy.v1 import CollectiveHints
+from aiodist._strategy.variable import Variable
+from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist._tools.trace.trace import trace
+from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:
-    from aiodist.strategy.multi_worker import MultiWorkerMirroredStrategy
+    from aiodist._strategy.multi_worker import MultiWorkerMirroredStrategy
 else:
 
     def __getattr__(name: str) -> object:
         """Load what connects workers for those who ask for it: it is a fifth of this package."""
         if name != "MultiWorkerMirroredStrategy":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from aiodist.strategy.multi_worker import MultiWorkerMirroredStrategy
+        from aiodist._strategy.multi_worker import MultiWorkerMirroredStrategy
 
         globals()[name] = MultiWorkerMirroredStrategy
         return MultiWorkerMirroredStrategy

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from xdist.scheduler import LoadFileScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -26,7 +25,13 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
-def _backends() -> Iterator[Any]:
+@pytest.fixture
+def anyio_backend() -> Any:
+    """Run a test marked `anyio` on asyncio; one marked `every_loop`, too, on each event loop in turn."""
+    return ("asyncio", {})
+
+
+def _loops() -> Iterator[Any]:
     """Yield every event loop that replicas must run on: asyncio, uvloop where it is installed, and trio."""
     yield pytest.param(("asyncio", {}), id="asyncio")
     if importlib.util.find_spec("uvloop"):
@@ -34,14 +39,16 @@ def _backends() -> Iterator[Any]:
     yield pytest.param(("trio", {}), id="trio")
 
 
-@pytest.fixture(params=list(_backends()))
-def anyio_backend(request: pytest.FixtureRequest) -> Any:
-    """Run a test marked `anyio` once on each event loop."""
-    return request.param
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run tests marked `every_loop` on each event loop, or on those that the marker names."""
+    marker = metafunc.definition.get_closest_marker("every_loop")
+    if marker is not None:
+        loops = [loop for loop in _loops() if not marker.args or loop.id in marker.args]
+        metafunc.parametrize("anyio_backend", loops)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that writes the texts under golden/ anew: pytest tests/collective --update-golden."""
+    """Add the option that writes the texts under golden/ anew: pytest tests/runtime --update-golden."""
     parser.addoption("--update-golden", action="store_true", help="write the texts under golden/ anew")
 
 
@@ -54,27 +61,12 @@ def update_golden(request: pytest.FixtureRequest) -> bool:
 # The whole suite runs in a process for each core, four at the most; what is named on the command line runs in this one,
 # where it starts sooner, -s and a debugger work, and benchmarks measure. `-n` says otherwise.
 #
-# A file's tests stay together, for they share fixtures; so do the files that compile the same kernels.
-
-SAME_KERNELS = frozenset({"tests/collective/test_golden_bits.py", "tests/kernels/test_compiled_tier.py"})
-
-
-class FilesTogether(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Gives processes whole files, and those of one set together."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = super()._split_scope(nodeid)
-        return "tests of the same kernels" if file in SAME_KERNELS else file
+# A file's tests stay together, for they share fixtures.
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """Run what is named in this process, and leave it to xdist otherwise."""
     return 0 if config.args_source is pytest.Config.ArgsSource.ARGS else None
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesTogether:
-    """Distribute files."""
-    return FilesTogether(config, log)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -96,8 +88,6 @@ def only_what_the_file_makes() -> None:
 # Threads are compared before and after. One that is on its way out gets GRACE seconds to go: a worker is told to stop
 # when its loop closes, and is not always joined. Trio keeps idle threads for ten seconds to use them again; an idle
 # one bears trio's own name and a busy one that of its job, so the name tells them apart.
-#
-# The thread that compiles kernels in the background belongs to the process, and ends when there is nothing to compile.
 #
 # Tasks cannot be seen after the test: the runner has cancelled what was left and closed the loop, without a word. So
 # the runner's own clean-up is watched: what it finds to cancel is what the program left behind. It serves asyncio.run,
@@ -124,7 +114,7 @@ def _belongs_to_anyios_plugin(task: asyncio.Task[Any]) -> bool:
 
 
 def _busy_threads() -> set[threading.Thread]:
-    """List the running threads, without trio's idle ones and the process's one that compiles kernels."""
+    """List the running threads, without trio's idle ones."""
     return {thread for thread in threading.enumerate() if not thread.name.startswith(NOT_OF_A_TEST)}
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from aiodist_kernels import Accumulate
-
 
 _IMPLEMENTATIONS = ("auto", "ring", "nccl")
 _ACCUMULATORS = ("native", "float64")

@@ -4,19 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any, Protocol
 
+from aiodist._arrays.leaves import has_device_arrays
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
+from aiodist._collectives.out import Outs
 from aiodist_kernels import Accumulate
+
+
+class Executor(Protocol):
+    """Carries out one collective, again and again.
+
+    Attributes:
+        shared: one result serves all; else there is a list of results by position, with None for those that are absent
+            or brought buffers.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """Whether one result serves all."""
+        ...
+
+    def run(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None, /) -> Any:
+        """Carry it out.
+
+        Args:
+            values: by position, what each replica brings: a leaf, or a list of leaves; anything for who is absent.
+            bytes_per_pack: how many bytes of consecutive leaves are one unit of work; see `host.packs`.
+            outs: by position, buffers that the results are wanted in, from `out.checked`.
+
+        Returns:
+            The result, a leaf or a list of leaves, for all or by position; or the `Work` that it is.
+        """
+        ...
 
 
 @lru_cache(maxsize=1024)
 def executor(
     collective: Collective,
     size: int,
-    absent: Sequence[int] = (),
+    absent: tuple[int, ...] = (),
     accumulate: Accumulate = "native",
-) -> HostExecutor:
+    devices: tuple[str, ...] = (),
+) -> Executor:
     """Return what carries out a collective.
 
     Args:
@@ -24,5 +55,24 @@ def executor(
         size: how many positions there are.
         absent: those that have joined, and take part with nothing.
         accumulate: as in `aiodist_kernels.reduce`.
+        devices: by position, the replicas' logical devices, on whose streams arrays may have been made.
     """
+    if collective.spec is not None and has_device_arrays(collective.spec.marks):
+        from aiodist._collectives.device import DeviceExecutor  # loaded where there are arrays on GPUs
+
+        return DeviceExecutor(collective, size, absent, accumulate, devices)
     return HostExecutor(collective, size, absent, accumulate)
+
+
+@lru_cache(maxsize=256)
+def device_executor(
+    collective: Collective,
+    size: int,
+    accumulate: Accumulate,
+    devices: tuple[str, ...],
+    targets: tuple[int, ...],
+) -> Executor:
+    """Return what carries out a collective of arrays on GPUs, with a result for each of these GPUs; see `executor`."""
+    from aiodist._collectives.device import DeviceExecutor
+
+    return DeviceExecutor(collective, size, (), accumulate, devices, targets)

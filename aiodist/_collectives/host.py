@@ -1,8 +1,8 @@
 """The host executor: plans carried out over NumPy arrays, scalars, Python numbers and `IndexedSlices`.
 
 Leaves are never put together in one buffer first: copying them costs more than the calls that it saves. What would hold
-up the event loop is returned as `Work` for worker threads. The first large reduction of its sort that a compiled
-kernel would make quicker waits there until the kernel is compiled; all others are served by NumPy, with the same bits.
+up the event loop is returned as `Work` for worker threads. So is the first reduction of its sort from which on a
+compiled kernel would pay: there it waits until the kernel is compiled. NumPy serves all others, with the same bits.
 
 A result never shares memory with an input, and arrays in it are views of a read-only base: they may be shared.
 """
@@ -10,7 +10,7 @@ A result never shares memory with an input, and arrays in it are views of a read
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -25,7 +25,7 @@ from aiodist._collectives.out import Outs
 from aiodist._collectives.plan import Cut, LeafPlan, Result
 from aiodist._collectives.work import Call, Work, thread_count
 from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, policy, pool
-from aiodist_kernels.layout import empty_like
+from aiodist_kernels.arguments import empty_like
 from aiodist_kernels.rules import Finish, rule_for
 
 Array = np.ndarray[Any, Any]
@@ -169,34 +169,6 @@ def packs(sizes: Sequence[int | None], bytes_per_pack: int) -> list[range]:
     return [range(start, end) for start, end in zip(starts, [*starts[1:], len(sizes)], strict=True)]
 
 
-# Kernels.
-
-_no_compiler = False
-
-
-@cache
-def _pays_from(op: ReduceOp, dtype: np.dtype[Any], count: int, accumulate: Accumulate) -> int:
-    return kernels.pays_from(KernelSpec(op, dtype, count, accumulate))
-
-
-def lacking_kernel(op: ReduceOp, column: Column, accumulate: Accumulate) -> KernelSpec | None:
-    """Return the kernel that would fold arrays quicker, if it is not there and can be compiled."""
-    first, count = column[0], len(column)
-    if _no_compiler or first.nbytes < _pays_from(op, first.dtype, count, accumulate):
-        return None
-    spec = KernelSpec(op, first.dtype, count, accumulate)
-    return None if kernels.is_ready(spec) else spec
-
-
-def _compile(specs: Sequence[KernelSpec]) -> None:
-    """Compile kernels, some tenths of a second each; where Numba does not work, NumPy goes on serving."""
-    global _no_compiler  # noqa: PLW0603  (the process has one compiler)
-    try:
-        kernels.warm(specs)
-    except ImportError:  # `aiodist doctor` says why
-        _no_compiler = True
-
-
 # A collective.
 
 
@@ -265,6 +237,7 @@ class HostExecutor:
         self.leaves = [_leaf(plan, *fields) for plan, *fields in zip(plans, *spec[:3], strict=True)] if spec else []
         self.of_each = not kind.shared
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in self.leaves)
+        self._waits = self.op is not None
         sizes = [leaf.nbytes for leaf in self.leaves if leaf.nbytes is not None]
         self.is_small = len(sizes) == len(self.leaves) and sum(sizes) * len(self.positions) < LOOK_FROM
         self.run: Callable[..., Any] = self.general
@@ -321,9 +294,25 @@ class HostExecutor:
             values = [values[position] for position in self.positions]
         columns: list[Column] = [values] if self.single else list(zip(*values, strict=True))
         run = _Run(self, columns, outs or {})
-        if self.is_small or not policy.blocks(sum(map(self.cost, self.leaves, columns))):
+        if self.is_small:
             return run.now()
-        return run.work(bytes_per_pack)
+        due = self._due(columns)
+        if due or policy.blocks(sum(map(self.cost, self.leaves, columns))):
+            return run.work(bytes_per_pack, due)
+        return run.now()
+
+    def _due(self, columns: Sequence[Column]) -> list[KernelSpec]:
+        """Return the kernels that these folds wait for: each is compiled once in the process, at its first need."""
+        if not self._waits:
+            return []
+        arrays = [column for leaf, column in zip(self.leaves, columns, strict=True) if is_array(leaf.mark)]
+        due = [spec for column in arrays if kernels.is_due(spec := self._kernel(column), column[0].nbytes)]
+        self._waits = bool(due)
+        return list(dict.fromkeys(due))
+
+    def _kernel(self, column: Column) -> KernelSpec:
+        assert self.op is not None
+        return KernelSpec(self.op, column[0].dtype, len(column), self.accumulate)
 
     def cost(self, leaf: _Leaf, column: Column) -> int:
         """Return about how many bytes could be moved in the time that a leaf takes."""
@@ -395,12 +384,15 @@ class _Run:
         self._fold(range(len(self._columns)))
         return self._end()
 
-    def work(self, bytes_per_pack: int) -> Work:
-        """Return the calls that make the result: one for each pack, or as it is quickest."""
-        executor, lacking = self._executor, self._lacking()
-        if lacking:
-            return _work_of(partial(self._compile_first, lacking))
-        phases: list[Sequence[Call]] = []
+    def work(self, bytes_per_pack: int, due: Sequence[KernelSpec] = ()) -> Work:
+        """Return the calls that make the result: one for each pack, or as it is quickest.
+
+        Args:
+            bytes_per_pack: see `packs`.
+            due: kernels that are compiled first.
+        """
+        executor = self._executor
+        phases: list[Sequence[Call]] = [[partial(kernels.warm_if_possible, due)]] if due else []
         if executor.op is not None:
             phases.append(self._calls_by_pack(bytes_per_pack) if bytes_per_pack else self._calls_by_cost())
         if all(leaf.whole for leaf in executor.leaves) and executor.shared:
@@ -410,10 +402,6 @@ class _Run:
             return Work([*phases, copies], lambda: executor.handed_out(self._results(), self._outs))
         end = _work_of(self._end)
         return Work([*phases, *end.phases], end.result)
-
-    def _compile_first(self, specs: Sequence[KernelSpec]) -> Any:
-        _compile(specs)
-        return self.now()
 
     def _end(self) -> Any:
         """Return the result of what has been folded, with copies in the buffers that are wanted."""
@@ -437,15 +425,6 @@ class _Run:
                     of = column if leaf.whole else [column[i] for i in inputs]
                     total = fold(executor.op, of, leaf.mark, executor.accumulate, among)
                 self._totals[place][number] = total
-
-    def _lacking(self) -> list[KernelSpec]:
-        """Return the kernels that would make folds quicker, and are not there."""
-        op, accumulate, leaves = self._executor.op, self._executor.accumulate, self._executor.leaves
-        if op is None:
-            return []
-        arrays = [column for column, leaf in zip(self._columns, leaves, strict=True) if is_array(leaf.mark)]
-        lacking = [lacking_kernel(op, column, accumulate) for column in arrays]
-        return list(dict.fromkeys(spec for spec in lacking if spec is not None))
 
     def _calls_by_pack(self, bytes_per_pack: int) -> list[Call]:
         sizes = [leaf.nbytes for leaf in self._executor.leaves]

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Cut(NamedTuple):
     """One of so many equal parts of an array along an axis."""
@@ -40,6 +42,18 @@ class Result(NamedTuple):
     axis: int | None = None
 
 
+class Folded(NamedTuple):
+    """What several replicas brought of a leaf, folded already; it stands in the first one's place.
+
+    Attributes:
+        array: the fold, in the accumulator's dtype.
+        dtype: of what they brought.
+    """
+
+    array: np.ndarray[Any, Any]
+    dtype: np.dtype[Any]
+
+
 class LeafPlan(NamedTuple):
     """What becomes of one leaf.
 
@@ -50,8 +64,8 @@ class LeafPlan(NamedTuple):
     """
 
     size: int
-    folds: Sequence[Sequence[int]]
-    results: Sequence[Result]
+    folds: tuple[Sequence[int], ...]
+    results: tuple[Result, ...]
 
 
 @lru_cache(maxsize=1024)
@@ -75,11 +89,11 @@ def broadcast(size: int, source: int) -> LeafPlan:
 @lru_cache(maxsize=1024)
 def reduce_scatter(size: int, axis: int) -> LeafPlan:
     """Plan a reduce_scatter along an axis."""
-    return LeafPlan(size, (range(size),), [Result((size,), Cut(axis, index, size)) for index in range(size)])
+    return LeafPlan(size, (range(size),), tuple([Result((size,), Cut(axis, index, size)) for index in range(size)]))
 
 
 @lru_cache(maxsize=1024)
 def all_to_all(size: int, axes: tuple[int, int]) -> LeafPlan:
     """Plan an all_to_all that cuts along the first axis and puts together along the second."""
     split, concat = axes
-    return LeafPlan(size, (), [Result(range(size), Cut(split, index, size), concat) for index in range(size)])
+    return LeafPlan(size, (), tuple([Result(range(size), Cut(split, index, size), concat) for index in range(size)]))

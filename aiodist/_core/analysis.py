@@ -67,11 +67,11 @@ def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> Collective
     if in_trouble:
         group, slot = min(in_trouble, key=lambda found: _says_little(found[0], found[1], ended))
         return _Case(snapshot, group, slot, 0.0).report()
-    if snapshot.deadlocked:
-        return _deadlock(snapshot)
     cycle = find_cycle(snapshot)
     if cycle:
         return _cycle(snapshot, cycle)
+    if snapshot.deadlocked:
+        return _deadlock(snapshot)
     group = next((group for group in snapshot.groups if group.open), snapshot.groups[0])
     return _Case(snapshot, group, group.open[0] if group.open else _NOTHING, 0.0).report()
 
@@ -542,7 +542,21 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> Collecti
 
 
 def _deadlock(snapshot: Snapshot) -> CollectiveReport:
+    """Return the report on replicas that wait for each other: to blame are those that wait outside of collectives."""
     root = snapshot.groups[0]
-    replicas = tuple(replica_reports(snapshot, root))
-    number = min((slot.number for slot in root.open if slot.number >= 0), default=0)
-    return CollectiveReport(Reason.DEADLOCK, number, replicas, snapshot.deadlocked, snapshot.circle)
+    waits = _waits(snapshot)
+    replicas = tuple(_where_it_waits(each, waits) for each in replica_reports(snapshot, root))
+    following = max((member.sequence for member in root.members), default=0)
+    number = min((slot.number for slot in root.open if slot.number >= 0), default=following)
+    running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}
+    suspects = tuple(i for i in snapshot.deadlocked if i in running) or snapshot.deadlocked
+    return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, snapshot.circle)
+
+
+def _where_it_waits(report: ReplicaReport, waits: Mapping[int, Sequence[Waiting]]) -> ReplicaReport:
+    """Return the report on a replica that may wait in a collective of another group than the one it is about."""
+    group, slot = waits.get(report.replica_id, [(None, _NOTHING)])[0]
+    post = slot.post_of(report.replica_id)
+    if group is None or post is None or report.state is not ReplicaState.RUNNING:
+        return report
+    return replace(report, state=ReplicaState.WAITING, call=str(post.call), location=post.location, waits_for=None)

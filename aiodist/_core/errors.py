@@ -1,6 +1,6 @@
-"""The errors of aiodist: few, each saying who raises it and what to do.
+"""The errors of aiodist. Each says when it is raised, and what to do.
 
-Argument errors are the built-in `TypeError` and `ValueError`, raised at the call that made them.
+Wrong arguments raise the built-in `TypeError` and `ValueError` at the call.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from aiodist._core.report import CollectiveReport
 
 
 class CollectiveError(RuntimeError):
-    """Replicas did not meet in a collective. Raised at the await of every replica that waits, and out of `run`.
+    """A collective cannot be complete. Raised at the await of every replica that waits, and by `Strategy.run`.
 
     Attributes:
-        report: who differs, in what, and where.
+        report: which replicas differ, in what, and where.
     """
 
     def __init__(self, report: CollectiveReport) -> None:
@@ -23,57 +23,62 @@ class CollectiveError(RuntimeError):
         return str(self.report)
 
     def __repr__(self) -> str:
-        """Return the first line alone: asyncio logs this of a task that nobody awaits, on one line."""
+        """Return the first line alone, because asyncio logs the repr of a task that nobody awaits on one line."""
         return f"{type(self).__name__}({str(self).partition(chr(10))[0]!r})"
 
 
 class CollectiveMismatchError(CollectiveError):
-    """The replicas are at different collectives: another order, kind, reduce op, shape, dtype or call site.
+    """The replicas are at different collectives: the order, kind, reduce op, shape, dtype or call site differs.
 
-    Make every replica issue the same calls in the same order; where two branches are meant to meet in one
-    collective, give both calls the same ``name``.
+    Let every replica issue the same calls in the same order. If two branches are meant to meet in one collective, give
+    both calls the same ``name``.
     """
 
 
 class IncompleteCollectiveError(CollectiveError):
-    """A replica ended without the collective, or was cancelled out of it, while others wait in it."""
+    """A replica ended without a collective, or was cancelled out of it, while others wait in it.
+
+    Let every replica make equally many calls, or let those that run out of data await ``ctx.join()``. Put timeouts
+    around the whole run, not around one replica's collective.
+    """
 
 
 class CollectiveTimeoutError(CollectiveError, TimeoutError):
-    """``timeout_seconds`` passed before every replica had arrived. The report says where each missing one is now."""
+    """``timeout_seconds`` passed before every replica arrived. The report says where each missing replica is."""
 
 
 class WorkerLostError(CollectiveError):
-    """A worker of the job died, was stopped, was cut off, or ended. The strategy is of no use then.
+    """A worker's process has died, has stopped, has ended, or cannot be reached. This ends the strategy.
 
-    Raised at the await of every replica that waits, and by every later use of the strategy on several workers.
+    Raised at the await of every replica that waits, and by every later use of the strategy.
     """
 
 
 class DeadlockError(CollectiveError):
-    """Nothing can run any more: what every replica waits for can only come from one that waits, too.
+    """Replicas wait for each other, and nothing else can wake them. The report says who waits for what.
 
-    Raised on an event loop that can prove it: that of ``aiodist check`` and `aiodist.testing`. No timer is pending, and
-    no thread, subprocess or socket is at work. The report says who waits for what, and shows the cycle where there is
-    one. Raised by `MultiWorkerMirroredStrategy`, too, where another worker waits in an earlier strategy for the one
-    that makes this; and by what workers wait in, where each does with another strategy, for the others have made or
-    used them in another order.
+    Raised at once if each waits in another group's collective (reason "cycle"), and after a second without progress if
+    locks or child tasks are involved (reason "deadlock"). The event loop of ``aiodist check`` and `aiodist.testing`
+    also proves deadlocks in which replicas wait for an event, a queue or a future that nobody can complete.
     """
 
 
 class ReplicaContextError(RuntimeError):
-    """A call in the wrong context: outside a replica, in another's, after the run, or under another strategy."""
+    """A call was made in the wrong context: outside a replica, in another replica, or under another strategy.
+
+    Also raised after the run has ended, and where a replica awaits another replica's handle.
+    """
 
 
 class DeviceNotFoundError(ValueError):
-    """A device was asked for that this machine does not have. The text lists those that exist."""
+    """This machine does not have the device. The text lists the devices that it has."""
 
 
 class StallWarning(RuntimeWarning):
-    """All replicas of a run have stood still for a while, one of them in a collective.
+    """No replica of a run has made progress for 10 s, and one of them waits in a collective.
 
-    The text says who waits for what. It is no error: what they wait for may yet come, a slow download, say. The time
-    is that of the environment variable ``AIODIST_STALL_SECONDS``, 10 by default; 0 turns the warning off.
+    The text says who waits for what. It is not an error, because what they wait for, such as a slow download, may still
+    come. The environment variable ``AIODIST_STALL_SECONDS`` sets the time in seconds; 0 turns the warning off.
     """
 
 

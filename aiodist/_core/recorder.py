@@ -1,7 +1,7 @@
-"""The recorder: what replicas did last, to be read at any time and after any end.
+"""The recorder: the last collectives of every replica, to be read at any time, also after a failure.
 
 It costs nothing beyond what a ledger keeps for its reports: the ring of its last matched collectives, shared by the
-replicas, and the slots that are open. Texts and places are made when somebody reads them.
+replicas, and the open slots. Texts and places are made when they are read.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _SHOWN = 10
 
 
 class RecordedCall(NamedTuple):
-    """One collective that a replica asked for.
+    """One collective that a replica called.
 
     Attributes:
-        sequence_number: its 0-based position in the replica's program, or in the group's.
-        call: what was asked, as text, e.g. ``all_reduce(SUM, float32[3])``.
-        location: where it was called.
-        complete: every replica came, and asked for the same.
-        group: what the group is called that it was made in; None for all replicas of the run.
+        sequence_number: its position in the replica's program, or in the group's, from 0.
+        call: the call as text, e.g. ``all_reduce(SUM, float32[3])``.
+        location: the call site.
+        complete: whether every replica has made this call.
+        group: the name of the call's group; None for all replicas of the run.
     """
 
     sequence_number: int
@@ -44,10 +44,7 @@ class RecordedCall(NamedTuple):
 
 
 class RunRecord:
-    """What the replicas of one run did last, as it stood when the record was taken.
-
-    `Strategy.recorder` gives them.
-    """
+    """The last collectives of one run's replicas, at the time when the record was taken; see `Recorder`."""
 
     def __init__(self, ledger: Ledger, devices: Sequence[str], *, in_progress: bool) -> None:
         self._ledger = ledger
@@ -62,24 +59,24 @@ class RunRecord:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The replicas' devices, in the order of their ids; of several workers, this one's."""
+        """The replicas' devices, by id; over several workers those of this worker."""
         return self._devices
 
     @property
     def in_progress(self) -> bool:
-        """Whether the run went on when the record was taken."""
+        """Whether the run was in progress when the record was taken."""
         return self._in_progress
 
     def calls(self, replica_id: int) -> tuple[RecordedCall, ...]:
         """Return the last collectives of a replica, at most 256 in each group, newest last.
 
-        Those of all replicas' own group come first, then those of each further group that is still in use.
+        Those of the run come first, then those of each group that is still in use.
 
         Args:
-            replica_id: the replica.
+            replica_id: the replica's id.
 
         Raises:
-            IndexError: there is no such replica in this process.
+            IndexError: this process has no such replica.
         """
         ids = [replica.id for replica in self._ledger.replicas]
         if replica_id not in ids:
@@ -114,7 +111,7 @@ def _recorded(slot: SlotRecord, replica_id: int, label: str | None, *, complete:
 
 
 class Recorder:
-    """The last 256 collectives of every replica of a strategy's runs: `Strategy.recorder`.
+    """The last 256 collectives of every replica in a strategy's runs; see `Strategy.recorder`.
 
     It is always on. Print it, or read its records:
 
@@ -130,12 +127,12 @@ class Recorder:
 
     @property
     def running(self) -> tuple[RunRecord, ...]:
-        """A record of each run in progress, as it stands now, in the order in which they began."""
+        """A record of each run in progress, as it is now, in the order in which they began."""
         return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in self._running.copy())
 
     @property
     def last(self) -> RunRecord | None:
-        """A record of the last run that ended, however it did; None before the first."""
+        """A record of the last run that ended, also by an error; None before the first."""
         return self._last
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Reports: the structured description of a disagreement between replicas.
 
-A report is a value. It is complete when it is made, holds no reference to tasks, frames or arrays, and can be
-pickled, compared and kept. `str(report)` is the text for a person.
+A report is a value: it refers to no tasks, frames or arrays, and can be pickled, compared and kept. `str(report)` is the
+text for a person.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Location(NamedTuple):
     Attributes:
         file: the file's name as Python knows it.
         line: the line, counted from 1.
-        function: the name of the function that the line belongs to.
+        function: the name of the function that contains the line.
     """
 
     file: str
@@ -32,9 +32,9 @@ class CallRecord(NamedTuple):
     """One collective in a replica's history.
 
     Attributes:
-        sequence_number: its 0-based position in the replica's program.
-        call: what was asked, as text, e.g. ``all_reduce(SUM, float32[3])``.
-        location: where it was called.
+        sequence_number: its position in the replica's program, from 0.
+        call: the call as text, e.g. ``all_reduce(SUM, float32[3])``.
+        location: the call site.
     """
 
     sequence_number: int
@@ -43,7 +43,15 @@ class CallRecord(NamedTuple):
 
 
 class ReplicaState(enum.StrEnum):
-    """What a replica was doing when a report was written. Members compare equal to their lower-case names."""
+    """What a replica was doing at the time of a report. Members compare equal to their lower-case names.
+
+    Attributes:
+        WAITING: it waits in a collective.
+        RUNNING: it has not reached the collective.
+        EXITED: its function has returned.
+        FAILED: its function has raised an error.
+        CANCELLED: it was cancelled.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -53,14 +61,22 @@ class ReplicaState(enum.StrEnum):
 
     @property
     def ended(self) -> bool:
-        """Whether the replica's function is over."""
+        """Whether the replica's function has ended."""
         return self not in (ReplicaState.WAITING, ReplicaState.RUNNING)
 
 
 class Reason(enum.StrEnum):
-    """Why a report was written; the ways to differ stand in the order in which they are looked for.
+    """Why a report was made. Members compare equal to their lower-case names.
 
-    Members compare equal to their lower-case names.
+    KIND to CALL_SITE are differences between calls, in the order in which they are compared.
+
+    Attributes:
+        EXITED: a replica ended without a collective that others wait in.
+        ABANDONED: a replica was cancelled out of a collective.
+        TIMEOUT: ``timeout_seconds`` passed.
+        CYCLE: replicas wait for each other, each in a collective of another group.
+        DEADLOCK: replicas wait for each other, and nothing else can wake them.
+        WORKER_LOST: a worker is gone.
     """
 
     KIND = "kind"
@@ -77,7 +93,7 @@ class Reason(enum.StrEnum):
     EXITED = "exited"
     ABANDONED = "abandoned"
     TIMEOUT = "timeout"
-    CYCLE = "cycle"  # replicas wait for each other, each in a collective of another group
+    CYCLE = "cycle"
     DEADLOCK = "deadlock"
     LIVELOCK = "livelock"
     GROUP = "group"
@@ -90,18 +106,18 @@ class ReplicaReport:
     """What one replica did, up to a disagreement.
 
     Attributes:
-        replica_id: its id in the sync group.
+        replica_id: its id in the run.
         device: its device, in canonical form.
         state: what it was doing.
-        call: what it asked for, e.g. ``all_reduce(SUM, float32[3])``; None unless it waits.
-        location: where it asked for that; None unless it waits.
-        history: its last collectives, newest last; one that it waits in is the last.
-        stack: the places where it is suspended or runs, innermost last; empty once it has ended.
-        returned: what its function returned, as text: the value where that is a number, a string or None, else its
-            type; None unless it has returned.
-        ended_at: where its function returned; None where that is not known.
-        waits_for: what it waits for outside of collectives, in words, e.g. ``waits for an asyncio.Lock, which replica 0
-            holds``; None where nobody looked, or it waits in a collective.
+        call: the collective that it waits in, e.g. ``all_reduce(SUM, float32[3])``; None unless it waits.
+        location: the site of that call; None unless it waits.
+        history: its last collectives, newest last, with the one that it waits in.
+        stack: where it is suspended or runs, innermost last; empty once it has ended.
+        returned: what its function returned, as text: numbers, strings and None by value, anything else by type; None
+            unless it has returned.
+        ended_at: where its function returned; None if that is not known.
+        waits_for: what it waits for outside of collectives, as text, e.g. ``waits for an asyncio.Lock, which replica 0
+            holds``; None if it waits in a collective, or if that is not known.
     """
 
     replica_id: int
@@ -127,13 +143,13 @@ class DivergenceKind(enum.StrEnum):
 
 
 class Partition(NamedTuple):
-    """Replicas that asked for the same collective.
+    """Replicas that called the same collective.
 
     Attributes:
         replicas: their ids, ascending.
-        call: what they asked for.
-        location: where the first of them did.
-        majority: whether they are more than any other partition, and than those that are gone.
+        call: the call as text.
+        location: the call site of the first of them.
+        majority: whether it is larger than every other partition, and than the number of replicas that are gone.
     """
 
     replicas: tuple[int, ...]
@@ -144,15 +160,17 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """What the replicas' calls, laid beside each other, say of where they diverged.
+    """How replicas diverged, found by aligning their calls.
 
     Attributes:
-        kind: how.
-        replicas: who skipped, added or swapped calls, left the loop, or took the branch first told of.
-        others: those that they are compared with.
-        calls: the calls that were skipped, added or swapped; for a loop, the last that both made in it.
-        certain: the calls themselves show it. Otherwise the earlier rounds of a loop do, or the program's source.
-        text: the same in a sentence.
+        kind: "skipped", "added" or "swapped" calls, "left_loop", or "other_branch".
+        replicas: ids of the replicas that diverged: that skipped, added or swapped calls, left the loop, or took the
+            other branch.
+        others: ids of the replicas that they are compared with.
+        calls: the calls that were skipped, added or swapped; for a loop, the call in it that the others made next.
+        certain: whether the calls themselves show it. If not, it follows from the earlier rounds of a loop, or from the
+            program's source.
+        text: the same as a sentence.
     """
 
     kind: DivergenceKind
@@ -165,19 +183,19 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveReport:
-    """Who differs, in what, and where: attached to every `CollectiveError` as ``.report``.
+    """Which replicas differ, in what, and where. Every `CollectiveError` has one as ``.report``.
 
     Attributes:
-        reason: the first thing that differs, in the order of `Reason`.
-        sequence_number: the 0-based position of the collective, the same on every replica up to here.
-        replicas: one `ReplicaReport` each, by replica id.
-        suspects: ids of the minority, ascending; all on a tie; for an incomplete collective those that are missing,
-            or, when most have left, those that wait.
-        text: the whole report for a person; what `str` gives.
-        group: what the group of replicas is called; None for all replicas of the run.
-        partitions: who asked for the same collective, the majority first.
-        divergence: how they diverged, where that is known.
-        advice: what to do, as lines.
+        reason: why the report was made; for a mismatch the first thing that differs, in the order of `Reason`.
+        sequence_number: the position of the collective in each replica's program, from 0.
+        replicas: a `ReplicaReport` for each replica, by id.
+        suspects: ids of the minority, ascending; all on a tie. For an incomplete collective the ids of those that are
+            missing or, if most have left, of those that wait.
+        text: the report as text, which `str` returns.
+        group: the name of the group, e.g. ``group 'rows' of replicas 0 and 1``; None for all replicas of the run.
+        partitions: the replicas by what they called, the majority first.
+        divergence: how the replicas diverged; None if that is not known.
+        advice: what to do, as lines of text.
     """
 
     reason: Reason
@@ -194,11 +212,11 @@ class CollectiveReport:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report as a dict of strings, numbers, lists and dicts, as JSON has them.
+        """Return the report as a dict of the types that JSON has.
 
         Its keys are the attributes' names, and ``schema``, which is 2. A location is a dict of ``file``, ``line`` and
-        ``function``, a call one of ``sequence_number``, ``call`` and ``location``. A replica's ``history`` is an index
-        into the list ``histories``, for most replicas have one history in common.
+        ``function``; a call is a dict of ``sequence_number``, ``call`` and ``location``. A replica's ``history`` is an
+        index into the list ``histories``, because most replicas have the same one.
         """
         histories = list({id(r.history): r.history for r in self.replicas}.values())
         index = {id(history): i for i, history in enumerate(histories)}
@@ -220,17 +238,17 @@ class CollectiveReport:
         }
 
     def to_json(self) -> str:
-        """Return the report as JSON, with the keys that `to_dict` describes."""
+        """Return the dict of `to_dict` as a JSON string."""
         import json
 
         return json.dumps(self.to_dict(), ensure_ascii=False)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> CollectiveReport:
-        """Return the report that `to_dict` gave, be it by way of JSON.
+        """Return the report that `to_dict` has written, also if the dict has gone through JSON.
 
         Raises:
-            ValueError: it is of another schema.
+            KeyError, TypeError, ValueError: the dict is not such a report, or has another schema.
         """
         if data.get("schema") != 2:
             raise ValueError(f"expected a report of schema 2, got {data.get('schema')!r}")

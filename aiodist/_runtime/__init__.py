@@ -1,6 +1,23 @@
-"""Replicas on an event loop (floor 5).
+"""Replicas on an event loop (floor 5): the scheduler, contexts and handles, and what their tasks wait for.
 
 Modules, in order; each imports only from those above it and from lower floors:
 
 - `waits`: what a task waits for, as a value.
+- `current`: whose context this is: a replica's, cross-replica, or none.
+- `stacks`: where a coroutine is suspended, and by which callers a call came.
+- `requests`: what a call asks for, checked and described.
+- `rendezvous`: a slot of the ledger with values, waiters and the result.
+- `handle`: what a collective call returns, and where a replica waits.
+- `loop`: asyncio and trio, as the scheduler needs them.
+- `device_thread`: the thread in which `run_sync` works.
+- `pool`: the threads that make large results.
+- `merge`: merge functions.
+- `context`: `ReplicaContext`.
+- `span`: what a run needs of several workers.
+- `suspension`: what one task is suspended in.
+- `inspection`: who waits for whom.
+- `stall`: the warning of a run that stands still.
+- `outcome`: the one error that comes out of a run.
+- `observed`: runs that a tool observes; races.
+- `scheduler`: one run: its replicas' tasks, and collectives carried to their end.
 """

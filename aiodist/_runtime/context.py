@@ -1,4 +1,4 @@
-"""The replica context: what a replica function sees of its sync group, and the collectives that it can issue."""
+"""The replica context: what a replica function knows of its sync group, and the collectives that it can issue."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_RUN: Final = -2
 
 
 class RunOfReplica(Protocol):
-    """What a context needs of the run that its replica belongs to."""
+    """The run that a context's replica belongs to, as far as the context needs it."""
 
     strategy: Any
     thread: int
@@ -65,30 +65,30 @@ class RunOfReplica(Protocol):
 
 
 class ReplicaContext(Block):
-    """One replica's view of its sync group. `strategy.run` makes one for each replica; `get_replica_context` finds it.
+    """One replica's view of its sync group. `Strategy.run` makes one for each replica; `get_replica_context` finds it.
 
-    A collective is issued by the call, in the order of the calls, and completed by the await of what it returns. Every
-    replica must issue the same collectives in the same order. Values are nests of NumPy arrays and scalars, Python
-    numbers, `IndexedSlices`, variables (as the array that they read as), other frameworks' arrays in host memory, such
-    as PyTorch's and JAX's, and PyTorch's, CuPy's, Numba's and JAX's on GPUs. NumPy arrays in results are shared and
-    read-only; a framework's arrays come back as its own, one for each replica where they can be changed.
+    Calling a method issues a collective; awaiting the handle that it returns completes it. Every replica must issue the
+    same collectives in the same order. Values are nests of NumPy arrays and scalars, Python numbers, `IndexedSlices`,
+    variables (as arrays), and arrays of other frameworks: PyTorch and JAX in host memory, PyTorch, CuPy, Numba and JAX
+    on GPUs. NumPy arrays in results are read-only and shared by the replicas. Arrays of other frameworks come back as
+    the framework's own, one for each replica where they can be changed.
 
-    Every collective raises, at the call:
+    Every collective raises at the call:
 
     Raises:
-        ReplicaContextError: the call is made outside this replica: in another's function, in cross-replica context or a
-            merge function, in another thread, or after the run.
-        TypeError: a value, or a dtype, that the collective does not take.
-        ValueError: an argument out of range.
+        ReplicaContextError: the call is made outside this replica: in another replica's function, in cross-replica
+            context or a merge function, in another thread, or after the run; or the replica has joined.
+        TypeError: the collective does not take such a value or dtype.
+        ValueError: an argument is out of range.
 
-    and at the await `CollectiveError` in one of its forms, when the replicas do not meet.
+    and at the await a `CollectiveError` if the replicas disagree.
 
     Args:
         strategy: the strategy that the replica belongs to.
-        replica_id_in_sync_group: its id.
+        replica_id_in_sync_group: the replica's id, from 0.
     """
 
-    __slots__ = ("__weakref__", "branches", "member", "of_run", "_run", "thread", "_worker", "replica")
+    __slots__ = ("__weakref__", "_run", "_worker", "branches", "member", "of_run", "replica", "thread")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         if not hasattr(strategy, "standing_run"):
@@ -108,6 +108,7 @@ class ReplicaContext(Block):
         return context
 
     def bind(self, run: Any, member: Member, worker: DeviceThread | None) -> None:
+        """Make this the context of a run's replica."""
         Block.__init__(self)
         self._run: RunOfReplica = run
         self.member = member
@@ -118,7 +119,7 @@ class ReplicaContext(Block):
         self.replica = member.replica
 
     def retire(self) -> None:
-        """Refuse collectives from now on: the replica's function is over."""
+        """Let every collective raise from now on: the replica's function has ended."""
         self.thread = _RETIRED
         for branch in self.branches or ():
             branch.thread = _RETIRED
@@ -161,19 +162,26 @@ class ReplicaContext(Block):
         """Reduce a nest over the replicas; every replica gets the result.
 
         The reduction is a left fold in replica-id order in the leaves' own dtype (float16 and bfloat16 accumulate in
-        float32; MEAN of float32 in float64), so equal inputs give bitwise equal results. Nothing is broadcast.
+        float32, MEAN of float32 in float64), so equal inputs give equal bits. Shapes are not broadcast.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
             value: a nest of leaves, of equal structure, shapes and dtypes on every replica.
             options: how to carry it out.
             experimental_hints: the former name of ``options``.
-            name: stands in for the call site where several places are meant to be one collective.
-            out: the caller's own buffers for the result, a nest like ``value``; they are what the await returns. On
-                GPUs they may be what ``value`` has in the same places, and overlap it nowhere else.
+            name: replaces the call site where several places are meant to be one collective.
+            out: the caller's own writeable buffers, a nest like ``value`` with the result's shapes and dtypes; the
+                await returns them. No two may overlap. On the host they may overlap ``value``; on GPUs a buffer may
+                be the very array that it is the result of, and overlap no other.
 
         Returns:
-            A handle; its await gives a nest like ``value``. MEAN of integers is float64.
+            A handle; its await gives a nest of the same structure, shapes and dtypes as ``value``, except that the MEAN
+            of integers is float64.
+
+        Raises:
+            TypeError: SUM, MEAN or PRODUCT of bool, and other dtypes that the op does not take; a buffer of another
+                type or dtype than the result.
+            ValueError: an unknown reduce op; a buffer that has another shape, is read-only or overlaps.
         """
         if current.get() is not self or self.thread != get_ident():
             self.check("all_reduce")
@@ -200,16 +208,19 @@ class ReplicaContext(Block):
     def all_gather(
         self, value: Any, axis: int, options: CommunicationOptions | None = None, *, name: str | None = None
     ) -> CollectiveHandle[Any]:
-        """Put the replicas' arrays together along an axis, in replica order; every replica gets the whole.
+        """Concatenate the replicas' arrays along an axis, in replica order; every replica gets all of them.
 
         Args:
             value: a nest of arrays with at least one axis; their sizes along ``axis`` may differ between replicas.
             axis: the axis to concatenate along; a negative one counts from the end.
             options: how to carry it out.
-            name: stands in for the call site.
+            name: replaces the call site.
 
         Returns:
-            A handle; its await gives a nest like ``value``.
+            A handle; its await gives a nest like ``value``, whose size along ``axis`` is the sum of all replicas'.
+
+        Raises:
+            ValueError: an array has no such axis.
         """
         self.check("all_gather")
         name = requests.checked_name(name)
@@ -223,11 +234,14 @@ class ReplicaContext(Block):
 
         Args:
             value: a nest of leaves, of the same structure, shapes and dtypes on every replica.
-            source: the id of the replica whose value counts.
-            name: stands in for the call site.
+            source: the id of the replica whose value is sent.
+            name: replaces the call site.
 
         Returns:
-            A handle; its await gives a nest like ``value``.
+            A handle; its await gives the source's nest.
+
+        Raises:
+            ValueError: there is no replica with the id ``source``; at the await, that replica has joined.
         """
         self.check("broadcast")
         name = requests.checked_name(name)
@@ -239,16 +253,22 @@ class ReplicaContext(Block):
     def reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, axis: int = 0, *, name: str | None = None
     ) -> CollectiveHandle[Any]:
-        """Reduce a nest over the replicas and give each its part: the i-th of n equal parts along an axis.
+        """Reduce a nest over the n replicas, and give replica i the i-th of n equal parts along an axis.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
-            value: a nest of arrays whose sizes along ``axis`` are divisible by the number of replicas.
-            axis: the axis to cut along.
-            name: stands in for the call site.
+            value: a nest of arrays whose sizes along ``axis`` are divisible by n.
+            axis: the axis to cut along; a negative one counts from the end.
+            name: replaces the call site.
 
         Returns:
-            A handle; its await gives a nest like ``value``.
+            A handle; its await gives a nest like ``value``, whose sizes along ``axis`` are an n-th. Dtypes are those of
+            `all_reduce`.
+
+        Raises:
+            TypeError: a dtype that the op does not take.
+            ValueError: an unknown reduce op; an array has no such axis, or its size is not divisible by n; at the
+                await, a replica has joined.
         """
         self.check("reduce_scatter")
         name = requests.checked_name(name)
@@ -260,16 +280,21 @@ class ReplicaContext(Block):
     def all_to_all(
         self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
     ) -> CollectiveHandle[Any]:
-        """Cut every replica's arrays into n parts and give the i-th parts to replica i.
+        """Cut every replica's arrays into n equal parts, and give replica i the i-th part of each.
 
         Args:
-            value: a nest of arrays whose sizes along ``split_axis`` are divisible by the number of replicas.
+            value: a nest of arrays whose sizes along ``split_axis`` are divisible by n.
             split_axis: the axis to cut along.
-            concat_axis: the axis to put the received parts together along, in replica order.
-            name: stands in for the call site.
+            concat_axis: the axis to concatenate the received parts along, in replica order.
+            name: replaces the call site.
 
         Returns:
-            A handle; its await gives a nest like ``value``.
+            A handle; its await gives a nest like ``value``, with sizes along ``split_axis`` divided by n and those along
+            ``concat_axis`` multiplied by n.
+
+        Raises:
+            ValueError: an array has no such axis, or its size is not divisible by n; at the await, a replica has
+                joined.
         """
         self.check("all_to_all")
         name = requests.checked_name(name)
@@ -279,10 +304,10 @@ class ReplicaContext(Block):
         return self.issue(_getframe(1), request, leaves, structure)
 
     def barrier(self, *, name: str | None = None) -> CollectiveHandle[None]:
-        """Wait until every replica is here.
+        """Wait until every replica has called this.
 
         Args:
-            name: stands in for the call site.
+            name: replaces the call site.
 
         Returns:
             A handle; its await gives None.
@@ -305,18 +330,23 @@ class ReplicaContext(Block):
     ) -> CollectiveHandle[Any]:
         """Run a function once for all replicas, in cross-replica context: ``merge_fn(strategy, *args, **kwargs)``.
 
-        It runs in a task of its own, with the context variables of replica 0, whose function it is. Each argument is
-        regrouped over the replicas as the results of `run` are. In it `strategy.run` may be called again.
+        Replica 0's function runs, in a task of its own with replica 0's context variables. Each argument is regrouped
+        over the replicas, as the results of `Strategy.run` are. The function may call ``strategy.run``.
 
         Args:
             merge_fn: a plain or coroutine function; the same on every replica.
-            args: a tuple or list of its positional arguments.
-            kwargs: its keyword arguments.
-            name: stands in for the call site.
+            args: a tuple or list of positional arguments, of equal structure on every replica.
+            kwargs: keyword arguments, likewise.
+            name: replaces the call site.
 
         Returns:
-            A handle; its await gives this replica's component of what ``merge_fn`` returned. An exception in it is
-            raised there, too, and comes out of `run` once.
+            A handle; its await gives this replica's component of what ``merge_fn`` returned.
+
+        Raises:
+            TypeError: ``merge_fn`` is not callable, or ``args`` is neither a tuple nor a list.
+            ValueError: at the await: a per-replica value in the result has another number of components, or a replica
+                has joined.
+            Exception: at the await: what ``merge_fn`` raised; it comes out of `Strategy.run` once.
         """
         self.check("merge_call")
         if not callable(merge_fn):
@@ -326,15 +356,18 @@ class ReplicaContext(Block):
         return self.issue(_getframe(1), request, call, None)
 
     def join(self) -> CollectiveHandle[int]:
-        """Take part in the others' collectives with nothing, until every replica has joined.
+        """Take part in the others' collectives without a value, until every replica has joined.
 
-        For replicas that run out of data: a reduction is one of what the others bring (a MEAN is divided by their
-        number), an all_gather puts their values together, a barrier needs them alone. What needs a value of every
-        replica (reduce_scatter, all_to_all, merge_call, a broadcast from one that has joined) raises `ValueError` in
+        This is for replicas that run out of data. Reductions and all_gather combine the values of the others (a MEAN is
+        divided by their number), and a barrier waits for them alone. What needs a value of every replica
+        (reduce_scatter, all_to_all, merge_call, a broadcast from a replica that has joined) raises `ValueError` in
         those who wait in it.
 
         Returns:
-            A handle; its await gives the id of the replica that joined last, as this context counts.
+            A handle; its await gives the id, in this context, of the replica that joined last.
+
+        Raises:
+            ReplicaContextError: the replica has joined already, or the call is made outside this replica.
         """
         self.check("join")
         frame = _getframe(1)
@@ -343,23 +376,23 @@ class ReplicaContext(Block):
     def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
         """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.
 
-        Only members call it, each with the same arguments; nobody waits. The groups that members make for the same
-        replicas under the same name are one and the same: the first of each, the second of each, and so on. In the
-        group's context this replica's id is its position in ``replica_ids``. Its methods are used as they are, in any
-        task of the replica; ``with group:`` makes it what `get_replica_context` returns. Variables belong to the
-        strategy: in such a block, too, an assignment is made by all replicas.
+        Only members call it, each with the same arguments; nobody waits. Groups for the same replicas under the same
+        name are matched in order: the first that each member makes, the second, and so on. In the group's context this
+        replica's id is its position in ``replica_ids``. Use the context in any task of the replica; ``with group:``
+        makes it what `get_replica_context` returns. Variables belong to the strategy: all replicas take part in an
+        assignment, also in such a block.
 
         Args:
-            replica_ids: the members, as this context counts them, in the order that they are to have.
-            name: what reports call the group; it stands in for the call site.
+            replica_ids: the ids of the members in this context, in the order of their ids in the group.
+            name: what reports call the group; it replaces the call site.
 
         Returns:
             The context.
 
         Raises:
             ReplicaContextError: the call is made outside this replica.
-            TypeError: an argument of the wrong type.
-            ValueError: no replicas, unknown ones, one that is given twice; or this one is not among them.
+            TypeError: an argument has the wrong type.
+            ValueError: there are no ids, unknown ones or duplicates; or this replica is not a member.
         """
         self.check("new_group")
         name = requests.checked_name(name)
@@ -382,19 +415,20 @@ class ReplicaContext(Block):
     async def run_sync(self, fn: Callable[..., T], *args: Any) -> T:
         """Run a plain function in the worker thread of this replica's device, and wait for it.
 
-        Other replicas run meanwhile. The function keeps this replica's context variables; collectives are not for
-        threads. When the replica is cancelled, the cancellation is raised once ``fn`` has returned.
+        Other replicas run meanwhile. The function has this replica's context variables, but cannot issue collectives.
+        If the replica is cancelled, the cancellation is raised once ``fn`` has returned.
 
         Args:
             fn: the function.
             *args: its arguments.
 
         Returns:
-            What it returns; what it raises is raised here.
+            What ``fn`` returns.
 
         Raises:
             ReplicaContextError: the call is made outside this replica.
-            TypeError: ``fn`` is no plain function.
+            TypeError: ``fn`` is not callable, or is a coroutine function.
+            Exception: what ``fn`` raises.
         """
         self.check("run_sync")
         requests.check_plain(fn)
@@ -412,6 +446,7 @@ class ReplicaContext(Block):
         options: CommunicationOptions | None = None,
         out: OutBuffers | None = None,
     ) -> CollectiveHandle[Any]:
+        """Issue a collective that is called from a frame."""
         path: Path | None = None
         if self._run.paths and request.call.name is None:
             path = call_path(frame)
@@ -420,12 +455,12 @@ class ReplicaContext(Block):
         )
 
     def _out_buffers(self, given: Any, request: Request, structure: Any, leaves: Any) -> OutBuffers:
-        """Return the buffers that a result is to be written into, as executors take them.
+        """Return the buffers for a result as executors take them.
 
         Raises:
-            TypeError: one is no array, of another kind than the value, or has another dtype than the result.
-            ValueError: the structure or a shape is not the result's; a buffer is read-only, on another GPU, serves two
-                leaves, or overlaps what it may not.
+            TypeError: a buffer is not an array, of another kind than the value, or has another dtype than the result.
+            ValueError: the structure or a shape is not the result's; a buffer is read-only, on another GPU, given for
+                two leaves, or overlaps what it may not.
         """
         if type(given) is np.ndarray:
             buffers, found = [given], None
@@ -440,7 +475,7 @@ class ReplicaContext(Block):
         own = [leaves] if structure is None else leaves
         return OutBuffers(out_buffers.checked(request.collective, own, buffers), given)
 
-    # A collective asked for in the wrong place.
+    # Collectives in the wrong place.
 
     def check(self, what: str) -> None:
         """Check that the replica may issue collectives through this context, here and now.
@@ -484,6 +519,7 @@ class ReplicaContext(Block):
             )
 
     def who(self) -> str:
+        """Return what errors call this replica, e.g. ``replica 0 of 2``."""
         return f"replica {self.member.replica_id} of {self.member.group.ledger.root.size}"
 
 

@@ -35,16 +35,16 @@ class DeviceThread:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"aiodist {self._device}")
         finished = anyio.Event()
-        call = partial(self._call_on_gpu, fn) if self._device.startswith("GPU:") else fn
+        call = self._on_gpu(fn) if self._device.startswith("GPU:") else fn
         future = self._executor.submit(contextvars.copy_context().run, call, *args)
         future.add_done_callback(lambda _: self._call_soon_threadsafe(finished.set))
         await _outwait(future, finished)
         return future.result()
 
-    def _call_on_gpu(self, fn: Callable[..., T], *args: Any) -> T:
-        from aiodist._gpu.current import call_on
+    def _on_gpu(self, fn: Callable[..., T]) -> Callable[..., T]:
+        from aiodist._gpu import current
 
-        return call_on(self._device, fn, *args)
+        return partial(current.call_on, self._device, current.streams(self._device), fn)
 
     def close(self) -> None:
         """End the thread. Its work is done by then."""

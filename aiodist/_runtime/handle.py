@@ -1,8 +1,8 @@
-"""Handles: what a collective call returns, and where a replica really waits.
+"""Handles: what a collective call returns, and what a replica awaits.
 
-A replica is suspended in one place only, the await of a handle. On asyncio that is a future; on trio it is the task's
-own suspension. Both keep the order: those who wait are resumed in replica order, and the last arrival, whose call
-completed the collective, gives way once so that it takes its own place in that order.
+The await of a handle is the only place where a replica is suspended: on asyncio in a future, on trio in the task's own
+suspension. Both keep the order: waiters are resumed in replica order. The last replica to arrive, whose call completed
+the collective, yields once, so that it takes its own place in that order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """What a handle needs of the run that it belongs to."""
+    """The run that a handle belongs to, as far as the handle needs it."""
 
     closed: bool
     has_groups: bool
@@ -54,12 +54,13 @@ class Owner(Protocol):
 class CollectiveHandle(Generic[T]):
     """A collective that has been issued. Await it for the result.
 
-    It may be awaited more than once, and from any task of its replica. One that is dropped without being awaited has
-    contributed all the same, and gives a `RuntimeWarning`.
+    A handle may be awaited more than once, and from any task of its replica. One that is dropped without being awaited
+    has contributed all the same, and gives a `RuntimeWarning`.
 
     Raises (when awaited):
-        CollectiveError: the replicas did not meet in it.
-        ReplicaContextError: it is another replica's.
+        CollectiveError: the replicas disagree, or the collective can never be complete.
+        ReplicaContextError: another replica awaits the handle.
+        Exception: what a merge function raised, or what went wrong while the result was computed.
     """
 
     __slots__ = ("__weakref__", "_awaited", "_member", "_run", "_slot", "_structure")
@@ -72,7 +73,7 @@ class CollectiveHandle(Generic[T]):
         self._awaited = False
 
     def done(self) -> bool:
-        """Return whether the collective is complete, so that an await would not wait for another replica."""
+        """Return whether the collective is complete, so that awaiting it does not wait for another replica."""
         return self._slot.complete
 
     @property
@@ -82,7 +83,7 @@ class CollectiveHandle(Generic[T]):
 
     @property
     def observer(self) -> Any:
-        """Who is told what happens in its run."""
+        """The run's observer; None without one."""
         return self._run.observer
 
     @property
@@ -98,10 +99,10 @@ class CollectiveHandle(Generic[T]):
         raise NotImplementedError  # each event loop's handle has its own
 
     def _check_owner(self) -> None:
-        """Check that the replica that awaits is the one that issued it: the other would wait for ever.
+        """Check that the replica that awaits the handle issued it; any other would wait for ever.
 
         Raises:
-            ReplicaContextError: it is not.
+            ReplicaContextError: another replica awaits it.
         """
         here = current.get()
         if here is None or here.replica is None or here.replica is self._member.replica:
@@ -113,13 +114,13 @@ class CollectiveHandle(Generic[T]):
         )
 
     def _outcome(self) -> Any:
-        """Return the result for this replica, or raise what went wrong."""
+        """Return the result for this replica, or raise its error."""
         error = self._slot.error
         if error is None:
             return self._slot.read(self._member.position, self._structure)
         self._run.was_told(self._member)
         if isinstance(error, CollectiveError):
-            raise type(error)(error.report) from error.__cause__  # one of its own for each replica's traceback
+            raise type(error)(error.report) from error.__cause__  # each replica has its own, for its traceback
         raise error.with_traceback(self._slot.traceback)
 
     def __del__(self) -> None:
@@ -127,7 +128,7 @@ class CollectiveHandle(Generic[T]):
             self._warn()
 
     def _warn(self) -> None:
-        if self._run.loop.ending:  # who is cancelled awaits no more
+        if self._run.loop.ending:  # cancelled replicas await nothing more
             return
         post = self._slot.post_of(self._member.position)
         warnings.warn_explicit(
@@ -145,7 +146,7 @@ class AsyncioHandle(CollectiveHandle[T]):
 
     __slots__ = ()
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912  (the way of every collective, in one frame)
         here = current.get()
         slot, member = self._slot, self._member
         if here is not None and here.replica is not member.replica:
@@ -222,13 +223,13 @@ class TrioHandle(CollectiveHandle[T]):
         return cast("T", self._outcome())
 
     def _gives_way(self, awaited: bool) -> bool:
-        """Return whether to give way once although there is nothing to wait for.
+        """Return whether to yield once although there is nothing to wait for.
 
-        The last arrival does, at its first await, to take its place in the order. So does a replica that has been told
-        of the error that ended the run, and asks again: it must be possible to cancel it.
+        The last replica to arrive yields at its first await, to take its place in the order. A replica that has been
+        given the run's error and awaits again yields, too, so that it can be cancelled.
 
         Args:
-            awaited: this is not the handle's first await.
+            awaited: whether the handle was awaited before.
         """
         if self._slot.error is not None:
             return self._run.was_told(self._member)

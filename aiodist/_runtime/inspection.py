@@ -19,9 +19,9 @@ from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from aiodist._core.ledger import Member, Replica
+from aiodist._core.ledger import Ledger, Member, Replica
 from aiodist._core.report import Location
 from aiodist._core.text import ids_briefly, place
 from aiodist._core.waitgraph import stuck
@@ -29,9 +29,6 @@ from aiodist._runtime.current import current
 from aiodist._runtime.stacks import Link, is_plumbing, links
 from aiodist._runtime.suspension import Suspension, coroutine_of, driven, suspension_of, task_text
 from aiodist._runtime.waits import Awaited, Look, Wait
-
-if TYPE_CHECKING:
-    from aiodist._runtime.scheduler import Run
 
 _DEEPEST = 2
 _LARGEST = 64
@@ -76,8 +73,13 @@ def owner_replica(task: Any) -> int | None:
 def replica_of(task: Any) -> Replica | None:
     """Return the replica that a task belongs to, by its context variables."""
     context = getattr(task, "context", None) or next((r for r in gc.get_referents(task) if type(r) is Context), None)
-    owner = context.get(current) if context is not None else None
-    return None if owner is None else owner.replica
+    return None if context is None else _replica_in(context)
+
+
+def _replica_in(context: Context) -> Replica | None:
+    owner = context.get(current)
+    replica: Replica | None = None if owner is None else owner.replica
+    return replica
 
 
 def _name(task: Any, chain: Sequence[Link], member: Member | None, replica_id: int | None) -> str:
@@ -158,7 +160,7 @@ def wrapped(manager: Any) -> Iterator[Any]:
 def owner_of(lock: Any) -> Any:
     """Return the task that a lock knows to hold it: those of trio and anyio do, asyncio's do not."""
     if hasattr(lock, "_owner_task"):
-        return lock._owner_task
+        return lock._owner_task  # noqa: SLF001  (trio's locks say it by statistics(), anyio's on asyncio only so)
     if type(lock).__module__.startswith("trio") and hasattr(lock, "statistics"):
         return getattr(lock.statistics(), "owner", None)
     return None
@@ -301,7 +303,8 @@ class WaitGraph:
 
     def _users_for(self, waiter: Waiter) -> tuple[Waiter, ...]:
         users = self._users.get(id(waiter.suspension.things[0]), ())
-        return tuple(user for user in users if user is not waiter and not waits_alike(user, waiter))
+        others = (user for user in users if user is not waiter and not waits_for_a_run(user))
+        return tuple(user for user in others if not waits_alike(user, waiter))
 
     def _once(self, key: object, find: Callable[[], tuple[Waiter, ...]]) -> tuple[Waiter, ...]:
         if key not in self._known:
@@ -515,15 +518,15 @@ def _whom_of(edge: Edge) -> str:
 _MOST_REPLICAS = 128
 
 
-def look_at_run(run: Run) -> Look:
+def look_at_run(ledger: Ledger) -> Look:
     """Return what can be seen of a run's tasks; of many replicas, of the first few that do not wait in a collective."""
-    everyone = run.ledger.replicas
+    everyone = ledger.replicas
     if len(everyone) <= _MOST_REPLICAS:
         graph = WaitGraph(tasks_here())
     else:
         waiting = {
             member.replica
-            for slot in run.ledger.open_slots()
+            for slot in ledger.open_slots()
             for member in slot.group.members
             if slot.waiters[member.position] is not None
         }
@@ -549,12 +552,22 @@ def look_at_run(run: Run) -> Look:
     return Look(waits, circle, {replica_id: tuple(found) for replica_id, found in calls.items()})
 
 
-def never_go_on(run: Run, graph: WaitGraph | None = None) -> set[int]:
+_ELSEWHERE = "elsewhere"
+"""Stands for a group's members that other processes run."""
+
+
+def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | None = None) -> set[int]:
     """Return the ids of a run's replicas that will never go on, as far as that is certain.
 
     All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
-    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, or is
-    inside of a timeout, may go on.
+    holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, is
+    inside of a timeout, or has a timer, may go on. What replicas of other processes do is not known here: they are
+    taken for ones that never go on.
+
+    Args:
+        ledger: the run's order check.
+        pending: the contexts in which callbacks and timers of the event loop are still to run.
+        graph: the tasks, where they have been looked at already.
     """
     graph = graph or WaitGraph(tasks_here())
     waits: dict[Any, list[Any]] = {}
@@ -568,12 +581,17 @@ def never_go_on(run: Run, graph: WaitGraph | None = None) -> set[int]:
         found = () if _has_time_limit(waiter) else _blockers(graph, waiter)
         waits[node] = [("wait", node, index) for index in range(len(found))]
         blockers.update({("wait", node, index): each for index, each in enumerate(found)})
+    for context in pending:
+        replica = _replica_in(context)
+        if replica is not None:
+            own.setdefault(id(replica), []).append(id(context))  # a task that waits for nothing
+            waits.setdefault(id(context), [])
     for replica_node, tasks in own.items():  # a replica goes on when any of its tasks does
         waits["replica", replica_node] = [("task", task) for task in tasks]
         blockers.update({("task", task): [task] for task in tasks})
-    gone = {("replica", id(replica)) for replica in run.ledger.replicas if replica.end is not None}
-    left = stuck(waits, blockers, gone)
-    return {replica.id for replica in run.ledger.replicas if ("replica", id(replica)) in left}
+    gone = {("replica", id(replica)) for replica in ledger.replicas if replica.end is not None}
+    left = stuck(waits, blockers, {*gone, _ELSEWHERE})
+    return {replica.id for replica in ledger.replicas if ("replica", id(replica)) in left}
 
 
 def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
@@ -581,11 +599,13 @@ def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     kind, things = waiter.suspension.kind, waiter.suspension.things
     if kind is Awaited.COLLECTIVE and things:
         slot = things[0].slot
-        if slot.complete or (slot.matched and not graph.enders(waiter)):
+        elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
+        enders = graph.enders(waiter) if slot.matched else ()
+        if slot.complete or (slot.matched and not enders and not elsewhere):
             return ()
-        if slot.matched:
-            return [[id(each.task) for each in graph.enders(waiter)]]
-        return [[("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)]]
+        if enders:
+            return [[id(each.task) for each in enders]]
+        return [[*(("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)), *elsewhere]]
     enders = [id(each.task) for each in graph.enders(waiter)]
     if kind is Awaited.TASK:
         return [enders] if enders and len(enders) == len(things) else ()

@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Generator
 from contextvars import ContextVar
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from aiodist._core.call import Post
@@ -30,10 +30,16 @@ from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle
 from aiodist._runtime.suspension import task_text
 
-if TYPE_CHECKING:
-    from aiodist._runtime.scheduler import Run
-
 _known: ContextVar[tuple[tuple[int, int], ...]] = ContextVar("aiodist_known_collectives", default=())
+
+
+class ObservableRun(Protocol):
+    """What observing needs of a run."""
+
+    loop: Any
+
+    def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
+        """Tell an observer what happens, with handles that tell it of awaits."""
 
 
 class _Issued(NamedTuple):
@@ -52,7 +58,7 @@ class _Issued(NamedTuple):
 class RaceWatch(Observer):
     """Warns of tasks of one replica that race with each other for the next collective of a group."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: ObservableRun) -> None:
         self._run = run
         self._last: WeakKeyDictionary[Member, _Issued] = WeakKeyDictionary()
         self._told: set[tuple[Location, Location]] = set()
@@ -140,6 +146,6 @@ def _observed(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]
     return type(f"Observed{handle.__name__}", (_Observed, handle), {"__slots__": ()})
 
 
-def observe(run: Run, observer: Observer) -> None:
+def observe(run: ObservableRun, observer: Observer) -> None:
     """Let an observer see a run, and warn of tasks that race in it."""
     run.observe(together(RaceWatch(run), observer), _observed(run.loop.handle))

@@ -61,8 +61,8 @@ def without_cancellations(error: BaseException, cancelled: type[BaseException]) 
     """
     if not isinstance(error, BaseExceptionGroup):
         return error
-    rest = error.split(cancelled)[1]
-    return error if rest is None else rest
+    found, rest = error.split(cancelled)
+    return error if found is None or rest is None else rest  # the very group, where there is nothing to take out
 
 
 def error_of_run(
@@ -97,7 +97,7 @@ def error_of_run(
     if not distinct:
         return None
     errors = [error for error in distinct.values() if isinstance(error, Exception)]
-    (first_id, first), *others = distinct.items()
+    (_, first), *others = distinct.items()
     if any(type(error) is not type(first) for _, error in others):
         return ExceptionGroup("several replicas failed", errors)
     alike: dict[str, list[int]] = {}

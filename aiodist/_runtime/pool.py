@@ -5,7 +5,7 @@ never wait for each other's work. (One pool for the whole process was rejected: 
 run, and starting two threads costs a tenth of a millisecond, where the least that they are started for takes four.)
 
 A thread cannot be stopped, and what it works on belongs to the replicas. So whoever is cancelled meanwhile is held back
-until the work is done (`ReductionThreads.settle`): when a replica gets its arrays back, nobody reads them or writes into them.
+until the work is done (`ReductionThreads.settle`): when a replica gets its arrays back, nobody reads or writes them.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class Request:
         if found is None:
             if absent:
                 self.collective.check_present(absent)
-            found = self._executors[key] = executor(self.collective, size, absent, accumulate)
+            found = self._executors[key] = executor(self.collective, size, absent, accumulate, names)
             if not (absent or names) and accumulate == "native":
                 self._executor, self._size = found, size
         return found

@@ -20,7 +20,8 @@ A cancellation of the caller passes through the task group untouched.
 
 **Deadlocks.** In a run with groups each await of an open collective calls for a look, once a turn of the loop has gone
 by in which nobody else has begun to wait: replicas that wait for each other, each in another group, are stuck for ever
-if none of their tasks can run. The look is repeated while that is open, at most for a fiftieth of the time.
+if none of their tasks can run, and no timer of theirs is pending (where the loop does not show timers, a second of
+quiet stands in for that). The look is repeated while that is open, at most for a fiftieth of the time.
 
 What was rejected: an error queue that each replica polls (a replica that never calls again never learns); raising from
 the call instead of the await (the caller may be building a list of pending handles, and the other waiters need the
@@ -43,13 +44,12 @@ from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._core.call import OrderCheck
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
 from aiodist._core import analysis
 from aiodist._core.analysis import Overdue
 from aiodist._core.call import Call as PlainCall
-from aiodist._core.call import place
+from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Path
@@ -68,7 +68,7 @@ from aiodist._runtime.rendezvous import OutBuffers, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import await_chain, lines_here
-from aiodist._runtime.stall import StallWatch, watch_here
+from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.waits import Look
 
 Call = tuple[Callable[..., Any], Sequence[Any], Mapping[str, Any]]
@@ -174,6 +174,7 @@ class Run:
         self._looking = False
         self._look_at: float | None = None
         self._not_before = 0.0
+        self._quiet: tuple[tuple[int, ...], float] | None = None
 
     def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, threads: Any, thread: int) -> None:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
@@ -185,10 +186,6 @@ class Run:
         """Tell an observer what happens, with handles that tell it of awaits."""
         self.observer = observer
         self._handle = handle
-
-    def progress(self) -> tuple[int, ...]:
-        """Return numbers of which one changes whenever a replica gets further."""
-        return self.ledger.progress()
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -210,7 +207,7 @@ class Run:
 
     # The way of a collective that goes well.
 
-    def post(
+    def post(  # noqa: C901  (the way of every collective, in one frame)
         self,
         member: Member,
         request: Request,
@@ -408,13 +405,15 @@ class Run:
         """Let a replica make the next group of these members; see `Group.new_group`."""
         self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
+        if self.span is not None and self._spans(made.group):
+            self.span.made(made.group)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
         return made
 
     # Trouble.
 
-    def blocked(self, member: Member, slot: Rendezvous) -> None:
+    def blocked(self, member: Member, slot: Rendezvous) -> None:  # noqa: ARG002  (the handle's protocol)
         """Note that a replica waits in a collective that is not complete."""
         group = member.group
         if group.doomed is not None:
@@ -604,10 +603,10 @@ class Run:
         if suspects:
             from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
 
-            certain = never_go_on(self)
+            certain = never_go_on(self.ledger, self.loop.pending() or ())
             if self.span is not None and certain:
                 self.span.stuck(certain)
-            elif certain:
+            elif certain and (self.loop.pending() is not None or self._has_been_quiet()):
                 snapshot = self.snapshot(blocked=tuple(sorted(certain)))
                 if analysis.find_cycle(snapshot):
                     self.fail(analysis.error_of(analysis.analyse(snapshot)))
@@ -616,6 +615,13 @@ class Run:
         self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
         if suspects:
             self._look_again()
+
+    def _has_been_quiet(self) -> bool:
+        """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""
+        progress, now = self.ledger.progress(), self._clock()
+        if self._quiet is None or self._quiet[0] != progress:
+            self._quiet = (progress, now)
+        return now - self._quiet[1] >= PROOF_SECONDS
 
     def _look_again(self) -> None:
         if any(replica.end is None for replica in self.ledger.replicas):  # else the end of the run tells all there is
@@ -629,7 +635,7 @@ class Run:
         from aiodist._runtime.inspection import WaitGraph, never_go_on, tasks_here
 
         graph = WaitGraph(tasks_here())
-        certain = never_go_on(self, graph)
+        certain = never_go_on(self.ledger, self.loop.pending() or (), graph)
         waiting = {m.replica_id for slot in self.ledger.open_slots() for m in slot.group.members if m.has_posted(slot)}
         if certain & waiting:
             circle = graph.cycle_text()
@@ -638,7 +644,8 @@ class Run:
                 *(f"  {line}" for line in graph.lines(replicas_alone=True)[:_MOST_LINES]),
                 *([f"The cycle: {circle}."] if circle else []),
             ])  # fmt: skip
-            snapshot = self.snapshot(deadlocked=tuple(sorted(certain)), circle=text)
+            among = tuple(sorted(certain))
+            snapshot = self.snapshot(blocked=among, deadlocked=among, circle=text)
             self.fail(analysis.error_of(analysis.analyse(snapshot)))
 
     # What is known of the replicas.
@@ -648,7 +655,7 @@ class Run:
         if get_ident() == self.thread:
             from aiodist._runtime.inspection import look_at_run  # loaded when something has gone wrong
 
-            look = look_at_run(self)
+            look = look_at_run(self.ledger)
         else:  # the event loop is blocked, and another thread asks
             look = Look({}, "", {})
         facts = tuple(
@@ -847,7 +854,7 @@ class _Replicas:
         if end is ReplicaState.FAILED:
             if not run.closed:
                 run.close()
-            run.tell_shielded()
+                run.tell_shielded()  # who waits from now on is told by the handle
             return
         if not run.closed:
             for group in sorted(run.ledger.troubled, key=lambda group: group.serial):
@@ -906,7 +913,3 @@ def _is_only(error: BaseException, kinds_of_error: tuple[type[BaseException], ..
     if isinstance(error, BaseExceptionGroup):
         return all(_is_only(inner, kinds_of_error) for inner in error.exceptions)
     return isinstance(error, kinds_of_error)
-
-
-DRIVE = _Replicas._drive.__code__  # noqa: SLF001  (its own)
-"""The code in whose frame a replica's function runs: ``run`` and ``member`` are among its variables."""

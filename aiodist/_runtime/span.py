@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from aiodist._core.analysis import Overdue
 from aiodist._core.ledger import Group
 from aiodist._runtime.rendezvous import Rendezvous
-
-if TYPE_CHECKING:
-    from aiodist._core.analysis import Overdue
 
 
 class Span(Protocol):
@@ -17,6 +15,9 @@ class Span(Protocol):
 
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
+
+    def made(self, group: Group) -> None:
+        """Hear of a group that local replicas make, and that has members elsewhere."""
 
     def troubled(self, group: Group, overdue: Overdue | None) -> None:
         """Have all workers' snapshots analysed: a group is doomed here, and every local member has settled."""

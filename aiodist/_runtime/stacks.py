@@ -125,7 +125,7 @@ def _is_opaque(awaitable: Any) -> bool:
 def _running_above(frame: FrameType) -> list[FrameType]:
     """Return the frames that ``frame`` has called and that run now, outermost first."""
     above: list[FrameType] = []
-    caller: FrameType | None = sys._getframe()
+    caller: FrameType | None = sys._getframe()  # noqa: SLF001  (documented, for all its name)
     while caller is not None and caller is not frame:
         above.append(caller)
         caller = caller.f_back
@@ -164,7 +164,7 @@ def call_path(frame: FrameType) -> Path:
 def lines_here() -> tuple[tuple[str, int], ...]:
     """Return the files and lines that run now, innermost first; not aiodist's own."""
     lines: list[tuple[str, int]] = []
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented, for all its name)
     while frame is not None and len(lines) < _MOST_FRAMES:
         if str(frame.f_globals.get("__name__", "")).partition(".")[0] != "aiodist":
             lines.append((frame.f_code.co_filename, frame.f_lineno))

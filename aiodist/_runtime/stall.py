@@ -8,7 +8,7 @@ nothing else can wake them, the run ends with a `DeadlockError`.
 
 One timer an event loop looks after all runs in it, about once a second; a run that begins and ends between two looks
 costs the entry in a dict. On a loop that can prove that nothing will ever run again (it says so by an attribute
-``proves_standstill``) there is no timer, for a pending timer would count as something to come.
+``proves_deadlock``) there is no timer, for a pending timer would count as something to come.
 
 A warning that cannot be shown (standard error is closed, a handler raises, a filter makes errors of warnings) must not
 end a correct program: there is no caller to raise anything in.
@@ -27,23 +27,22 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary, ref
 
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.errors import StallWarning
-from aiodist._core.ledger import Slot
+from aiodist._core.ledger import Ledger, Slot
 from aiodist._runtime.loop import running_on_trio
-
-if TYPE_CHECKING:
-    from aiodist._runtime.scheduler import Run
 
 TASK_NAME: Final = "aiodist stall report"
 """The name of its task, on trio."""
 
+PROOF_SECONDS: Final = 1.0
+"""How long nothing must have moved before it is looked for replicas that wait for each other outside of collectives."""
+
 _LOOKS = 4
 _LONGEST_PAUSE = 0.5
-_PROOF_SECONDS = 1.0
 _MOST_LINES = 20
 _ELSEWHERE = (
     "all of this worker's replicas have arrived, and another worker's have not: timeout_seconds of "
@@ -51,6 +50,22 @@ _ELSEWHERE = (
 )
 After = Callable[[float, Callable[[], None]], object]
 _log = logging.getLogger("aiodist")
+
+
+class WatchedRun(Protocol):
+    """What the watch needs of a run."""
+
+    closed: bool
+    threads: Any
+    span: Any
+
+    @property
+    def ledger(self) -> Ledger:
+        """The order check."""
+        ...
+
+    def look_for_deadlock(self) -> None:
+        """End the run where it is certain that replicas wait for each other for ever."""
 
 
 class _Seen:
@@ -76,17 +91,17 @@ class StallWatch:
         self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE)
         self._after = after
         self._clock = clock
-        self._runs: dict[Run, _Seen] = {}
+        self._runs: dict[WatchedRun, _Seen] = {}
         self._ticks = False
 
-    def add(self, run: Run) -> None:
+    def add(self, run: WatchedRun) -> None:
         """Look after a run from now on."""
         self._runs[run] = _Seen()
         if not self._ticks:
             self._ticks = True
             self._after(self._pause, self._tick)
 
-    def remove(self, run: Run) -> None:
+    def remove(self, run: WatchedRun) -> None:
         """Look after a run no more."""
         self._runs.pop(run, None)
 
@@ -97,23 +112,23 @@ class StallWatch:
         if self._ticks:
             self._after(self._pause, self._tick)
 
-    def _look(self, run: Run, seen: _Seen) -> None:
-        now, progress = self._clock(), run.progress()
+    def _look(self, run: WatchedRun, seen: _Seen) -> None:
+        now, progress = self._clock(), run.ledger.progress()
         if progress != seen.progress:
             seen.progress, seen.since, seen.told = progress, now, False
             return
         still = now - seen.since
-        slot = _waited_for(run) if still >= min(_PROOF_SECONDS, self._seconds) and not seen.told else None
+        slot = _waited_for(run) if still >= min(PROOF_SECONDS, self._seconds) and not seen.told else None
         if slot is None:
             return
-        if still >= _PROOF_SECONDS:
+        if still >= PROOF_SECONDS:
             run.look_for_deadlock()
         if still >= self._seconds and not run.closed:
             seen.told = True
             _warn(run, slot, still)
 
 
-def _waited_for(run: Run) -> Slot | None:
+def _waited_for(run: WatchedRun) -> Slot | None:
     """Return the first collective of a run that somebody waits in; None for none, or when threads carry one out."""
     slots = run.ledger.open_slots()
     if run.threads.under_way:
@@ -121,7 +136,7 @@ def _waited_for(run: Run) -> Slot | None:
     return next((slot for slot in slots if slot.has_waiters()), None)
 
 
-def _warn(run: Run, slot: Slot, seconds: float) -> None:
+def _warn(run: WatchedRun, slot: Slot, seconds: float) -> None:
     from aiodist._runtime.inspection import look_at_loop  # loaded when there is something to tell
 
     place = slot.post_of(0).location
@@ -177,7 +192,7 @@ def _loop_here() -> Any:
 
 def _new_watch(loop: Any) -> StallWatch | None:
     seconds = stall_seconds()
-    if not seconds or getattr(loop, "proves_standstill", False):
+    if not seconds or getattr(loop, "proves_deadlock", False):
         return None
     if isinstance(loop, asyncio.AbstractEventLoop):
         here = ref(loop)

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from aiodist.checking.check import Checked
-    from aiodist.checking.schedule import Schedule
+    from aiodist._checking.check import Checked
+    from aiodist._checking.schedule import Schedule
 
 _DESCRIPTION = """\
-Run a function on an event loop with virtual time that chooses the order of ready tasks: first the plain order, then
-others, until one fails. The failure is reported with the command that repeats it, in as few changes to the plain order
-as possible. With --replicas, TARGET is a replica function, run on a MirroredStrategy of that many CPU devices; without,
-a function that makes its own strategies: a coroutine function, or one that calls asyncio.run.
+Run a function on an event loop with virtual time that chooses the order of ready tasks: first the default order, then
+others, until one fails. The failure is reported with the command that repeats it, in as few changes to that order as
+possible. With --replicas, TARGET is a replica function, run on a MirroredStrategy of that many CPU devices; without, a
+function that makes its own strategies: a coroutine function, or one that calls asyncio.run.
 """
 _EPILOG = """\
 ARGS are TARGET's own: they are in sys.argv, and a function with parameters gets them, name=value by keyword.
@@ -77,7 +77,7 @@ def _seconds(text: str) -> float:
 
 
 def _schedule(text: str) -> Schedule:
-    from aiodist.checking.schedule import Schedule
+    from aiodist._checking.schedule import Schedule
 
     try:
         return Schedule.parse(text)
@@ -91,8 +91,8 @@ def _hash_seed(arguments: Namespace) -> int:
 
 
 def _run_check(arguments: Namespace) -> Exit:
-    from aiodist.checking.check import SECONDS, Outcome, Request, check
-    from aiodist.checking.target import Target, TargetError
+    from aiodist._checking.check import SECONDS, Outcome, Request, check
+    from aiodist._checking.target import Target, TargetError
 
     try:
         request = Request(
@@ -110,7 +110,7 @@ def _run_check(arguments: Namespace) -> Exit:
     except TargetError as error:
         raise UsageError(str(error)) from error
     if arguments.json:
-        from aiodist.checking.as_json import as_json
+        from aiodist._checking.text import as_json
 
         print(json.dumps(as_json(checked), indent=2))
     else:
@@ -143,19 +143,19 @@ class _Progress:
 
 
 def _print(checked: Checked) -> None:
+    from aiodist._checking import text
     from aiodist._demos.terminal import open_console
-    from aiodist.checking import words
 
     console = open_console()
     console.soft_wrap = True
     if not console.is_terminal:
         console.width = _WIDE
     if checked.exploration.failure is not None:
-        _print_report(console, words.failure_text(checked))
-        console.print("\n".join(["", *words.schedule_lines(checked)]))
+        _print_report(console, text.failure_text(checked))
+        console.print("\n".join(["", *text.schedule_lines(checked)]))
         return
-    console.print(words.agreement(checked))
-    _print_table(console, *words.table(checked.ledger))
+    console.print(text.agreement(checked))
+    _print_table(console, *text.table(checked.statistics))
 
 
 def _print_report(console: Console, text: str) -> None:

@@ -29,7 +29,7 @@ from aiodist._core.text import shown_file
 from aiodist._workers.addresses import Listening
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
-from aiodist._workers.engines.local import LocalCommunicator, LocalMaking
+from aiodist._workers.engines.local import LocalMaking
 from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.launcher import told_to_the_launcher
@@ -40,7 +40,7 @@ from aiodist._workers.transport import Communicator, Making, Request, Steps, as_
 
 FIRST_MEETING_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
-_OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist.strategy")
+_OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist._strategy")
 
 _unmet: Final[list[Making]] = []
 """What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
@@ -64,7 +64,7 @@ class Meeting:
 
     def __init__(self, given: Any, devices: Sequence[str], settings: Settings) -> None:
         self._settings = settings
-        if isinstance(given, (SimulatedCommunicator, LocalCommunicator)):
+        if hasattr(given, "iallgatherv"):
             self.communicator: Communicator = given
         else:
             with told_to_the_launcher():

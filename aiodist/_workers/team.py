@@ -416,7 +416,13 @@ class Outside:
         """Never called: nobody joins outside of replicas."""
         raise NotImplementedError
 
-    finish_join = gather  # type: ignore[assignment]
+    def finish_join(self, channel: Channel) -> Steps[None]:
+        """Never called either."""
+        raise NotImplementedError
+
+    def compare_groups(self, channel: Channel) -> Steps[bool]:
+        """Never called: groups are made in runs."""
+        raise NotImplementedError
 
     def diverged(self, channel: Channel) -> None:
         """Hear that the workers make different calls."""
@@ -432,7 +438,9 @@ class Outside:
             self.channel.session.freeze(number)
             snapshot = self._ledger.snapshot(self._team.facts())
             key = self._ledger.root.key
-            self._team.control.send(Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note))
+            self._team.control.send(
+                Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note)
+            )
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from aiodist._checking import explore as exploring
+from aiodist._checking.explore import Program, Result, coroutine_program
+from aiodist._checking.schedule import Schedule
 from aiodist._core.text import count
 from aiodist._runtime.loop import running_on_trio
-from aiodist.checking import explore as exploring
-from aiodist.checking.runs import Ended, Program, coroutine_program
-from aiodist.checking.schedule import Schedule
-from aiodist.strategy.base import Strategy
-from aiodist.strategy.mirrored import MirroredStrategy
+from aiodist._strategy.base import Strategy
+from aiodist._strategy.mirrored import MirroredStrategy
 
 _SECONDS = 60.0
 
@@ -67,7 +67,7 @@ def run_replicas(
     schedule = Schedule.parse(replay) if replay is not None else Schedule()
     strategy, program = _program(fn, n, args, kwargs)
     exploration = exploring.replay(program, schedule, seconds=timeout)
-    ended = exploration.failure or exploration.plain
+    ended = exploration.failure or exploration.default
     assert ended is not None
     if ended.error is not None:
         raise ended.error
@@ -120,8 +120,8 @@ def explore(
         _tell(exploration, exploration.failure)
         assert exploration.failure.error is not None
         raise exploration.failure.error
-    assert exploration.plain is not None
-    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.plain.value))
+    assert exploration.default is not None
+    return Explored(exploration.schedules, strategy.experimental_local_results(exploration.default.value))
 
 
 def _program(
@@ -154,13 +154,13 @@ def _asyncio_runs() -> bool:
     return True
 
 
-def _tell(exploration: exploring.Exploration, failure: Ended) -> None:
+def _tell(exploration: exploring.Exploration, failure: Result) -> None:
     """Note on an error how it came about."""
     assert failure.error is not None
     changes = len(failure.schedule.changes)
     if changes:
-        where = f"in schedule {exploration.schedules}" if exploration.plain is not None else "in the schedule given"
-        failure.error.add_note(f"{where}, with {count(changes, 'change')} to the plain order:")
-        for line in exploration.story:
+        where = f"in schedule {exploration.schedules}" if exploration.default is not None else "in the schedule given"
+        failure.error.add_note(f"{where}, with {count(changes, 'change')} to the default order:")
+        for line in exploration.changes:
             failure.error.add_note(f"  {line}")
     failure.error.add_note(f"to run it again: replay={str(failure.schedule)!r}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of what a caller passes: errors that say what was expected, what came, what to do."""
+"""What a caller passes: checks, with errors that say what to do, and how arrays lie in memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aiodist_kernels import pool
 from aiodist_kernels.rules import DType, Rule
 
 Array = NDArray[Any]
+
+
+# Checks.
 
 
 def check_arrays(buffers: Sequence[object]) -> None:
@@ -104,3 +108,70 @@ def check_out(out: object, rule: Rule, shape: tuple[int, ...]) -> None:
         )
     if not out.flags.writeable:
         raise ValueError("expected a writeable out, got a read-only array; pass a copy of it")
+
+
+# Memory.
+
+
+def flat_views(arrays: Sequence[Array]) -> list[Array] | None:
+    """Return views of one dimension in which equal positions are equal elements.
+
+    Args:
+        arrays: of one shape, any dtypes.
+
+    Returns:
+        One view an array; None where they have no common order without gaps.
+    """
+    if not same_order(arrays):
+        return None
+    if all(array.flags.c_contiguous for array in arrays):
+        return [array.reshape(-1) for array in arrays]
+    return [array.reshape(-1, order="F") for array in arrays]
+
+
+def same_order(arrays: Sequence[Array]) -> bool:
+    """Say whether all arrays lie without gaps, all in C or all in Fortran order."""
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            return all(array.flags.f_contiguous for array in arrays)
+    return True
+
+
+def empty_like(array: Array, dtype: DType, *, among: bool = False) -> Array:
+    """Return memory for a result that nobody else sees: the shape of `array`, and Fortran's order if it has that.
+
+    Args:
+        array: what it is to be like.
+        dtype: its dtype.
+        among: it is one of several that live as long as each other.
+    """
+    fortran = array.flags.f_contiguous and not array.flags.c_contiguous
+    return pool.results.empty(array.shape, dtype, "F" if fortran else "C", among=among)
+
+
+def overlaps(out: Array, buffers: Sequence[Array]) -> bool:
+    """Say whether `out` may share memory with a buffer (bounds are compared, not elements)."""
+    if out.flags.owndata:  # then only views can overlap it, which is quicker to see
+        for buffer in buffers:
+            if buffer.base is not None or buffer is out:
+                break
+        else:
+            return False
+    return any(np.may_share_memory(out, buffer) for buffer in buffers)
+
+
+def spoils(out: Array, buffers: Sequence[Array]) -> bool:
+    """Say whether writing one element of `out` may change another element of a buffer.
+
+    A buffer that is `out` itself is safe where each element is read before it is written.
+    """
+    return overlaps(out, buffers) and any(
+        np.may_share_memory(out, buffer) and not _is_same(out, buffer) for buffer in buffers
+    )
+
+
+def _is_same(one: Array, other: Array) -> bool:
+    if one is other:
+        return True
+    same_place = one.ctypes.data == other.ctypes.data and one.strides == other.strides
+    return same_place and one.dtype == other.dtype

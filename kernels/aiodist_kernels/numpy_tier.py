@@ -9,18 +9,17 @@ A fold takes a rule, n buffers of equal shape and of the rule's dtype (in any by
 or None, all of them checked; it returns `out`, or an array in fresh memory.
 """
 
+import contextvars
 import functools
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
 from aiodist_kernels import pool
-from aiodist_kernels.arguments import Array
-from aiodist_kernels.elements import AS_ARRAY, element_fold
-from aiodist_kernels.layout import empty_like, flat_views, overlaps, spoils
-from aiodist_kernels.rounding import rounded
-from aiodist_kernels.rules import Finish, Rule
+from aiodist_kernels.arguments import Array, empty_like, flat_views, overlaps, spoils
+from aiodist_kernels.rules import Finish, Rule, rounded
+from aiodist_kernels.scalars import AS_ARRAY, element_fold
 
 Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
 
@@ -41,7 +40,7 @@ def fold_for(rule: Rule) -> Fold:
     """Return the fold that serves `rule`."""
     if rule.contiguous:
         return _fold_contiguous
-    return _fold_native if _is_native(rule) else _fold_wide
+    return _fold_native if rule.is_native else _fold_wide
 
 
 def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: int) -> None:
@@ -55,7 +54,7 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
         start: the first element.
         stop: behind the last element.
     """
-    fold = _native if _is_native(rule) else _wide
+    fold = _native if rule.is_native else _wide
     step = max(1, BLOCK_BYTES // rule.accumulator.itemsize)
     for low in range(start, stop, step):
         high = min(low + step, stop)
@@ -64,7 +63,7 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
 
 def is_plain(rule: Rule) -> bool:
     """Say whether a fold is nothing but its ufunc, called from buffer to buffer, whatever the layout."""
-    return _is_native(rule) and not rule.contiguous and rule.dtype.isnative
+    return rule.is_native and not rule.contiguous and rule.dtype.isnative
 
 
 def fold_plain(rule: Rule, buffers: Sequence[Array], nbytes: int) -> Array:
@@ -82,10 +81,6 @@ def fold_plain(rule: Rule, buffers: Sequence[Array], nbytes: int) -> Array:
     for place in range(2, len(buffers)):
         ufunc(total, buffers[place], out=total)
     return total
-
-
-def _is_native(rule: Rule) -> bool:
-    return rule.accumulator == rule.dtype and rule.finish is Finish.NOTHING
 
 
 def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
@@ -119,7 +114,7 @@ def _fold_blocks(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Arr
     flats = flat_views([*buffers, total])
     if flats is not None:
         fold_range(rule, flats[:-1], flats[-1], 0, total.size)
-    elif _is_native(rule):
+    elif rule.is_native:
         _native(rule, buffers, total)
     else:
         _wide(rule, buffers, total)
@@ -179,3 +174,20 @@ def _deliver(total: Array, out: Array | None) -> Array:
         return total
     np.copyto(out, total)
     return out
+
+
+# NumPy's warnings. NumPy keeps the switch for them in a context variable. Entering a copy of a prepared context takes
+# 40 nanoseconds, a tenth of what `np.errstate` takes, and is safe in any thread and at any depth.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+quiet: Final = contextvars.Context()
+"""To be copied, and the copy entered: a context can be entered only once at a time."""
+
+quiet.run(np.seterr, all="ignore")
+
+
+def quietly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call `function` with warnings off: infinities and NaN are values like others."""
+    return quiet.copy().run(function, *args, **kwargs)

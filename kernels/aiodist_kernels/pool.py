@@ -30,7 +30,8 @@ import numpy as np
 from numpy import asarray, ndarray
 from numpy.typing import NDArray
 
-from aiodist_kernels.policy import KIB, MIB
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
 
 Array = NDArray[Any]
 Memory = NDArray[np.uint8]
@@ -96,7 +97,7 @@ class _Lease:
 
     def __del__(self) -> None:
         del self.__array_interface__
-        self._pool._take_back(self._block)
+        self._pool.take_back(self._block)
 
 
 class Pool:
@@ -141,7 +142,8 @@ class Pool:
         lease = _Lease(block, self)
         return ndarray(shape, dtype, asarray(lease), 0, None, order)  # by position: by keyword it takes thrice as long
 
-    def _take_back(self, block: _Block) -> None:
+    def take_back(self, block: _Block) -> None:
+        """Let a block serve again, which nobody sees any more; for leases alone."""
         block.returned = next(self._returns)
         alike = self._idle[block.kind]
         alike.append(block)

@@ -1,29 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry to the array reductions: check, find the plan, run it on a tier.
+"""The entry to the array reductions: check, find the plan, run it on a tier; and large ones cut for worker threads.
 
-The path of a tiny array is one dictionary look-up, one comparison of shape and dtype a
-buffer, and the ufunc calls.
+The path of a tiny array is one dictionary look-up, one comparison of shape and dtype a buffer, and the ufunc calls.
 """
 
 import functools
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from numpy import asarray, empty, ndarray
+from numpy import asarray, ndarray
 
-from aiodist_kernels import pieces, policy, pool
-from aiodist_kernels.arguments import Array, check_alike, check_arrays, check_out, plain
-from aiodist_kernels.elements import AS_ARRAY, AS_SCALAR
-from aiodist_kernels.layout import empty_like
-from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain
-from aiodist_kernels.pieces import Pieces
-from aiodist_kernels.plans import Plan, find_plan, plans
-from aiodist_kernels.quiet import quiet
-from aiodist_kernels.reduce_op import ReduceOp
-from aiodist_kernels.rules import Accumulate, DType, rule_for
+from aiodist_kernels import compiled_tier, policy, pool
+from aiodist_kernels.arguments import (
+    Array,
+    check_alike,
+    check_arrays,
+    check_out,
+    empty_like,
+    flat_views,
+    plain,
+    same_order,
+    spoils,
+)
+from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain, fold_range, quiet, quietly
+from aiodist_kernels.policy import Plan, find_plan
+from aiodist_kernels.rules import Accumulate, DType, ReduceOp, is_half, rule_for
+from aiodist_kernels.scalars import AS_ARRAY, AS_SCALAR
 
-_native: Final = plans["native"]
+GRAIN: Final = 4096
+"""Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
+
+_known: Final = policy.known
+_native: Final = _known["native"]
 _run: Final = quiet.copy().run
 """Runs without warnings what is over soon: one thread at a time. (To copy the context each time is half as dear as all
 that is done here beside the ufunc.)"""
@@ -64,7 +74,7 @@ def reduce(
     return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
 
 
-def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as some of these ways take)
+def reduce_alike(  # noqa: PLR0911  (a call more would cost as much as some of these ways take)
     op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native", among: bool = False
 ) -> Array:
     """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
@@ -80,16 +90,12 @@ def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as som
     """
     first = buffers[0]
     try:
-        plan = (_native if accumulate == "native" else plans[accumulate])[op][first.dtype]
+        plan = (_native if accumulate == "native" else _known[accumulate])[op][first.dtype]
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
     nbytes = first.nbytes
     if among and nbytes >= pool.POOLED_AMONG_FROM:
-        return _reduce_among(plan, buffers)
-    if nbytes <= plan.small_to:
-        total: Array = first.copy() if nbytes <= plan.copied_to else empty(first.shape, plan.rule.result)
-        if plan.small(buffers, total, nbytes):
-            return total
+        return _reduce(plan, buffers, empty_like(first, plan.rule.result, among=True))
     if nbytes < plan.plain_below:
         try:
             count = len(buffers)
@@ -125,33 +131,37 @@ def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accu
     """
     first = scalars[0]
     try:
-        plan = plans[accumulate][op][first.dtype]
+        plan = _known[accumulate][op][first.dtype]
     except KeyError:
         plan = find_plan(op, first.dtype, accumulate)
-    if plan.small_to >= 0:
-        total: Array = empty((), plan.rule.result)
-        if plan.small(scalars, total, -first.nbytes):
-            return total[()]
     if plan.rule.contiguous:
         return _reduce(plan, [asarray(scalar) for scalar in scalars], None)[()]
     return quiet.copy().run(plan.elements, scalars, AS_SCALAR)
 
 
-def _reduce_among(plan: Plan, buffers: Sequence[Array]) -> Array:
-    """Reduce into a block of the pool."""
-    first = buffers[0]
-    total = empty_like(first, plan.rule.result, among=True)
-    if first.nbytes <= plan.small_to and plan.small(buffers, total, first.nbytes):
-        return total
-    return _reduce(plan, buffers, total)
-
-
 def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:
-    if plan.compiled_from <= buffers[0].nbytes:
-        result = _compiled(plan, buffers, out)
-        if result is not None:
-            return result
+    first = buffers[0]
+    if plan.compiled_from <= first.nbytes:
+        kernel = plan.kernel(len(buffers), first.nbytes)
+        if kernel is not None:
+            target = empty_like(first, plan.rule.result) if out is None else out
+            run = compiled_tier.bind(kernel, plan.rule, buffers, target, fresh=out is None)
+            if run is not None:
+                run(0, target.size)
+                return target
     return quiet.copy().run(plan.fold, plan.rule, buffers, out)
+
+
+class Pieces(NamedTuple):
+    """One reduction, ready to be run.
+
+    Attributes:
+        result: is complete when all `calls` have returned.
+        calls: what to run, in any order and in any threads, each once.
+    """
+
+    result: Array
+    calls: tuple[Callable[[], object], ...]
 
 
 def cut(
@@ -181,7 +191,27 @@ def cut(
         ValueError: as in `reduce`.
     """
     plan = _checked(op, buffers, out, accumulate)
-    return pieces.cut(plan, plain(buffers), out, parts)
+    buffers = plain(buffers)
+    target = empty_like(buffers[0], plan.rule.result) if out is None else out
+    in_one_go = plan.rule.contiguous and not buffers[0].dtype.isnative
+    if in_one_go or not same_order([*buffers, target]) or spoils(target, buffers):
+        return Pieces(target, (partial(quietly, plan.fold, plan.rule, buffers, target),))
+    size = buffers[0].size
+    step = max(GRAIN, -(-size // max(parts, 1) // GRAIN) * GRAIN)
+    starts = range(0, size, step)
+    return Pieces(target, tuple([partial(_piece, plan, buffers, target, i, min(i + step, size)) for i in starts]))
+
+
+def _piece(plan: Plan, buffers: Sequence[Array], target: Array, start: int, stop: int) -> None:
+    """Reduce the elements [start, stop), by a kernel if one is ready by now."""
+    kernel = plan.kernel(len(buffers), buffers[0].nbytes)
+    run = None if kernel is None else compiled_tier.bind(kernel, plan.rule, buffers, target)
+    if run is not None:
+        run(start, stop)
+        return
+    flats = flat_views([*buffers, target])
+    assert flats is not None  # `cut` has seen to that
+    quietly(fold_range, plan.rule, flats[:-1], flats[-1], start, stop)
 
 
 def result_dtype(op: ReduceOp, dtype: DType) -> DType:
@@ -205,10 +235,13 @@ def bytes_moved(op: ReduceOp, dtype: DType, size: int, count: int) -> int:
 
 
 def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumulate = "native") -> int:
-    """Return how many bytes could be moved in about the time that a reduction takes: what `policy` is asked with."""
+    """Return how many bytes could be moved in about the time that a reduction takes.
+
+    It is what `policy.blocks` and `policy.parts` are asked with.
+    """
     moved = bytes_moved(op, dtype, size, count)
     plan = find_plan(op, dtype, accumulate)
-    if plan.rule.dtype.itemsize == 2 and plan.rule.dtype.kind not in "iu" and not plan.kernels:
+    if is_half(plan.rule.dtype) and plan.kernel(count, size * dtype.itemsize) is None:
         return moved * policy.SLOWNESS_OF_HALF_FLOATS
     return moved
 
@@ -216,7 +249,7 @@ def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumula
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:
     try:
         shape, dtype = buffers[0].shape, buffers[0].dtype
-        plan = plans[accumulate][op][dtype]
+        plan = _known[accumulate][op][dtype]
     except (LookupError, AttributeError, TypeError):
         check_arrays(buffers)
         shape, dtype = buffers[0].shape, buffers[0].dtype
@@ -233,16 +266,3 @@ def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumula
     if out is not None:
         check_out(out, plan.rule, shape)
     return plan
-
-
-def _compiled(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array | None:
-    """Reduce on the compiled tier where it is ready and pays, and the layouts allow it."""
-    kernel = plan.kernel(len(buffers), buffers[0].nbytes)
-    if kernel is None:
-        return None
-    target = empty_like(buffers[0], plan.rule.result) if out is None else out
-    run = pieces.compiled_range(kernel, plan, buffers, target)
-    if run is None:
-        return None
-    run(0, target.size)
-    return target

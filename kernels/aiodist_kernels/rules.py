@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reduction means: one rule for each (op, dtype, accumulate).
+"""What a reduction means: one rule for each (op, dtype, accumulate), and what of it a compiled kernel computes.
 
-All tiers read the same rules, and must give the same bits. A reduction is a left fold in
-buffer order that starts from buffer 0 (from zero, -0.0 would become 0.0):
+All tiers read the same rules and must give the same bits. A reduction is a left fold in buffer order that starts from
+buffer 0 (from zero, -0.0 would become 0.0):
 
     dtype               SUM, PRODUCT            MEAN                    MIN, MAX
     float64, longdouble in itself               in itself, / n          NaN propagates
@@ -13,34 +13,61 @@ buffer order that starts from buffer 0 (from zero, -0.0 would become 0.0):
     complex128          in itself               in itself, / n          TypeError
     complex64           in itself               in complex128, * (1/n)  TypeError
 
-An accumulator wider than the result is rounded once, to nearest even, at the end. There the
-mean multiplies by 1/n in the accumulator, which is cheaper than a division and rounds to the same
-value but for a tie that the last bit of the accumulator decides; the mean of identical
-buffers is exact either way. `accumulate="float64"` widens the accumulator of every inexact
-SUM, MEAN and PRODUCT to float64 (complex128).
+An accumulator wider than the result is rounded once, to nearest even, at the end. There the mean multiplies by 1/n in
+the accumulator, which is cheaper than a division and rounds to the same value but for a tie that the last bit of the
+accumulator decides; the mean of identical buffers is exact either way. `accumulate="float64"` widens the accumulator of
+every inexact SUM, MEAN and PRODUCT to float64 (complex128).
+
+A recipe is what is left of a rule when everything that compiles to the same code is made one: complex sums are sums of
+their components, signed and unsigned sums of one size are the same.
 """
 
+import dataclasses
 import enum
+import functools
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
-
-from aiodist_kernels.reduce_op import ReduceOp
+from numpy.typing import NDArray
 
 Accumulate = Literal["native", "float64"]
 DType = np.dtype[Any]
 
 FLOAT32: Final[DType] = np.dtype(np.float32)
 FLOAT64: Final[DType] = np.dtype(np.float64)
-COMPLEX128: Final[DType] = np.dtype(np.complex128)
 
-_UFUNCS: Final[dict[ReduceOp, np.ufunc]] = {
-    ReduceOp.SUM: np.add,
-    ReduceOp.MEAN: np.add,
-    ReduceOp.MIN: np.minimum,
-    ReduceOp.MAX: np.maximum,
-    ReduceOp.PRODUCT: np.multiply,
-}
+
+class ReduceOp(enum.Enum):
+    """How the values of several replicas become one, by the names that `tf.distribute` gives these ways.
+
+    `ReduceOp("sum")` finds a member by its name in any case.
+
+    Raises:
+        ValueError: from `ReduceOp(value)`, for anything that names no member.
+    """
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PRODUCT = "PRODUCT"
+
+    # Enum hashes the name in Python. Members are singletons, so identity serves as well, and every small reduction
+    # hashes one.
+    __hash__ = object.__hash__
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ReduceOp":
+        member = cls.__members__.get(value.upper()) if isinstance(value, str) else None
+        if member is None:
+            raise ValueError(
+                f"expected a reduce op, one of {', '.join(cls.__members__)} "
+                f"(ReduceOp.SUM, or the string 'SUM' in any case), got {value!r}"
+            )
+        return member
+
+
+ReduceOp.__module__ = "aiodist_kernels"
 
 
 class Finish(enum.Enum):
@@ -61,9 +88,8 @@ class Rule(NamedTuple):
         result: of the result.
         ufunc: one step of the fold.
         finish: the last step before rounding.
-        contiguous: operands must be contiguous to give the same bits always. NumPy's complex
-            product fuses a multiplication and an addition in its vector loops, and does not in
-            the scalar loop that some strides get.
+        contiguous: operands must be contiguous to give the same bits always. NumPy's complex product fuses a
+            multiplication and an addition in its vector loops, and does not in the scalar loop that some strides get.
     """
 
     op: ReduceOp
@@ -74,10 +100,29 @@ class Rule(NamedTuple):
     finish: Finish
     contiguous: bool
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the fold runs in the buffers' own dtype, and its last step gives the result."""
+        return self.accumulator == self.dtype and self.finish is Finish.NOTHING
+
+
+_UFUNCS: Final[dict[ReduceOp, np.ufunc]] = {
+    ReduceOp.SUM: np.add,
+    ReduceOp.MEAN: np.add,
+    ReduceOp.MIN: np.minimum,
+    ReduceOp.MAX: np.maximum,
+    ReduceOp.PRODUCT: np.multiply,
+}
+
 
 def is_bfloat16(dtype: DType) -> bool:
-    """Say whether `dtype` is bfloat16, which NumPy knows only when a library registers it."""
+    """Return whether `dtype` is bfloat16, which NumPy knows only when a library registers it."""
     return dtype.name == "bfloat16"
+
+
+def is_half(dtype: DType) -> bool:
+    """Return whether `dtype` is a float of 16 bits."""
+    return dtype.itemsize == 2 and dtype.kind not in "iu"
 
 
 def native_dtype(dtype: DType) -> DType:
@@ -110,7 +155,7 @@ def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> R
 
 
 def part_of(rule: Rule) -> Rule:
-    """Return the rule for a part of the buffers: the fold, in the accumulator, and nothing of what comes last."""
+    """Return the rule for a part of the buffers: the fold, in the accumulator, without the last step."""
     op = ReduceOp.SUM if rule.op is ReduceOp.MEAN else rule.op
     return rule._replace(op=op, result=rule.accumulator, finish=Finish.NOTHING)
 
@@ -134,10 +179,10 @@ def _finish(op: ReduceOp, accumulator: DType, result: DType) -> Finish:
 
 
 def _check(op: ReduceOp, dtype: DType) -> None:
-    """Raise TypeError where the table has none.
+    """Check that the table has an entry.
 
     Raises:
-        TypeError: always with what was expected, what came, and what to do.
+        TypeError: it has none; the text says what was expected, what came, and what to do.
     """
     if not (dtype.kind in "biufc" or is_bfloat16(dtype)):
         raise TypeError(
@@ -163,3 +208,164 @@ def _kind_name(dtype: DType) -> str:
     names = {"O": "objects", "S": "bytes", "U": "strings", "T": "strings"}
     times = {"M": "dates", "m": "time differences"}
     return names.get(dtype.kind) or times.get(dtype.kind) or f"the dtype {dtype}"
+
+
+# Rounding.
+
+
+def rounded(values: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return `values` as `dtype`, each rounded once to nearest even; fresh memory if they differ."""
+    if dtype.isbuiltin != 1 and values.dtype == FLOAT64:  # bfloat16
+        values = to_odd_float32(values)
+    return values.astype(dtype, copy=False)
+
+
+def to_odd_float32(values: NDArray[Any]) -> NDArray[Any]:
+    """Round float64 to float32 such that a second rounding to bfloat16 is right.
+
+    Libraries convert float64 to bfloat16 by way of float32 and so round twice. Rounding to odd (truncate, and set the
+    last bit when that lost something) keeps the information which the second rounding needs, as float32 has more than
+    two bits more than bfloat16.
+
+    Source: S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to
+    odd", IEEE Transactions on Computers 57(4), 2008.
+    """
+    near = np.array(values, np.float32)
+    bits = near.view(np.uint32)
+    exact = near.astype(np.float64)
+    beyond = np.abs(exact) > np.abs(values)
+    bits[...] = np.where(beyond, bits - np.uint32(1), bits) | (exact != values)
+    return near
+
+
+# Recipes.
+
+UNROLLED_COUNT: Final = 16
+"""Kernels are specialised for up to so many buffers; beyond, one kernel serves every count."""
+
+
+class Lane(enum.Enum):
+    """How one number lies in memory or in a register."""
+
+    BOOL = "bool"
+    INT8 = "int8"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    UINT8 = "uint8"
+    UINT16 = "uint16"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+    def __init__(self, name: str) -> None:
+        digits = "".join(filter(str.isdigit, name))
+        self.size: Final = int(digits or 8) // 8
+        """Bytes of one number."""
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it has 16 bits and is widened to float32 before anything else."""
+        return self in (Lane.FLOAT16, Lane.BFLOAT16)
+
+
+class Step(enum.Enum):
+    """One step of the fold."""
+
+    ADD = "add"
+    MULTIPLY = "multiply"
+    COMPLEX_MULTIPLY = "complex multiply"
+    MINIMUM = "minimum"
+    MAXIMUM = "maximum"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one kernel computes.
+
+    Attributes:
+        storage: lanes of the buffers.
+        accumulator: lanes in which the fold runs.
+        result: lanes of the result.
+        step: one step of the fold.
+        finish: the last step before rounding.
+        count: the number of buffers, or 0 for any number.
+        later_zero_wins: of two equal numbers, which can only differ as zeros, MIN and MAX take the later one.
+        fused: the complex product fuses one multiplication with its addition.
+    """
+
+    storage: Lane
+    accumulator: Lane
+    result: Lane
+    step: Step
+    finish: Finish
+    count: int
+    later_zero_wins: bool = False
+    fused: bool = False
+
+    @property
+    def lanes_per_element(self) -> int:
+        """Lanes which must stay together: the two components that a complex product mixes."""
+        return 2 if self.step is Step.COMPLEX_MULTIPLY else 1
+
+
+@functools.lru_cache(maxsize=1024)
+def recipe_for(rule: Rule, count: int) -> Recipe | None:
+    """Return the recipe for `count` buffers, or None where NumPy alone serves.
+
+    That is a single buffer, which is a copy, and long double, which no kernel knows.
+    """
+    storage, result = _lane(rule.dtype), _lane(rule.result)
+    accumulator = _lane(rule.accumulator)
+    if count < 2 or storage is None or result is None or accumulator is None:
+        return None
+    step = _step(rule)
+    ordered = step in (Step.MINIMUM, Step.MAXIMUM)
+    if not ordered and storage is accumulator is result and storage.value.startswith("uint"):
+        storage = accumulator = result = Lane(storage.value[1:])
+    return Recipe(
+        storage=storage,
+        accumulator=Lane.FLOAT32 if accumulator.is_half else accumulator,
+        result=result,
+        step=step,
+        finish=rule.finish,
+        count=count if count <= UNROLLED_COUNT else 0,
+        later_zero_wins=ordered and _later_zero_wins(rule.dtype),
+        fused=step is Step.COMPLEX_MULTIPLY and _product_is_fused(rule.accumulator),
+    )
+
+
+def components(dtype: DType) -> int:
+    """Return how many lanes one element has."""
+    return 2 if dtype.kind == "c" else 1
+
+
+def _lane(dtype: DType) -> Lane | None:
+    if is_bfloat16(dtype):
+        return Lane.BFLOAT16
+    name = f"float{4 * dtype.itemsize}" if dtype.kind == "c" else dtype.name
+    return Lane(name) if name in {lane.value for lane in Lane} else None
+
+
+def _step(rule: Rule) -> Step:
+    if rule.op is ReduceOp.PRODUCT:
+        return Step.COMPLEX_MULTIPLY if rule.dtype.kind == "c" else Step.MULTIPLY
+    steps = {ReduceOp.MIN: Step.MINIMUM, ReduceOp.MAX: Step.MAXIMUM}
+    return steps.get(rule.op, Step.ADD)
+
+
+def _later_zero_wins(dtype: DType) -> bool:
+    """Ask NumPy: it depends on the dtype and on the processor's vector instructions."""
+    zero: np.ndarray[Any, DType] = np.zeros(64, dtype)
+    return dtype.kind not in "biu" and bool(np.signbit(np.maximum(zero, -zero)[0]))
+
+
+def _product_is_fused(dtype: DType) -> bool:
+    """Ask NumPy: its vector loops for complex products fuse where the processor can."""
+    # The real part of (x + xi)(x + xi) is x * x - x * x: zero, unless one of the products was not rounded.
+    x = 1 + np.finfo(dtype).eps
+    factors = np.full(64, complex(x, x), dtype)
+    return bool((factors * factors)[0].real != 0)

@@ -23,10 +23,10 @@ import numpy as np
 from aiodist import MirroredStrategy, ReduceOp, get_replica_context
 from aiodist._arrays import frameworks, gpus
 from aiodist._arrays.device import DeviceArray, DeviceType, Spec
-from aiodist.gpu import process
-from aiodist.gpu.execute import Executor
-from aiodist.gpu.plan import Job, Place
-from aiodist.gpu.scheme import Batch, symbol
+from aiodist._gpu import enqueue
+from aiodist._gpu.enqueue import Queue
+from aiodist._gpu.schedule import Batch, symbol
+from aiodist._gpu.steps import Job, Place
 from aiodist_kernels.cuda.forms import Form
 from aiodist_kernels.rules import rule_for
 
@@ -152,7 +152,7 @@ class Quickly(DeviceType):
 
 def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
     """Return the microseconds of an ``all_reduce`` of four replicas, as the least of some means."""
-    executor, logical = Executor(IdleDriver()), gpus.LogicalGpus()
+    queue, logical = Queue(IdleDriver()), gpus.LogicalGpus()
     logical.split[0] = REPLICAS
     find = itertools.repeat(gpus.Found((gpus.Gpu(0, "idle", (9, 0)),), "13.0")).__next__  # a mock would take its time
     took: list[float] = []
@@ -170,7 +170,7 @@ def whole_way(leaves: int, times: int, *, elsewhere: bool) -> float:
     with (
         mock.patch.object(gpus, "find", find),
         mock.patch.object(gpus, "logical", logical),
-        mock.patch.object(process, "executor", itertools.repeat(executor).__next__),
+        mock.patch.object(enqueue, "queue", itertools.repeat(queue).__next__),
         mock.patch.dict(frameworks.TYPES, {Quick.__module__.partition(".")[0]: Quickly(elsewhere=elsewhere)}),
     ):
         asyncio.run(MirroredStrategy([f"GPU:{k}" for k in range(REPLICAS)]).run(replica))
@@ -193,10 +193,10 @@ def main() -> None:
     """Measure, and print."""
     for leaves, times in ((1, 500), (160, 20)):
         for text, shift in (("where others lay", 0), ("elsewhere", 16)):
-            executor = Executor(IdleDriver())
-            scheme = executor.scheme([batch(leaves)], arrays=2 * REPLICAS * leaves)
+            queue = Queue(IdleDriver())
+            schedule = queue.schedule([batch(leaves)], arrays=2 * REPLICAS * leaves)
             turns = itertools.cycle([begins(leaves, shift * k) for k in range(SETS)])
-            took = microseconds(lambda e=executor, s=scheme, t=turns: e.run(s, STREAMS, [], next(t)), times)  # type: ignore[misc]
+            took = microseconds(lambda e=queue, s=schedule, t=turns: e.run(s, STREAMS, [], next(t)), times)  # type: ignore[misc]
             whole = whole_way(leaves, times, elsewhere=bool(shift))
             print(f"{leaves:4} leaves, {text}: {took:.1f} µs, the whole way {whole:.0f} µs")
 

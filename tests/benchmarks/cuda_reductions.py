@@ -30,9 +30,9 @@ import numpy as np
 
 from aiodist._arrays import gpus
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM
-from aiodist.gpu.execute import Executor
-from aiodist.gpu.plan import Job, Place
-from aiodist.gpu.scheme import Batch, symbol
+from aiodist._gpu.enqueue import Queue
+from aiodist._gpu.schedule import Batch, symbol
+from aiodist._gpu.steps import Job, Place
 from aiodist_kernels import reduce
 from tests.benchmarks import cuda_whole_way
 from tests.benchmarks.cuda_cases import GIB, MIB, Case, Row, cases, in_units, write
@@ -41,7 +41,7 @@ from tests.benchmarks.cuda_peers import times_of_others
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from aiodist.gpu.driver import Driver, Memory
+    from aiodist._gpu.driver import Driver, Memory
 
 BEYOND_CACHE = 256 * MIB
 BLOCK = 16 * MIB + 48
@@ -120,22 +120,22 @@ def random_values(case: Case, nbytes: int, seed: int) -> np.ndarray:
     return np.resize(values, size)
 
 
-def measure(lab: Lab, executor: Executor, case: Case, copy: float, rounds: int) -> Row:
+def measure(lab: Lab, queue: Queue, case: Case, copy: float, rounds: int) -> Row:
     """Check and time one case.
 
     Args:
         lab: the device.
-        executor: carries out reductions.
+        queue: carries out reductions.
         case: the case.
         copy: bytes a microsecond of a plain copy.
         rounds: how many are timed.
     """
-    found = _reduced(lab, executor, case, rounds)
+    found = _reduced(lab, queue, case, rounds)
     of_one = None
     if len(case.sizes) > 1:
         total = sum(case.sizes) // 16 * 16
         one = Case(case.op, case.dtype, case.count, (total,), case.accumulate)
-        of_one = found.device / _reduced(lab, executor, one, rounds).device
+        of_one = found.device / _reduced(lab, queue, one, rounds).device
     share = case.moved / found.device / copy
     return Row(case, found.enqueue, found.device, share, found.bits, of_one, {}, found.anew)
 
@@ -149,21 +149,21 @@ class Reduced(NamedTuple):
     device: float
 
 
-def _reduced(lab: Lab, executor: Executor, case: Case, rounds: int) -> Reduced:
+def _reduced(lab: Lab, queue: Queue, case: Case, rounds: int) -> Reduced:
     total = sum(case.sizes) * (case.count + 1)
     sets = [Set(lab, case, seed) for seed in range(max(1, min(16, BEYOND_CACHE // total + 1)))]
-    scheme = executor.scheme([batch(case)], arrays=len(sets[0].begins))
-    executor.load(scheme)
+    schedule = queue.schedule([batch(case)], arrays=len(sets[0].begins))
+    queue.load(schedule)
     with lab.driver.using():
         stream = lab.driver.foreign_stream(0, LEGACY_DEFAULT_STREAM)  # what replicas with PyTorch's default have
 
     def enqueue(turn: int) -> None:
-        completion = executor.run(scheme, [stream], [], sets[turn % len(sets)].begins)
+        completion = queue.run(schedule, [stream], [], sets[turn % len(sets)].begins)
         for event in completion._events:  # as who waits for it does, or new ones would be made for every round
             lab.driver.release(event)
 
     def enqueue_anew(turn: int) -> None:
-        executor._bound.clear()
+        queue._bound.clear()
         enqueue(turn)
 
     for turn in range(len(sets)):
@@ -171,10 +171,10 @@ def _reduced(lab: Lab, executor: Executor, case: Case, rounds: int) -> Reduced:
     bits = all(each.agrees(lab) for each in sets)
     host, anew = (min(lab.measure(call, rounds)[0] for _ in range(3)) for call in (enqueue, enqueue_anew))
     with lab.driver.using():
-        bound = [executor.bind(scheme, each.begins) for each in sets]
+        bound = [queue.bind(schedule, each.begins) for each in sets]
 
     def repeat(turn: int) -> None:
-        for event in executor.enqueue(bound[turn % len(sets)], [], [])._events:
+        for event in queue.enqueue(bound[turn % len(sets)], [], [])._events:
             lab.driver.release(event)
 
     return Reduced(bits, host, anew, min(lab.measure(repeat, rounds)[1] for _ in range(3)))
@@ -226,7 +226,7 @@ def run(
         save: saves what there is so far.
     """
     deadline = time.monotonic() + seconds
-    executor = Executor(lab.driver)
+    queue = Queue(lab.driver)
     outcome = Outcome(copy_speed(lab, max(size for case in chosen for size in case.sizes), 20))
     save(outcome)
     for place, case in enumerate(chosen):
@@ -234,7 +234,7 @@ def run(
             outcome.left_out = chosen[place:]
             break
         try:
-            row = measure(lab, executor, case, outcome.copy, 20 if case.moved > MIB * 64 else 200)
+            row = measure(lab, queue, case, outcome.copy, 20 if case.moved > MIB * 64 else 200)
         except Exception as error:  # noqa: BLE001  (whatever it is, the other cases are measured)
             outcome.failures[case.name] = f"{type(error).__name__}: {error}"
             print(f"{case.name}: failed\n{traceback.format_exc()}", flush=True)
@@ -252,7 +252,7 @@ class Gpu:
     """The lab on the first GPU."""
 
     def __init__(self) -> None:
-        from aiodist.gpu.cuda_core import CudaCore
+        from aiodist._gpu.cuda_core import CudaCore
 
         self.core: Any = importlib.import_module("cuda.core")
         self.bindings: Any = importlib.import_module("cuda.bindings.driver")
@@ -271,7 +271,7 @@ class Gpu:
         return found
 
     def measure(self, enqueue: Callable[[int], object], rounds: int) -> tuple[float, float]:
-        self.driver._current(0)  # it stays so, as a framework leaves it; events are made in the current context
+        self.driver._current.make(0)  # it stays so, as a framework leaves it; events are made in the current context
         stream = self.driver.stream(0).stream
         timed = self.core.EventOptions(timing_enabled=True)
         stream.sync()

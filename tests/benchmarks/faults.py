@@ -17,8 +17,7 @@ from pathlib import Path
 
 import aiodist
 from aiodist import CollectiveError
-from aiodist.checking.explore import explore
-from aiodist.checking.runs import run
+from aiodist._checking.explore import explore, run
 from tests.benchmarks import torch_ranks
 from tests.benchmarks.torch_ranks import Engine, Outcomes
 from tests.faults.case import REPLICAS, Case

@@ -1,14 +1,17 @@
-"""Schedules as text: what is printed can be read again, and nothing else can."""
+"""Schedules as text, orders as functions of points, and the search for the fewest changes."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist.checking.schedule import ASIDE, NEVER, Change, Replayed, Schedule
+from aiodist._checking.explore import minimise
+from aiodist._checking.schedule import DEFER, NEVER, Change, Replayed, Schedule
 
-choices = st.one_of(st.just(ASIDE), st.integers(-50, 50).filter(bool))
+choices = st.one_of(st.just(DEFER), st.integers(-50, 50).filter(bool))
 changes = st.dictionaries(st.integers(0, 10**6), choices, max_size=20).map(
     lambda found: tuple(Change(point, found[point]) for point in sorted(found))
 )
@@ -21,7 +24,7 @@ def test_text_is_read_back(seed: int, made: tuple[Change, ...]) -> None:
 
 
 def test_text_is_short() -> None:
-    assert str(Schedule(7, (Change(17, ASIDE), Change(40, 2), Change(41, -1)))) == "7/17-,40:2,41:-1"
+    assert str(Schedule(7, (Change(17, DEFER), Change(40, 2), Change(41, -1)))) == "7/17-,40:2,41:-1"
     assert str(Schedule()) == "0/"
 
 
@@ -34,13 +37,40 @@ def test_anything_else_is_refused(text: str) -> None:
 
 
 @given(changes, st.data())
-def test_replayed_order_asks_for_its_points_alone(made: tuple[Change, ...], data: st.DataObject) -> None:
+def test_replayed_order_is_asked_at_its_points_alone(made: tuple[Change, ...], data: st.DataObject) -> None:
     order = Replayed(made)
     done = []
     while order.next_point < NEVER:
         point = order.next_point
         ready = data.draw(st.integers(2, 60))
         choice = order.choose(point, ready)
-        assert choice == ASIDE or -ready < choice < ready
+        assert choice == DEFER or -ready < choice < ready
         done.append(point)
     assert done == [change.point for change in made]
+
+
+@given(st.integers(1, 40), st.data())
+def test_minimised_items_fail_and_none_of_them_can_be_left_out(size: int, data: st.DataObject) -> None:
+    groups = data.draw(st.lists(st.sets(st.integers(0, size - 1), min_size=1), min_size=1, max_size=3))
+
+    def fails(part: Sequence[int]) -> bool:
+        return any(group <= set(part) for group in groups)
+
+    found = minimise(range(size), fails)
+    assert fails(found)
+    assert len(found) == 1 or not any(fails([x for x in found if x != one]) for one in found)
+
+
+def test_minimising_that_is_stopped_returns_what_it_has() -> None:
+    asked = 0
+
+    def fails(part: Sequence[int]) -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > 3:
+            raise StopIteration
+        return 7 in part
+
+    found = minimise(range(100), fails)
+    assert 7 in found
+    assert len(found) < 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import trio
 
-from aiodist.checking import threads
-from aiodist.checking.threads import busy_threads
+from aiodist._checking import threads
+from aiodist._checking.threads import busy_threads
 
 
-def names(found: list[threading.Thread]) -> list[str]:
-    return [thread.name for thread in found]
+def busy() -> list[str]:
+    """Return the names of threads that are busy at this moment."""
+    return [thread.name for thread in busy_threads(pause=0)]
 
 
 def wait_until_idle() -> None:
@@ -37,46 +38,37 @@ def nobody_else_runs() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-@pytest.mark.parametrize(("wait", "busy"), [(None, False), (20, True)])
-def test_thread_counts_as_busy_when_it_can_wake_by_itself(wait: float | None, busy: bool) -> None:
+@pytest.mark.parametrize(("wait", "expected"), [(None, False), (20, True)])
+def test_thread_is_busy_when_it_can_wake_by_itself(wait: float | None, expected: bool) -> None:
     release, inside = threading.Event(), threading.Event()
 
     def waits() -> None:
         inside.set()
         release.wait(wait)
 
-    thread = threading.Thread(target=waits, name="waits")
+    thread = threading.Thread(target=waits)
     thread.start()
     inside.wait()
-    while not any(t is thread for t in threading.enumerate()):
-        pass
-    found = thread in busy_threads(pause=0.05)
+    if not expected:
+        wait_until_idle()
+    found = thread in busy_threads(pause=0)
     release.set()
     thread.join()
-    assert found is busy
+    assert found is expected
 
 
-def wake_by_queue() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    items: queue.Queue[int] = queue.Queue()
-    return items.get, lambda: items.put(1)
+ITEMS: queue.Queue[int] = queue.Queue()
+EVENT = threading.Event()
 
 
-def wake_by_event() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    event = threading.Event()
-    return event.wait, event.set
-
-
-@pytest.mark.parametrize("way", [wake_by_queue, wake_by_event])
-def test_thread_that_has_been_woken_is_busy_before_it_runs(
-    way: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
-) -> None:
-    wait, wake = way()
-    thread = threading.Thread(target=wait, name="waits")
+@pytest.mark.parametrize(("wait", "wake"), [(ITEMS.get, lambda: ITEMS.put(1)), (EVENT.wait, EVENT.set)])
+def test_thread_that_has_been_woken_is_busy_before_it_runs(wait: Any, wake: Any) -> None:
+    thread = threading.Thread(target=wait)
     thread.start()
     wait_until_idle()
     with nobody_else_runs():
         wake()
-        found = thread in threads._busy()
+        found = thread in busy_threads(pause=0)
     thread.join()
     assert found
 
@@ -90,7 +82,7 @@ def test_work_that_an_executor_has_handed_out_is_seen_before_its_thread_runs() -
             wait_until_idle()
             with nobody_else_runs():
                 work = pool.submit(int)
-                found = names(threads._busy())
+                found = busy()
             assert [name for name in found if name.startswith("pool_")]
             work.result()
 
@@ -101,7 +93,7 @@ def test_thread_of_an_executor_that_is_shut_down_is_about_to_end() -> None:
     wait_until_idle()
     with nobody_else_runs():
         pool.shutdown(wait=False)
-        found = names(threads._busy())
+        found = busy()
     pool.shutdown()
     assert "pool_0" in found
 
@@ -116,7 +108,7 @@ def test_thread_that_trio_keeps_for_its_next_job_is_idle_until_it_has_one() -> N
     done = threading.Event()
     with nobody_else_runs():
         trio.lowlevel.start_thread_soon(int, lambda _: done.set())
-        found = names(threads._busy())
+        found = busy()
     assert done.wait(20)
     assert [name for name in found if name.startswith("Trio thread")]
 
@@ -126,6 +118,6 @@ def test_executor_that_has_lost_count_of_its_threads_is_believed_for_a_moment(mo
         pool.submit(int).result()
         wait_until_idle()
         assert pool._idle_semaphore.acquire(timeout=0)
-        assert "pool_0" in names(threads._busy())
-        monkeypatch.setattr(threads, "_PATIENCE", 0.0)
-        assert "pool_0" not in names(threads._busy())
+        assert "pool_0" in busy()
+        monkeypatch.setattr(threads, "_COUNT_SECONDS", 0.0)
+        assert "pool_0" not in busy()

@@ -14,11 +14,11 @@ import aiodist_kernels as kernels
 from aiodist import IndexedSlices
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives import host, kinds
-from aiodist._collectives.execution import executor
+from aiodist._collectives.execution import Executor, executor
 from aiodist._collectives.host import HostExecutor, fold_slices, packs
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
-from aiodist_kernels import ReduceOp, policy, pool
+from aiodist_kernels import KernelSpec, ReduceOp, compiled_tier, policy, pool
 from tests.collectives.reference import CASES, Case, spec_of
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits
@@ -27,7 +27,7 @@ SINGLE = np.dtype(np.float32)
 DTYPES: list[np.dtype] = [SINGLE, np.dtype(np.int16)]
 
 
-def results(found: HostExecutor, values: list[Any], **options: Any) -> list[Any]:
+def results(found: Executor, values: list[Any], **options: Any) -> list[Any]:
     """Run it, off the loop too, and return the result of each position."""
     result = found.run(values, **options)
     if isinstance(result, Work):
@@ -204,25 +204,42 @@ def test_pack_is_one_unit_of_work(bytes_per_pack: int, units: int, monkeypatch: 
     assert [leaf.tolist() for leaf in work.carry_out()] == [[2 * leaf + 1] * 100 for leaf in range(5)]
 
 
-def test_first_large_reduction_waits_for_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    warmed: list[Any] = []
-    monkeypatch.setattr(kernels, "is_ready", lambda _: False)
-    monkeypatch.setattr(kernels, "warm", warmed.extend)
-    values = [np.full((1 << 20) + i, i, SINGLE)[i:] for i in range(3)]
-    found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec_of(values[0])), 3)
-    work = found.run(values)
-    assert not warmed, "the event loop's thread compiles nothing"
-    assert (work.carry_out() == 3).all()
-    assert warmed == [kernels.KernelSpec(ReduceOp.SUM, SINGLE, 3)]
+@pytest.mark.parametrize("there_is_a_compiler", [True, False])
+def test_first_large_reduction_waits_for_its_kernel_once(
+    monkeypatch: pytest.MonkeyPatch, there_is_a_compiler: bool
+) -> None:
+    op, dtype, asked = ReduceOp.MAX, np.dtype(np.int16), []
+    compile_for = compiled_tier.compile_for
 
-    def broken(_: Any) -> None:
-        raise ImportError("Numba does not work here")
+    def watched(*args: Any) -> Any:
+        asked.append(args)
+        if not there_is_a_compiler:
+            raise ImportError("llvmlite does not load")
+        return compile_for(*args)
 
-    monkeypatch.setattr(kernels, "warm", broken)
-    monkeypatch.setattr(host, "_no_compiler", False)
-    assert (found.run(values).carry_out() == 3).all()
-    monkeypatch.setattr(kernels, "warm", lambda _: pytest.fail("it is known to fail"))
-    assert (found.run(values).carry_out() == 3).all()
+    monkeypatch.setattr(compiled_tier, "compile_for", watched)
+    monkeypatch.setitem(policy.known["native"], op, {})
+    values = [[np.full(100_000, i, dtype), np.full(9, i, dtype), np.full(1 << 20, i, dtype)] for i in range(5)]
+
+    def maximum() -> HostExecutor:
+        return HostExecutor(Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0])), 5)
+
+    work = maximum().run(values)
+    assert not asked, "the event loop's thread compiles nothing"
+    assert all((leaf == 4).all() for leaf in work.carry_out())
+    for again in (maximum(), maximum()):
+        found = again.run(values)
+        assert all((leaf == 4).all() for leaf in (found.carry_out() if isinstance(found, Work) else found))
+    assert len(asked) == 1
+    assert kernels.is_ready(KernelSpec(op, dtype, 5)) is there_is_a_compiler
+
+
+def test_small_reduction_waits_for_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(policy.known["native"], ReduceOp.MEAN, {})
+    values = [np.full(10_000, i, SINGLE) for i in range(3)]
+    found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0])), 3)
+    assert (found.run(values) == 1).all()
+    assert not kernels.is_ready(KernelSpec(ReduceOp.MEAN, SINGLE, 3))
 
 
 # Rows.

@@ -12,7 +12,7 @@ import pytest
 import aiodist
 from aiodist import DistributedDataset, InputContext, PerReplica, ReplicaContextError, ValueContext
 from tests.data.sources import Asynchronous, Plain, collected, lists
-from tests.replica.programs import here, mirrored
+from tests.runtime.programs import here, mirrored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiodist import NumpyDataset
 from tests.data.sources import collected
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 
 def dataset(size: int = 10) -> NumpyDataset:

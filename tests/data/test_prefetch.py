@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from aiodist import NumpyDataset
 from aiodist._data.prefetch import Prefetched
 from tests.data.sources import collected, lists
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

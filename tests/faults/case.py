@@ -91,6 +91,11 @@ def deadlock(*suspects: int, **more: Any) -> Callable[[Program], Program]:
     return _register(DeadlockError, Reason.DEADLOCK, suspects, {"anyio": False, **more})
 
 
+def cycle(*suspects: int, **more: Any) -> Callable[[Program], Program]:
+    """Register a program whose replicas wait for each other, each in a collective of another group."""
+    return _register(DeadlockError, Reason.CYCLE, suspects, more)
+
+
 def race(reason: Reason, **more: Any) -> Callable[[Program], Program]:
     """Register a program whose replicas are at different collectives under some schedules."""
     return _register(CollectiveMismatchError, reason, None, {"scheduled": True, "anyio": False, **more})

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 
 from aiodist import Reason, ReduceOp, ReplicaContext
-from tests.faults.case import correct, incomplete, mismatch, raises
+from tests.faults.case import correct, cycle, incomplete, mismatch, raises
 
 SUM = ReduceOp.SUM
 LOSS = np.array([1.0, 2.0], np.float32)
@@ -66,7 +66,7 @@ async def opposite_orders_in_flight_together(ctx: ReplicaContext) -> None:
     await asyncio.gather(*(group.all_reduce(SUM, LOSS, name="loss") for group in order))
 
 
-@mismatch(Reason.CYCLE, 0, 1)
+@cycle(0, 1)
 async def opposite_orders_across_groups(ctx: ReplicaContext) -> None:
     i = ctx.replica_id_in_sync_group
     if i < 2:
@@ -79,7 +79,7 @@ async def opposite_orders_across_groups(ctx: ReplicaContext) -> None:
             await first.all_reduce(SUM, LOSS)
 
 
-@mismatch(Reason.CYCLE, 0, 1, 2)
+@cycle(0, 1, 2)
 async def ring_of_groups(ctx: ReplicaContext) -> None:
     i = ctx.replica_id_in_sync_group
     if i == 3:
@@ -89,7 +89,7 @@ async def ring_of_groups(ctx: ReplicaContext) -> None:
     await left.barrier()
 
 
-@mismatch(Reason.CYCLE, 0, 1)
+@cycle(0, 1)
 async def group_against_the_whole_run(ctx: ReplicaContext) -> None:
     i = ctx.replica_id_in_sync_group
     group = ctx.new_group([0, 1] if i < 2 else [2, 3])

@@ -11,13 +11,11 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveError
-from aiodist.checking.explore import explore
-from aiodist.checking.orders import LastFirst, Random
-from aiodist.checking.runs import Program, coroutine_program
-from aiodist.checking.runs import run as run_under
-from aiodist.checking.schedule import Order
-from tests.collective.runs import check_that_it_works, mirrored, run
+from aiodist._checking.explore import Program, coroutine_program, explore
+from aiodist._checking.explore import run as run_under
+from aiodist._checking.schedule import LastFirst, Order, Random
 from tests.faults.case import CASES, REPLICAS, Case
+from tests.runtime.programs import mirrored, run, still_works
 
 for _file in sorted(Path(__file__).parent.glob("*.py")):
     if not _file.stem.startswith("test_") and _file.stem != "case":
@@ -67,7 +65,7 @@ async def test_fault_is_named(case: Case, anyio_backend_name: str) -> None:
     with anyio.fail_after(20), pytest.raises(BaseException) as caught:  # noqa: PT011  (check_verdict looks at the type)
         await run(strategy, case.bound())
     check_verdict(case, caught.value)
-    await check_that_it_works(strategy)
+    await still_works(strategy)
 
 
 @pytest.mark.anyio

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.replica.programs import here, mirrored
+from tests.runtime.programs import here, mirrored
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.anyio

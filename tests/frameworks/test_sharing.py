@@ -11,7 +11,7 @@ import pytest
 import aiodist
 from aiodist._arrays.host import HostType, host_type_of
 from tests.frameworks.frameworks import Framework, seen
-from tests.replica.programs import here, on_each, replica
+from tests.runtime.programs import here, on_each, replica
 
 
 def whose(leaf: Any) -> HostType:

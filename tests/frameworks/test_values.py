@@ -11,8 +11,8 @@ import aiodist
 from aiodist import CollectiveMismatchError, PerReplica
 from tests.frameworks import toy
 from tests.frameworks.frameworks import Framework, seen
-from tests.replica.kinds_of_values import Pair
-from tests.replica.programs import here, mirrored, on_each, replica
+from tests.collectives.kinds_of_values import Pair
+from tests.runtime.programs import here, mirrored, on_each, replica
 
 pytestmark = pytest.mark.anyio
 

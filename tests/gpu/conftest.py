@@ -12,8 +12,8 @@ import pytest
 
 from aiodist._arrays import frameworks, gpus
 from aiodist._arrays.device import DeviceArray, DeviceType, write_strides
-from aiodist.gpu import process
-from aiodist.gpu.execute import Executor
+from aiodist._gpu import enqueue
+from aiodist._gpu.enqueue import Queue
 from tests.gpu.fake_driver import FakeDriver, FakeMemory, placed
 
 if TYPE_CHECKING:
@@ -109,8 +109,8 @@ def planted_machine(patch: pytest.MonkeyPatch, count: int, **options: Any) -> Ma
     found = gpus.Found(tuple(gpus.Gpu(k, "planted", (9, 0), f"{k:032x}") for k in range(count)), "13.0")
     patch.setattr(gpus, "logical", gpus.LogicalGpus())
     patch.setattr(gpus, "find", lambda: found)
-    executor = Executor(machine.driver)
-    patch.setattr(process, "executor", lambda: executor)
+    queue = Queue(machine.driver)
+    patch.setattr(enqueue, "queue", lambda: queue)
     patch.setitem(frameworks.TYPES, PlantedArray.__module__.partition(".")[0], Planted(machine))
     return machine
 

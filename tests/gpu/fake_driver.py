@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist.gpu.plan import HOST
-from aiodist_kernels.cuda.folds import reduce_all
+from aiodist._gpu.steps import HOST
+from aiodist_kernels.cuda.kernels import reduce_all
 from aiodist_kernels.cuda.simulated import Memory as Machine
-from aiodist_kernels.quiet import quietly
+from aiodist_kernels.numpy_tier import quietly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -278,7 +278,7 @@ class FakeDriver:
         quietly(reduce_all, machine, out, buffers, low, len(buffers))
 
     def _check(self, device: int, address: int, nbytes: int, *, exactly: bool = False) -> None:
-        for start, (size, owner) in self.regions.items():
+        for start, (size, owner) in list(self.regions.items()):  # the collector may free some in another thread
             if start <= address and address + nbytes <= start + size:
                 assert owner == device if exactly else self.reaches(device, owner), f"device {device} reads {owner}"
                 return

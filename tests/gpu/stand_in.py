@@ -28,16 +28,15 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, PerReplica, get_replica_context
-from aiodist.gpu import cuda_core, process
-from aiodist.gpu.cuda_core import CudaCore
-from aiodist.gpu.execute import Executor
-from aiodist.gpu.moves import Move, whole
-from aiodist.gpu.plan import HOST, Job, Place
-from aiodist.gpu.scheme import Batch
+from aiodist._gpu import cuda_core, enqueue
+from aiodist._gpu.cuda_core import CudaCore
+from aiodist._gpu.enqueue import Queue
+from aiodist._gpu.schedule import Batch
+from aiodist._gpu.steps import HOST, Job, Move, Place, whole
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.cuda.folds import reduce_all
+from aiodist_kernels.cuda.kernels import reduce_all
 from aiodist_kernels.cuda.simulated import Memory as Machine
-from aiodist_kernels.quiet import quietly
+from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.rules import rule_for
 from tests.benchmarks import cuda_reductions
 from tests.benchmarks.cuda_cases import KIB, cases
@@ -119,7 +118,7 @@ def read(memory: Any, like: np.ndarray) -> np.ndarray:
 
 def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], sizes: list[int]) -> None:
     """Reduce leaves on these devices, several times, and check every replica's results."""
-    executor, jobs, checks, keeps = Executor(driver), [], [], []
+    queue, jobs, checks, keeps = Queue(driver), [], [], []
     for leaf, size in enumerate(sizes):
         buffers = arrays.buffers(leaf, len(devices), (size,), dtype)
         wanted = reduce(op, buffers)
@@ -129,13 +128,13 @@ def reduced(driver: Loading, op: ReduceOp, dtype: np.dtype, devices: list[int], 
         jobs.append(Job(places[0], places[1], size, dtype.itemsize, wanted.dtype.itemsize))
         checks += [(out, wanted) for out in outs]
         keeps += [*inputs, *outs]
-    scheme = executor.scheme([Batch(rule_for(op, dtype), jobs)])
-    executor.load(scheme)
+    schedule = queue.schedule([Batch(rule_for(op, dtype), jobs)])
+    queue.load(schedule)
     with driver.using():
         streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
         streams += [driver.foreign_stream(device, 0) for device in sorted(set(devices))]
     for _ in range(3):
-        completion = executor.run(scheme, streams, [])
+        completion = queue.run(schedule, streams, [])
         assert completion.is_done()
     assert not driver.errors, driver.errors[0]
     for out, wanted in checks:
@@ -147,12 +146,12 @@ def copies_of_rows(driver: Loading) -> None:
     values = np.arange(240, dtype=np.int16).reshape(4, 10, 6)
     for there in (0, 1):
         source, target = driver.put(there, values), driver.put(0, np.zeros_like(values))
-        executor = Executor(driver)
+        queue = Queue(driver)
         views = [whole(Place(k, m.address), values.shape, 2) for k, m in ((0, target), (there, source))]
-        scheme = executor.scheme([], [Move(views[0].part(1, 5, 8), views[1].part(1, 0, 3))])
+        schedule = queue.schedule([], [Move(views[0].part(1, 5, 8), views[1].part(1, 0, 3))])
         with driver.using():
             streams = [driver.foreign_stream(0, 1)]
-        executor.run(scheme, streams, []).wait()
+        queue.run(schedule, streams, []).wait()
         wanted = np.zeros_like(values)
         wanted[:, 5:8] = values[:, :3]
         assert_same_bits(read(target, wanted), wanted)
@@ -253,7 +252,7 @@ def arrays_of_numba(driver: Loading) -> None:
             assert_same_bits(one, other)
 
     async def program() -> None:
-        with mock.patch.object(process, "executor", return_value=Executor(driver)):
+        with mock.patch.object(enqueue, "queue", return_value=Queue(driver)):
             whole = np.concatenate(values, 1)
             for me, found in enumerate(strategy.experimental_local_results(await strategy.run(step))):
                 check(found, total, total, np.zeros((0, 3)), np.array(True), whole, np.split(total, 2)[me], values[1])

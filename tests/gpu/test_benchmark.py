@@ -75,10 +75,10 @@ def test_case_that_fails_does_not_lose_the_others(
 ) -> None:
     plain = cuda_reductions.measure
 
-    def measure(lab: Any, executor: Any, case: Case, copy: float, rounds: int) -> Row:
+    def measure(lab: Any, queue: Any, case: Case, copy: float, rounds: int) -> Row:
         if case == small[1]:
             raise RuntimeError("an illegal memory access\nwas encountered")
-        return plain(lab, executor, case, copy, rounds)
+        return plain(lab, queue, case, copy, rounds)
 
     monkeypatch.setattr(cuda_reductions, "measure", measure)
     outcome = run(PlantedLab(), small[:3], 60)

@@ -19,8 +19,8 @@ from aiodist import (
     get_replica_context,
     set_logical_devices,
 )
-from aiodist.gpu import process
-from aiodist.gpu.cuda_core import CudaCore
+from aiodist._gpu import enqueue
+from aiodist._gpu.cuda_core import CudaCore
 from aiodist_kernels import reduce
 from tests.gpu.conftest import Machine, PlantedArray, cancelled_and_held_back
 from tests.kernels import arrays
@@ -180,7 +180,7 @@ async def test_arrays_on_the_host_and_on_gpus_do_not_meet(plant: Plant) -> None:
 async def test_missing_packages_are_named_with_the_command(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = plant(1)
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    monkeypatch.setattr(process, "executor", CudaCore)
+    monkeypatch.setattr(enqueue, "queue", CudaCore)
 
     async def step() -> None:
         await replica().all_reduce("SUM", machine.put(np.ones(4, SINGLE), 0))
@@ -200,20 +200,30 @@ async def test_host_values_of_replicas_on_gpus(plant: Plant) -> None:
     assert strategy.experimental_local_results(await strategy.run(step)) == (5.0, 5.0)
 
 
-async def test_replica_that_has_joined_brings_nothing(plant: Plant) -> None:
-    machine = plant(3)
-    seen: dict[int, Any] = {}
+async def test_every_kind(plant: Plant) -> None:
+    machine = plant(2, walls={frozenset({0, 1})})
+    values = arrays.buffers(1, 2, (4, 6), np.dtype(np.int32))
+    calls: dict[str, tuple[Callable[[ReplicaContext, Any], Any], list[np.ndarray]]] = {
+        "broadcast": (lambda ctx, v: ctx.broadcast(v, 1), [values[1]] * 2),
+        "all_gather": (lambda ctx, v: ctx.all_gather(v, -1), [np.concatenate(values, axis=1)] * 2),
+        "reduce_scatter": (lambda ctx, v: ctx.reduce_scatter("MAX", v, 1), np.split(np.maximum(*values), 2, axis=1)),
+        "all_to_all": (
+            lambda ctx, v: ctx.all_to_all(v, 0, 1),
+            [np.hstack([v[:2] for v in values]), np.hstack([v[2:] for v in values])],
+        ),
+    }
+    seen: dict[tuple[str, int], PlantedArray] = {}
 
     async def step() -> None:
         ctx = replica()
         me = ctx.replica_id_in_sync_group
-        if me != 1:
-            result = await ctx.all_reduce(ReduceOp.SUM, machine.put(np.full(2, me + 1.0, SINGLE), me))
-            seen[me] = result.numpy().tolist()
-        await ctx.join()
+        for name, (call, _) in calls.items():
+            seen[name, me] = await call(ctx, machine.put(values[me], me))
 
     await MirroredStrategy().run(step)
-    assert seen == {0: [4.0, 4.0], 2: [4.0, 4.0]}
+    for (name, me), result in seen.items():
+        assert result.ordinal == me
+        assert_same_bits(result.numpy(), calls[name][1][me])
 
 
 async def test_replica_whose_leaves_lie_on_several_gpus(plant: Plant) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from aiodist import MirroredStrategy, get_replica_context
 from aiodist._arrays import frameworks as frameworks_of
-from aiodist.gpu import process
-from aiodist.gpu.cuda_core import CudaCore
+from aiodist._gpu import enqueue
+from aiodist._gpu.cuda_core import CudaCore
 from tests.gpu.fake_driver import FakeDriver
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ async def test_without_cuda_core_frameworks_use_streams_of_their_own(
 ) -> None:
     plant(2)
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    monkeypatch.setattr(process, "executor", CudaCore)
+    monkeypatch.setattr(enqueue, "queue", CudaCore)
     await thread_of(frameworks, "GPU:0")
     assert [line for line in frameworks.log if line.startswith("enter")] == [
         "enter torch device(0,)",

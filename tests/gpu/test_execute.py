@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.gpu import plan
-from aiodist.gpu.execute import Completion, Executor
-from aiodist.gpu.moves import Move, whole
-from aiodist.gpu.plan import Copy, Job, Launch, Meet, Place, Together
-from aiodist.gpu.scheme import Batch, Scheme, symbol
+from aiodist._gpu import steps
+from aiodist._gpu.enqueue import Completion, Queue
+from aiodist._gpu.schedule import Batch, Schedule, symbol
+from aiodist._gpu.steps import Copy, Job, Launch, Meet, Move, Place, Together, whole
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.cuda.tables import Leaf
+from aiodist_kernels.cuda.forms import Leaf
 from aiodist_kernels.rules import rule_for
 from tests.gpu.fake_driver import POISON, FakeDriver, placed
 from tests.kernels import arrays
@@ -54,7 +53,7 @@ class Problem:
             self.results += [(output, wanted) for output in outputs]
             self.brought += [(memory, memory.array.copy()) for memory in inputs]
         self.seen: list[tuple[np.ndarray, np.ndarray]] = []
-        self.scheme: Scheme | None = None
+        self.schedule: Schedule | None = None
 
     def bring(self, driver: FakeDriver, streams: list[Any]) -> None:
         """Let the replicas' streams write what they bring, which is not there before."""
@@ -73,9 +72,9 @@ class Problem:
     def _see(self, output: Any, wanted: np.ndarray) -> None:
         self.seen.append((output.array.copy().view(wanted.dtype), wanted))
 
-    def run(self, executor: Executor, streams: list[Any], keeps: list[Any]) -> Completion:
+    def run(self, queue: Queue, streams: list[Any], keeps: list[Any]) -> Completion:
         """Enqueue it: the arrays by number, and where they begin."""
-        if self.scheme is None:
+        if self.schedule is None:
             places = {place: symbol(i) for i, place in enumerate(self.places())}
             jobs = [
                 job._replace(
@@ -84,8 +83,8 @@ class Problem:
                 )
                 for job in self.jobs
             ]
-            self.scheme = executor.scheme([Batch(self.rule, jobs)], arrays=len(places))
-        return executor.run(self.scheme, streams, keeps, tuple([place.address for place in self.places()]))
+            self.schedule = queue.schedule([Batch(self.rule, jobs)], arrays=len(places))
+        return queue.run(self.schedule, streams, keeps, tuple([place.address for place in self.places()]))
 
     def places(self) -> list[Place]:
         return [place for job in self.jobs for place in (*job.inputs, *job.outputs)]
@@ -120,8 +119,8 @@ def test_bits_in_any_order(
     streams = [driver.replica_stream(f"GPU:{i}", device) for i, device in enumerate(devices)]
     problem.bring(driver, streams)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "SHARD_FROM", 0 if shards else 1 << 60)
-        completion = problem.run(Executor(driver), streams, list(problem.keeps))
+        patch.setattr(steps, "SHARD_FROM", 0 if shards else 1 << 60)
+        completion = problem.run(Queue(driver), streams, list(problem.keeps))
     assert driver.host_waits == 0
     assert not completion.is_done()
     assert driver.entered == 0
@@ -137,7 +136,7 @@ def test_replicas_streams_come_before_and_after() -> None:
     driver = FakeDriver()
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1], [100])
     streams = [("replica", "GPU:0", 0), ("replica", "GPU:1", 1)]
-    problem.run(Executor(driver), streams, [])
+    problem.run(Queue(driver), streams, [])
     names = [entry[:2] for entry in driver.log]
     first, last = names.index(("launch", 0)), max(i for i, name in enumerate(names) if name[0] == "launch")
     for stream in streams:
@@ -151,7 +150,7 @@ def test_what_the_work_uses_lives_until_it_is_done() -> None:
     driver = FakeDriver(3, {frozenset({0, 1})})
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1, 1], [500, 20])
     results = problem.results
-    completion = problem.run(Executor(driver), [("s", 0)], problem.keeps)
+    completion = problem.run(Queue(driver), [("s", 0)], problem.keeps)
     del problem
     gc.collect()
     completion.wait()
@@ -162,36 +161,36 @@ def test_what_the_work_uses_lives_until_it_is_done() -> None:
 def test_table_is_uploaded_once_for_the_same_leaves() -> None:
     driver = FakeDriver()
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [10, 20])
-    executor = Executor(driver)
+    queue = Queue(driver)
     for _ in range(3):
-        problem.run(executor, [("s", 0)], problem.keeps).wait()
+        problem.run(queue, [("s", 0)], problem.keeps).wait()
     assert [entry[0] for entry in driver.log].count("upload") == 2 * 2, "heads and rows, of sums and of copies"
     problem.check()
 
 
 def test_what_was_prepared_does_not_pile_up() -> None:
     driver = FakeDriver()
-    executor = Executor(driver)
+    queue = Queue(driver)
     for size in range(1, 200):
         problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0] * 5, [size])
-        problem.run(executor, [("s", 0)], problem.keeps).wait()
+        problem.run(queue, [("s", 0)], problem.keeps).wait()
         problem.check()
-    assert len(executor._bound) == 64
+    assert len(queue._bound) == 64
 
 
 @pytest.mark.parametrize("walls", [set(), {frozenset({0, 1})}], ids=["peers", "no peers"])
 def test_bits_of_the_second_time(walls: set[frozenset[int]]) -> None:
     driver = FakeDriver(5, walls)
-    executor = Executor(driver)
+    queue = Queue(driver)
     streams = [("replica", f"GPU:{i}", device) for i, device in enumerate([0, 1, 1])]
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 1, 1], [100, 20])
     for _ in range(3):
         problem.bring(driver, streams)
-        completion = problem.run(executor, streams, list(problem.keeps))
+        completion = problem.run(queue, streams, list(problem.keeps))
         problem.use(driver, streams)
         driver.drain()
         assert completion.is_done()
-    assert len(executor._bound) == (0 if walls else 1)
+    assert len(queue._bound) == (0 if walls else 1)
     assert len(problem.seen) == 18
     for got, wanted in problem.seen:
         assert_same_bits(got, wanted)
@@ -199,27 +198,27 @@ def test_bits_of_the_second_time(walls: set[frozenset[int]]) -> None:
 
 def test_other_rule_or_other_moves_of_the_same_memory_are_other_work() -> None:
     driver = FakeDriver()
-    executor = Executor(driver)
+    queue = Queue(driver)
     problem = Problem(driver, ReduceOp.SUM, DTYPES[0], [0, 0], [8])
     job = problem.jobs[0]
     out, other = (whole(place, (8,), 4) for place in job.outputs)
     ones = rule_for(ReduceOp.MAX, DTYPES[0])
     for rule, then in ((problem.rule, []), (ones, []), (ones, [Move(other, out)])):
-        before = len(executor._bound)
-        executor.run(executor.scheme([Batch(rule, [job])], then), [("s", 0)], problem.keeps).wait()
-        assert len(executor._bound) == before + 1
+        before = len(queue._bound)
+        queue.run(queue.schedule([Batch(rule, [job])], then), [("s", 0)], problem.keeps).wait()
+        assert len(queue._bound) == before + 1
 
 
 def test_plan_without_access_reads_what_can_be_read() -> None:
-    steps = plan.make(jobs_of([1, 0, 2], 100), lambda one, other: {one, other} != {0, 2}, no_scratch)
-    assert [type(step) for step in steps] == [Launch, Copy, Copy]
+    made = steps.reduce_steps(jobs_of([1, 0, 2], 100), lambda one, other: {one, other} != {0, 2}, no_scratch)
+    assert [type(step) for step in made] == [Launch, Copy, Copy]
 
 
 def test_plan_for_results_elsewhere() -> None:
     (job,) = jobs_of([0, 1, 1], 100)
     outputs = (Place(2, 1 << 45), Place(0, 1 << 46))
-    steps = plan.make([job._replace(outputs=outputs)], lambda *_: True, no_scratch)
-    assert [(type(step), step.device) for step in steps if not isinstance(step, Meet)] == [(Launch, 2), (Copy, 2)]
+    made = steps.reduce_steps([job._replace(outputs=outputs)], lambda *_: True, no_scratch)
+    assert [(type(step), step.device) for step in made if not isinstance(step, Meet)] == [(Launch, 2), (Copy, 2)]
 
 
 def jobs_of(devices: list[int], elements: int) -> list[Job]:
@@ -232,13 +231,13 @@ def no_scratch(device: int, nbytes: int) -> int:
 
 
 def test_plan_for_one_device() -> None:
-    steps = plan.make(jobs_of([0, 0, 0], 100), lambda *_: False, no_scratch)
-    assert [type(step) for step in steps] == [Launch, Copy, Copy]
+    made = steps.reduce_steps(jobs_of([0, 0, 0], 100), lambda *_: False, no_scratch)
+    assert [type(step) for step in made] == [Launch, Copy, Copy]
 
 
 def test_plan_makes_one_launch_of_many_copies() -> None:
     jobs = jobs_of([0, 0, 0], 100) * 3
-    launch, together = plan.make(jobs, lambda *_: False, no_scratch)
+    launch, together = steps.reduce_steps(jobs, lambda *_: False, no_scratch)
     assert isinstance(launch, Launch)
     assert isinstance(together, Together)
     assert len(together.leaves) == 6
@@ -250,8 +249,8 @@ def test_plan_makes_one_launch_of_many_copies() -> None:
 
 
 def test_plan_for_small_values_of_devices_that_reach_each_other() -> None:
-    steps = plan.make(jobs_of([0, 1, 1], 100), lambda *_: True, no_scratch)
-    assert [(type(step), step.device) for step in steps if not isinstance(step, Meet)] == [
+    made = steps.reduce_steps(jobs_of([0, 1, 1], 100), lambda *_: True, no_scratch)
+    assert [(type(step), step.device) for step in made if not isinstance(step, Meet)] == [
         (Launch, 0),
         (Launch, 1),
         (Copy, 1),
@@ -259,11 +258,11 @@ def test_plan_for_small_values_of_devices_that_reach_each_other() -> None:
 
 
 def test_plan_for_large_values_shares_the_work() -> None:
-    steps = plan.make(jobs_of([0, 1, 2, 3], 1 << 20), lambda *_: True, no_scratch)
-    launches = [step for step in steps if isinstance(step, Launch)]
+    made = steps.reduce_steps(jobs_of([0, 1, 2, 3], 1 << 20), lambda *_: True, no_scratch)
+    launches = [step for step in made if isinstance(step, Launch)]
     assert [leaf.elements for launch in launches for leaf in launch.leaves] == [1 << 18] * 4
-    assert isinstance(steps[4], Meet)
-    copies = [step for step in steps if isinstance(step, Copy)]
+    assert isinstance(made[4], Meet)
+    copies = [step for step in made if isinstance(step, Copy)]
     assert len(copies) == 12
     assert sum(copy.nbytes for copy in copies) == 3 * 4 << 20
     assert all(copy.device == copy.target.device for copy in copies)
@@ -277,7 +276,9 @@ def test_plan_without_access_goes_by_the_first_device() -> None:
         allocated.append((device, nbytes))
         return scratch.randrange(1 << 40)
 
-    steps = plan.make(jobs_of([1, 0, 2], 100), lambda one, other: one == other or {one, other} == {0, 2}, allocate)
-    assert [type(step) for step in steps] == [Copy, Copy, Launch, Copy, Copy]
+    made = steps.reduce_steps(
+        jobs_of([1, 0, 2], 100), lambda one, other: one == other or {one, other} == {0, 2}, allocate
+    )
+    assert [type(step) for step in made] == [Copy, Copy, Launch, Copy, Copy]
     assert allocated == [(1, 400), (1, 400)]
-    assert {step.device for step in steps if not isinstance(step, Meet)} == {1}
+    assert {step.device for step in made if not isinstance(step, Meet)} == {1}

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist.gpu import moves
-from aiodist.gpu.execute import Executor
-from aiodist.gpu.moves import Move, Rows, View, whole
-from aiodist.gpu.plan import Copy, Meet, Place
+from aiodist._gpu import steps
+from aiodist._gpu.enqueue import Queue
+from aiodist._gpu.steps import Copy, Meet, Move, Place, Rows, View, whole
 from tests.gpu.fake_driver import POISON, FakeDriver, placed
 from tests.kernels import arrays
 
@@ -46,7 +45,7 @@ def cut(found: View, where: tuple[slice, ...]) -> View:
     margins=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=3, max_size=3),
     devices=st.tuples(st.integers(0, 1), st.integers(0, 1)),
     itemsize=st.sampled_from([1, 2, 8]),
-    pitch=st.sampled_from([0, 8, moves.LARGEST_PITCH]),
+    pitch=st.sampled_from([0, 8, steps.LARGEST_PITCH]),
 )
 def test_any_part_to_any_part(
     seed: int,
@@ -73,9 +72,9 @@ def test_any_part_to_any_part(
     )
     seen: list[np.ndarray] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moves, "LARGEST_PITCH", pitch)
-        executor = Executor(driver)
-        completion = executor.run(executor.scheme([], [move]), [stream], [])
+        patch.setattr(steps, "LARGEST_PITCH", pitch)
+        queue = Queue(driver)
+        completion = queue.run(queue.schedule([], [move]), [stream], [])
     driver.enqueue(stream, lambda: seen.append(target.array.copy()))
     driver.enqueue(stream, partial(memory.array.fill, POISON))
     driver.drain()
@@ -95,23 +94,25 @@ def allocating(allocated: list[tuple[int, int]]) -> Callable[[int, int], int]:
 def test_arrays_without_gaps_cross_in_one_copy() -> None:
     here, there = (whole(Place(k, 1 << 40), (4, 5, 6), 4) for k in range(2))
     allocated: list[tuple[int, int]] = []
-    steps = moves.make([Move(here, there), Move(here.part(0, 1, 3), there.part(0, 0, 2))], allocating(allocated))
-    assert [(type(step), step.nbytes) for step in steps if isinstance(step, Copy)] == [(Copy, 480), (Copy, 240)]
-    assert len(steps) == 2
+    made = steps.move_steps([Move(here, there), Move(here.part(0, 1, 3), there.part(0, 0, 2))], allocating(allocated))
+    assert [(type(step), step.nbytes) for step in made if isinstance(step, Copy)] == [(Copy, 480), (Copy, 240)]
+    assert len(made) == 2
     assert not allocated
 
 
 def test_gaps_are_closed_before_a_crossing_and_opened_behind_it() -> None:
     here, there = (whole(Place(k, 1 << 40), (4, 5, 6), 4) for k in range(2))
     allocated: list[tuple[int, int]] = []
-    steps = moves.make([Move(here.part(1, 1, 3), there.part(1, 0, 2))], allocating(allocated))
-    assert [type(step) for step in steps] == [Rows, Meet, Copy, Rows]
-    assert steps[0] == Rows(1, 1 << 50, 48, 1 << 40, 120, 48, 4)
-    assert steps[3] == Rows(0, (1 << 40) + 24, 120, 1 << 50, 48, 48, 4)
+    made = steps.move_steps([Move(here.part(1, 1, 3), there.part(1, 0, 2))], allocating(allocated))
+    assert [type(step) for step in made] == [Rows, Meet, Copy, Rows]
+    assert made[0] == Rows(1, 1 << 50, 48, 1 << 40, 120, 48, 4)
+    assert made[3] == Rows(0, (1 << 40) + 24, 120, 1 << 50, 48, 48, 4)
     assert allocated == [(1, 192), (0, 192)]
 
 
 def test_rows_are_the_axis_with_most_of_them() -> None:
     array = whole(Place(0, 1 << 40), (1000, 3, 8), 4)
-    steps = moves.make([Move(array.part(1, 0, 2).part(2, 0, 4), array.part(1, 0, 2).part(2, 4, 8))], allocating([]))
-    assert [step.number for step in steps if isinstance(step, Rows)] == [1000, 1000]
+    made = steps.move_steps(
+        [Move(array.part(1, 0, 2).part(2, 0, 4), array.part(1, 0, 2).part(2, 4, 8))], allocating([])
+    )
+    assert [step.number for step in made if isinstance(step, Rows)] == [1000, 1000]

@@ -10,9 +10,9 @@ import pytest
 
 from aiodist import MirroredStrategy, PerReplica, ReduceOp, get_replica_context
 from aiodist._arrays import gpus
-from aiodist.gpu.execute import Executor
-from aiodist.gpu.plan import Job, Place
-from aiodist.gpu.scheme import Batch
+from aiodist._gpu.enqueue import Queue
+from aiodist._gpu.schedule import Batch
+from aiodist._gpu.steps import Job, Place
 from aiodist_kernels import reduce
 from tests.benchmarks.cuda_reductions import Gpu
 from tests.kernels import arrays
@@ -52,10 +52,10 @@ def reduced(lab: Gpu, case: Case, buffers: list[list[np.ndarray]]) -> list[list[
         keeps += memory
         places = [tuple(Place(0, m.address) for m in some) for some in (memory, own)]
         jobs.append(Job(places[0], places[1], leaf[0].size, leaf[0].itemsize, result.itemsize))
-    executor = Executor(lab.driver)
-    scheme = executor.scheme([Batch(case.rule, jobs)])
-    executor.load(scheme)
-    executor.run(scheme, [lab.driver.stream(0)], keeps).wait()
+    queue = Queue(lab.driver)
+    schedule = queue.schedule([Batch(case.rule, jobs)])
+    queue.load(schedule)
+    queue.run(schedule, [lab.driver.stream(0)], keeps).wait()
     return [
         [lab.get(out, leaf[0].size * result.itemsize).view(result) for out in own]
         for own, leaf in zip(outs, buffers, strict=True)

@@ -7,7 +7,7 @@ import gc
 
 import numpy as np
 
-from aiodist.gpu.pinned import HostPool, array_of
+from aiodist._gpu.pinned import HostPool, array_of
 
 
 def test_memory_is_given_out_again_once_the_last_array_in_it_is_gone() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 import aiodist_kernels as kernels
 from aiodist import MirroredStrategy, get_replica_context, set_logical_devices
-from aiodist.gpu import process
-from aiodist.gpu.cuda_core import CudaCore
-from aiodist.strategy import warmup
+from aiodist._gpu import enqueue
+from aiodist._gpu.cuda_core import CudaCore
+from aiodist._strategy import warmup
 from tests.kernels.arrays import BFLOAT16
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def test_no_collective_has_to_compile_afterwards(
 async def test_replicas_on_cpus_need_no_gpu_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     warmed: list[kernels.KernelSpec] = []
     monkeypatch.setattr(warmup, "warm", warmed.extend)
-    monkeypatch.setattr(process, "executor", lambda: pytest.fail("there is no replica on a GPU"))
+    monkeypatch.setattr(enqueue, "queue", lambda: pytest.fail("there is no replica on a GPU"))
     await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()
     assert {spec.count for spec in warmed} == {2}
 
@@ -69,6 +69,6 @@ async def test_missing_packages_are_named_with_the_command(
 ) -> None:
     plant(1)
     monkeypatch.setitem(sys.modules, "cuda.core", None)
-    monkeypatch.setattr(process, "executor", CudaCore)
+    monkeypatch.setattr(enqueue, "queue", CudaCore)
     with pytest.raises(ImportError, match=r"pip install 'aiodist\[cuda\]'"):
         await MirroredStrategy(["GPU:0"]).warmup()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist_kernels import KernelSpec, ReduceOp, bytes_moved, cut, policy, reduce, warm
-from aiodist_kernels.policy import MIB
+from aiodist_kernels.pool import MIB
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, COMPLEX, assert_same_bits
 

@@ -19,8 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from numpy.lib.stride_tricks import as_strided, sliding_window_view
 
 from aiodist_kernels import KernelSpec, ReduceOp, policy, pool, reduce, reduce_alike, warm
-from aiodist_kernels.policy import MIB
-from aiodist_kernels.pool import Pool
+from aiodist_kernels.pool import MIB, Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

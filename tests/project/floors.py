@@ -26,28 +26,21 @@ FLOORS: Mapping[str, int] = {
     "aiodist._core": 1,
     "aiodist._version": 1,
     "aiodist._arrays": 2,
-    "aiodist._runtime.waits": 2,  # while `collective` and `workers` use it
     "aiodist._gpu": 3,
     "aiodist._collectives": 4,
-    "aiodist.gpu": 4,
-    "aiodist.collective": 4,
-    "aiodist.workers": 4,
     "aiodist._runtime": 5,
-    "aiodist.replica": 5,
     "aiodist._workers": 6,
     "aiodist._data": 7,
     "aiodist._strategy": 8,
-    "aiodist.strategy": 8,
     "aiodist._checking": 9,
     "aiodist._torch": 10,
+    "aiodist.testing": 10,
     "aiodist._demos": 12,
     "aiodist._tools": 12,
-    "aiodist.checking": 12,
-    "aiodist.testing": 12,
     "aiodist": 12,
     "aiodist.__main__": 13,
 }
-MAY_IMPORT = {0: {"numpy", "numba", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
+MAY_IMPORT = {0: {"numpy", "llvmlite", "numba", *sys.stdlib_module_names}, 1: sys.stdlib_module_names}
 """What may be imported from outside of this project, on floors where not all may."""
 
 

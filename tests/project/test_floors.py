@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 SOUND = {
     "kernels/aiodist_kernels/__init__.py": "from aiodist_kernels.sums import fold",
     "kernels/aiodist_kernels/sums.py": "import functools\nimport numpy as np\nfold = functools.reduce",
-    "aiodist/__init__.py": "from aiodist.strategy.mirrored import Mirror as Mirror",
+    "aiodist/__init__.py": "from aiodist._strategy.mirrored import Mirror as Mirror",
     "aiodist/__main__.py": "from aiodist._tools.cli import main",
     "aiodist/_arrays/__init__.py": "",
     "aiodist/_arrays/words.py": "import optree",
-    "aiodist/collective/__init__.py": "",
-    "aiodist/collective/meeting.py": "import aiodist_kernels\nfrom .._arrays import words\nfrom . import names",
-    "aiodist/collective/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
-    "aiodist/strategy/mirrored.py": "def later():\n    from aiodist.collective.meeting import words",
+    "aiodist/_collectives/__init__.py": "",
+    "aiodist/_collectives/meeting.py": "import aiodist_kernels\nfrom .._arrays import words\nfrom . import names",
+    "aiodist/_collectives/names.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import meeting",
+    "aiodist/_strategy/mirrored.py": "def later():\n    from aiodist._collectives.meeting import words",
     "aiodist/_tools/cli.py": "from aiodist._demos import text\nfrom aiodist.testing_helpers import check",
-    "aiodist/_demos/text.py": "import aiodist\nfrom aiodist.strategy import mirrored",
+    "aiodist/_demos/text.py": "import aiodist\nfrom aiodist._strategy import mirrored",
     "aiodist/testing_helpers.py": "",
 }
 
@@ -51,16 +51,16 @@ def test_sound_tree_has_no_violation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "expected"),
     [
-        ("aiodist/_arrays/words.py", "import aiodist.strategy.mirrored", "(floor 2) imports aiodist.strategy"),
+        ("aiodist/_arrays/words.py", "import aiodist._strategy.mirrored", "(floor 2) imports aiodist._strategy"),
         ("aiodist/_arrays/words.py", "from aiodist import Mirror", "(floor 2) imports aiodist (floor 12)"),
-        ("aiodist/_arrays/words.py", "from aiodist.collective import names", "imports aiodist.collective.names"),
-        ("aiodist/_arrays/words.py", "from ..collective import names", "imports aiodist.collective.names"),
-        ("aiodist/_arrays/__init__.py", "from ..collective.names import x", "imports aiodist.collective.names"),
-        ("aiodist/_arrays/words.py", "def f():\n    from ..replica import context", "words:2 (floor 2)"),
+        ("aiodist/_arrays/words.py", "from aiodist._collectives import names", "imports aiodist._collectives.names"),
+        ("aiodist/_arrays/words.py", "from .._collectives import names", "imports aiodist._collectives.names"),
+        ("aiodist/_arrays/__init__.py", "from .._collectives.names import x", "imports aiodist._collectives.names"),
+        ("aiodist/_arrays/words.py", "def f():\n    from .._runtime import context", "words:2 (floor 2)"),
         ("aiodist/_arrays/words.py", "import importlib\nimportlib.import_module('aiodist._demos')", "words:2"),
         (
             "aiodist/_arrays/words.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiodist.replica import context",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiodist._runtime import context",
             "words:3 (floor 2)",
         ),
         ("aiodist/_demos/text.py", "import aiodist.__main__", "(floor 12) imports aiodist.__main__ (floor 13)"),
@@ -77,12 +77,12 @@ def test_planted_violation_is_found(tmp_path: Path, file: str, text: str, expect
 
 
 @pytest.mark.parametrize(
-    "text", ["from aiodist.collective import meeting", "def f():\n    from aiodist.collective import meeting"]
+    "text", ["from aiodist._collectives import meeting", "def f():\n    from aiodist._collectives import meeting"]
 )
 def test_import_circle_inside_a_floor_is_found(tmp_path: Path, text: str) -> None:
-    (found,) = plant(tmp_path, {"aiodist/collective/names.py": text})
+    (found,) = plant(tmp_path, {"aiodist/_collectives/names.py": text})
     assert found.startswith("floor 4: import circle")
-    assert "aiodist.collective.names -> aiodist.collective.meeting" in found
+    assert "aiodist._collectives.names -> aiodist._collectives.meeting" in found
 
 
 def test_public_names_cannot_lead_to_a_program_that_uses_them(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ def test_import_starts_no_thread(tmp_path: Path) -> None:
 
 
 LATER = {
-    "aiodist.collective.device_work",
+    "aiodist._collectives.device",
     "aiodist.collective.verdict",
-    "aiodist.gpu.plan",
+    "aiodist._gpu.steps",
     "aiodist.replica.looking",
     "aiodist.replica.suspension",
     "aiodist.replica.team",

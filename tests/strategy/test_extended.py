@@ -25,7 +25,7 @@ from aiodist import (
     StrategyExtended,
     Variable,
 )
-from tests.replica.programs import here, mirrored, replica
+from tests.runtime.programs import here, mirrored, replica
 
 pytestmark = pytest.mark.anyio
 

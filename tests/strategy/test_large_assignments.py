@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, Variable
-from aiodist.strategy import changing
-from aiodist.strategy.aggregation import updated
+from aiodist._strategy import changing
+from aiodist._strategy.aggregation import updated
 from aiodist_kernels import policy, pool
-from tests.replica.programs import mirrored, replica, still_works
+from tests.runtime.programs import mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from aiodist import IndexedSlices, MirroredStrategy, PerReplica, Variable
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
 

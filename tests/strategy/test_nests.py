@@ -10,8 +10,8 @@ import optree
 import pytest
 
 from aiodist import PerReplica
-from tests.replica.kinds_of_values import NAMESPACE, Pair, Point
-from tests.replica.programs import here, mirrored
+from tests.collectives.kinds_of_values import NAMESPACE, Pair, Point
+from tests.runtime.programs import here, mirrored
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from aiodist import PerReplica
-from aiodist.strategy import across
+from aiodist._strategy import across
 from aiodist_kernels import policy
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, RecordedCall, ReplicaContext
-from tests.collective.runs import mirrored, run
+from tests.runtime.programs import mirrored, run
 
 pytestmark = pytest.mark.anyio
 

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from aiodist import CommunicationOptions, Mirrored, MirroredStrategy, PerReplica, ReduceOp
 from aiodist_kernels import KernelSpec, warm
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica, get_replica_context
-from tests.replica.programs import here, mirrored, replica
-from tests.replica.warned import warned
+from tests.runtime.programs import here, mirrored, replica
+from tests.runtime.warned import warned
 
 pytestmark = pytest.mark.anyio
 

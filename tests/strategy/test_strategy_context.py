@@ -26,7 +26,7 @@ from aiodist import (
     in_cross_replica_context,
 )
 from aiodist._core.call import OrderCheck
-from tests.replica.programs import mirrored
+from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from aiodist import CommunicationOptions, MirroredStrategy, PerReplica, ReplicaContext, Strategy, Variable
-from tests.replica.programs import here, mirrored, replica
+from tests.runtime.programs import here, mirrored, replica
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

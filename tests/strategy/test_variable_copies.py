@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist import MirroredStrategy, ReplicaContextError, Variable
-from tests.replica.programs import mirrored, replica
+from tests.runtime.programs import mirrored, replica
 
 
 def variable(strategy: MirroredStrategy, **settings: Any) -> Variable:

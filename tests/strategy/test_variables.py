@@ -18,7 +18,7 @@ from aiodist import (
     VariableAggregation,
     VariableSynchronization,
 )
-from tests.replica.programs import here, mirrored, replica, still_works
+from tests.runtime.programs import here, mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 

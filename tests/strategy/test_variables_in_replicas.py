@@ -19,7 +19,7 @@ from aiodist import (
     ReplicaContextError,
     Variable,
 )
-from tests.replica.programs import Relay, here, mirrored, on_each, replica, still_works
+from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
 
 pytestmark = pytest.mark.anyio
 

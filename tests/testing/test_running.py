@@ -65,7 +65,7 @@ def test_failing_schedule_is_named_and_fails_again() -> None:
     with pytest.raises(CollectiveMismatchError) as found:
         explore(races, 2, seed=1)
     *story, last = found.value.__notes__
-    assert story[0].endswith("with 1 change to the plain order:")
+    assert story[0].endswith("with 1 change to the default order:")
     assert "replica" in story[1]
     replay = last.removeprefix("to run it again: replay=").strip("'")
     with pytest.raises(CollectiveMismatchError) as again:

@@ -239,7 +239,9 @@ def test_race_is_reported_with_its_schedule_and_a_command_that_repeats_it(capsys
     code, output = check(capsys, "program.py:race --replicas 4 --schedules 100 --seed 3")
     assert code == 1
     assert "program.py:28 in race" in output
-    assert re.search(r"Found in schedule \d+ of 100, with 1 change to the plain order, in which all goes well:", output)
+    assert re.search(
+        r"Found in schedule \d+ of 100, with 1 change to the default order, in which nothing fails:", output
+    )
     command = output.splitlines()[-1].removeprefix("Again:  aiodist check ")
     assert command.startswith("program.py:race --replicas 4")
 
@@ -255,7 +257,7 @@ def test_own_exception_is_shown_as_python_shows_it_without_our_frames(
 ) -> None:
     _, output = check(capsys, "program.py:fails --replicas 2")
     assert re.findall(r'File ".*?([a-z_]+\.py)", line (\d+), in (\w+)', output) == [("program.py", "51", "fails")]
-    assert "Found in the plain order.\nAgain:  aiodist check program.py:fails --replicas 2 --replay 0/" in output
+    assert "Found in the default order.\nAgain:  aiodist check program.py:fails --replicas 2 --replay 0/" in output
     _, output = check(capsys, "unfinished.py:main")
     assert output.startswith(
         f'  File "{folder}/unfinished.py", line 1\n    def main(:\n             ^\nSyntaxError: invalid syntax\n'

@@ -24,10 +24,10 @@ from aiodist import (
     WorkerLostError,
     get_replica_context,
 )
-from aiodist.replica.stall import StallWatch
-from tests.collective.runs import mirrored, run
-from tests.replica.test_stall import Looks
-from tests.replica.warned import warned
+from aiodist._runtime.stall import StallWatch
+from tests.runtime.programs import mirrored, run
+from tests.runtime.test_stall import Looks
+from tests.runtime.warned import warned
 from tests.workers.simulated import Job, Program, on_uvloop_too
 
 elements = 3  # of the programs' arrays

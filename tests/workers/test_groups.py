@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist import IncompleteCollectiveError, ReplicaContext, ReplicaContextError, get_replica_context
-from tests.collective.runs import error_of
+from tests.runtime.programs import error_of
 from tests.workers.simulated import Job, Program, on_one_machine, on_uvloop_too
 from tests.workers.test_divergence import without_workers
 
@@ -264,29 +264,6 @@ async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...
         report, right = outcome.report, expected.report
         assert (report.reason, report.suspects, report.group) == (right.reason, right.suspects, right.group)
         assert without_workers(str(report)) == without_workers(str(right))
-
-
-async def test_a_group_that_one_worker_has_let_go_of_is_told_by_those_who_wait_in_it() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            return await ctx.barrier(name="end")
-        group = ctx.new_group([0, 2], "experts")
-        await group.barrier()
-        if ctx.replica_id_in_sync_group == 0:
-            await group.all_reduce("SUM", 1.0)
-        del group
-        await ctx.barrier(name="end")
-        return None
-
-    job = Job(2, 1)
-    for outcome in await job.run(program):
-        assert isinstance(outcome, IncompleteCollectiveError), outcome
-        told = (
-            "replica 2 let go of group 'experts' of replicas 0 and 2 before collective #1 of it, which replica 0 waits"
-        )
-        assert str(outcome).splitlines()[0] == f"{told} in"
-        assert str(outcome).endswith("and issue the same number of its collectives on every member.")
-        assert (outcome.report.reason, outcome.report.suspects) == ("abandoned", (2,))
 
 
 async def test_who_waits_where_no_cancellation_reaches_hears_of_a_failure_also_behind_the_first_worker() -> None:

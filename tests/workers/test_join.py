@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiodist import IncompleteCollectiveError, IndexedSlices, ReplicaContext, ReplicaContextError
-from tests.collective.runs import error_of
-from tests.collective.test_random_programs import Loop, on, seeds
+from tests.runtime.programs import error_of
+from tests.runtime.test_random_programs import Loop, on, seeds
 from tests.workers.simulated import Job, Program, on_both_loops, on_one_machine, on_uvloop_too
 from tests.workers.test_divergence import without_workers
 
@@ -71,7 +71,7 @@ async def test_joining_means_what_it_means_on_one_machine(layout: tuple[int, ...
 
     job = Job(*layout)
     assert await job.values(as_text) == list(await on_one_machine(as_text, 3))
-    await job.check_that_it_works()
+    await job.still_works()
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_to_all", "merge_call", "broadcast"])

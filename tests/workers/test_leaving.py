@@ -16,7 +16,7 @@ import pytest
 from aiodist import MultiWorkerMirroredStrategy, ReplicaContext, Variable, WorkerLostError, get_replica_context
 from aiodist.workers import tcp_control
 from aiodist.workers.separate import unfinished
-from tests.replica.warned import warned
+from tests.runtime.warned import warned
 from tests.workers.over_tcp import strategies
 
 pytestmark = pytest.mark.anyio

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from aiodist import (
     CollectiveError,
-    CollectiveMismatchError,
     CollectiveTimeoutError,
     CommunicationOptions,
+    DeadlockError,
     ReplicaContext,
     WorkerLostError,
 )
-from tests.collective.runs import error_of
-from tests.collective.test_cycles import goes_through, orders_of_groups
-from tests.collective.test_random_programs import Loop, on, seeds
+from tests.runtime.programs import error_of
+from tests.runtime.test_cycles import goes_through, orders_of_groups
+from tests.runtime.test_random_programs import Loop, on, seeds
 from tests.workers.simulated import Job, Program, on_both_loops, on_one_machine
 from tests.workers.test_divergence import without_workers
 
@@ -61,7 +61,7 @@ async def test_a_circle_is_reported_as_on_one_machine(program: Program, layout: 
     expected = await error_of(program, sum(layout))
     job = Job(*layout)
     for outcome in await job.run(program):
-        assert isinstance(outcome, CollectiveMismatchError)
+        assert isinstance(outcome, DeadlockError)
         assert without_workers(str(outcome)) == without_workers(str(expected))
         assert outcome.report.suspects == expected.report.suspects
 

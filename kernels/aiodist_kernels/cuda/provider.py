@@ -11,14 +11,13 @@ its intrinsics are not written in LLVM's instructions.
 import contextlib
 import importlib.metadata
 import importlib.util
+import threading
 import types as python_types
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numba
 import numpy as np
-
-from aiodist_kernels.warnings_alone import leaving_warnings_alone
 
 INSTALL: Final = 'python -m pip install "numba-cuda[cu13]" cuda-core'
 """What brings a compiler for CUDA, its libraries, and what launches kernels."""
@@ -42,6 +41,7 @@ def _numba_cuda() -> Any:
 
 cuda: Final = _numba_cuda()
 
+_compiling: Final = threading.Lock()  # one name of NumPy is lent meanwhile
 _config: Any = importlib.import_module("numba.core.config")
 
 
@@ -71,11 +71,6 @@ def types() -> Any:
     return importlib.import_module("numba.cuda.types")
 
 
-def _core() -> str:
-    """Return the package of the provider's compiler."""
-    return "numba.core" if importlib.util.find_spec("numba_cuda") is None else "numba.cuda.core"
-
-
 def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capability: tuple[int, int]) -> str:
     """Compile a kernel to PTX, with or without a GPU on this machine.
 
@@ -88,7 +83,7 @@ def compile_ptx(function: Callable[..., None], arguments: tuple[Any, ...], capab
         ImportError: the compiler's libraries are not installed.
     """
     try:
-        with _row_stack(), leaving_warnings_alone(_core()):
+        with _compiling, _row_stack():
             text, _ = cuda.compile_ptx(function, types().void(*arguments), cc=capability)
     except (OSError, RuntimeError, _NvvmError()) as error:
         raise _missing(error) from error

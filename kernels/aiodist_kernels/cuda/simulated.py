@@ -8,12 +8,10 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist_kernels.arguments import Array
-from aiodist_kernels.cuda.folds import fold_all, reduce_all
 from aiodist_kernels.cuda.forms import Form
-from aiodist_kernels.quiet import quietly
-from aiodist_kernels.recipes import Lane, Recipe, Step
-from aiodist_kernels.rounding import to_odd_float32
-from aiodist_kernels.rules import Finish
+from aiodist_kernels.cuda.kernels import fold_all, reduce_all
+from aiodist_kernels.numpy_tier import quietly
+from aiodist_kernels.rules import Finish, Lane, Recipe, Step, to_odd_float32
 
 _UFUNCS: Final[dict[Step, np.ufunc]] = {
     Step.ADD: np.add,
@@ -32,7 +30,7 @@ class Memory:
         self.vector = vector
 
     def load(self, address: int, index: int) -> Array:
-        """See `folds.Machine`."""
+        """See `kernels.Machine`."""
         lane = self.recipe.storage
         bits = self._memory(address, index, lane).copy()
         numbers: Array
@@ -45,7 +43,7 @@ class Memory:
         return numbers.astype(_dtype(self.recipe.accumulator))
 
     def fold(self, total: Array, value: Array) -> Array:
-        """See `folds.Machine`."""
+        """See `kernels.Machine`."""
         if self.recipe.step is Step.COMPLEX_MULTIPLY:
             kind = f"c{2 * total.itemsize}"
             product: Array = np.multiply(total.view(kind), value.view(kind)).view(total.dtype)
@@ -62,7 +60,7 @@ class Memory:
         return np.where(is_first | np.isnan(first), first, second)
 
     def finish(self, total: Array, count: int) -> Array:
-        """See `folds.Machine`."""
+        """See `kernels.Machine`."""
         if self.recipe.finish is Finish.SCALE:
             total = total * (total.dtype.type(1) / total.dtype.type(count))
         elif self.recipe.finish is Finish.DIVIDE:
@@ -74,7 +72,7 @@ class Memory:
         return _bfloat16_bits(total)
 
     def store(self, address: int, index: int, value: Array) -> None:
-        """See `folds.Machine`."""
+        """See `kernels.Machine`."""
         place = self._memory(address, index, self.recipe.result)
         place[...] = value.view(place.dtype)
 
@@ -101,7 +99,7 @@ def _bfloat16_bits(numbers: Array) -> Array:
 
 
 class Simulated:
-    """Makes the functions that the kernel of one form calls; see `intrinsics.Compiled` for each."""
+    """Makes the functions that the kernel of one form calls; see `compiled.Compiled` for each."""
 
     def __init__(self, form: Form) -> None:
         self.form = form

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
-from aiodist_kernels.recipes import Step
+from aiodist_kernels.rules import Step
 
 if TYPE_CHECKING:
     from aiodist_kernels.cuda.forms import Form

@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiodist_kernels.cuda.forms import copying
+from aiodist_kernels.cuda.forms import copying, pack, vectors
 from aiodist_kernels.cuda.kernels import make
 from aiodist_kernels.cuda.provider import cuda, simulated
 from aiodist_kernels.cuda.simulated import Simulated
-from aiodist_kernels.cuda.tables import pack, vectors
-from aiodist_kernels.layout import address
-from aiodist_kernels.recipes import components
+from aiodist_kernels.rules import components
 from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, copy_of, reduction
+from tests.kernels.cuda.memory import Reduction, address, copy_of, reduction
 from tests.project.apart import report
 
 if TYPE_CHECKING:

@@ -11,13 +11,11 @@ import pytest
 
 from aiodist_kernels import ReduceOp
 from aiodist_kernels.cuda.compiled import PTX_VERSION, Program, compile_form
-from aiodist_kernels.cuda.forms import Form, copying, form_for
-from aiodist_kernels.cuda.tables import pack, vectors
-from aiodist_kernels.layout import address
-from aiodist_kernels.recipes import components
+from aiodist_kernels.cuda.forms import Form, copying, form_for, pack, vectors
+from aiodist_kernels.rules import components
 from tests.kernels.cuda import ptx_machine
 from tests.kernels.cuda.cases import CASES, ONE_OF_EACH_LAYOUT, Case
-from tests.kernels.cuda.memory import Reduction, copy_of, reduction
+from tests.kernels.cuda.memory import Reduction, address, copy_of, reduction
 from tests.kernels.cuda.ptx_text import assemble, check_text, may_be_fused
 
 CAPABILITIES = [(8, 0), (9, 0)]

@@ -6,9 +6,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiodist_kernels.cuda.forms import THREADS, VECTOR_BYTES, blocks, form_for
-from aiodist_kernels.cuda.tables import FIRST, Leaf, pack
-from aiodist_kernels.recipes import components
+from aiodist_kernels.cuda.forms import FIRST, THREADS, VECTOR_BYTES, Leaf, blocks, form_for, pack
+from aiodist_kernels.rules import components
 from tests.kernels.cuda.cases import CASES, Case
 
 leaves = st.lists(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import aiodist
 from aiodist import CollectiveError, ReplicaContext
-from tests.collective.runs import mirrored
+from tests.runtime.programs import mirrored
 from tests.tools.trace.traced import Event, collectives, events_of
 
 STEPS = ("reduce", "gather", "barrier", "merge", "overlap", "yield", "drop")

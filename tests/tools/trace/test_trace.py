@@ -14,7 +14,7 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveError, MirroredStrategy, ReduceOp, ReplicaContext
-from tests.collective.runs import Turns, mirrored, run
+from tests.runtime.programs import Relay, mirrored, run
 from tests.tools.trace.traced import collectives, events_of, traced
 
 pytestmark = pytest.mark.anyio
@@ -44,12 +44,12 @@ async def test_every_replica_has_a_lane_and_in_it_a_slice_for_each_collective(fi
 
 
 async def test_last_to_come_waits_for_nobody(file: Path) -> None:
-    turns = Turns([2, 0, 1])
+    turns = Relay([2, 0, 1])
 
     async def program(ctx: ReplicaContext) -> None:
-        await turns.mine(ctx)
+        await turns.turn()
         handle = ctx.barrier()
-        turns.next(ctx)
+        turns.pass_on()
         await handle
 
     events = collectives(await traced(file, program))

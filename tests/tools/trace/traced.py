@@ -11,7 +11,7 @@ from typing import Any
 
 import aiodist
 from aiodist import ReplicaContext
-from tests.collective.runs import mirrored, run
+from tests.runtime.programs import mirrored, run
 
 Event = dict[str, Any]
 

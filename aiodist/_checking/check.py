@@ -1,0 +1,171 @@
+"""Checking a target: a function that a person names, run under many schedules, with statistics of the first run."""
+
+from __future__ import annotations
+
+import enum
+import io
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay
+from aiodist._checking.schedule import Schedule
+from aiodist._checking.statistics import Statistics
+from aiodist._checking.target import Source, Target, TargetError, TargetExitError
+from aiodist._core.errors import CollectiveError
+from aiodist._core.instrument import observing
+from aiodist._strategy.mirrored import MirroredStrategy
+
+_MOST_SCHEDULES = 20
+_MOST_REPLICA_RUNS = 2000
+SECONDS = 300.0
+"""How long one run may take by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be checked, and how.
+
+    Attributes:
+        text: the function, as a person named it.
+        target: the function.
+        replicas: on how many replicas it runs; None for a function that makes its own strategies.
+        schedules: how many schedules are explored; None for as many as suit the number of replicas.
+        seed: what they are drawn from.
+        replay: the one schedule to run instead; None to explore.
+        seconds: how long a run may take, in real time.
+        arguments: the target's own, as on its command line.
+    """
+
+    text: str
+    target: Target
+    replicas: int | None
+    schedules: int | None
+    seed: int
+    replay: Schedule | None
+    seconds: float
+    arguments: tuple[str, ...]
+
+    def most_schedules(self) -> int:
+        """Return how many schedules are explored: by default 20, and fewer of more than 100 replicas."""
+        if self.schedules is not None:
+            return self.schedules
+        return max(1, min(_MOST_SCHEDULES, _MOST_REPLICA_RUNS // (self.replicas or 1)))
+
+
+class Outcome(enum.StrEnum):
+    """How a check ended."""
+
+    AGREED = "agreed"
+    DISAGREED = "disagreed"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Checked:
+    """The result of a check.
+
+    Attributes:
+        request: what was checked.
+        exploration: the schedules that were run.
+        statistics: the collectives of the first of them.
+    """
+
+    request: Request
+    exploration: Exploration
+    statistics: Statistics
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended."""
+        if self.exploration.failure is None:
+            return Outcome.AGREED
+        disagreed = isinstance(self.exploration.failure.error, CollectiveError)
+        return Outcome.DISAGREED if disagreed else Outcome.FAILED
+
+
+def check(
+    request: Request, *, output: TextIO | None = None, before: Callable[[int], object] = lambda _: None
+) -> Checked:
+    """Check a target.
+
+    Args:
+        request: what to check, and how.
+        output: where what the target prints in its first schedule goes, its other schedules being silent; None:
+            where it would go.
+        before: called with the number of each schedule before it is run.
+
+    Raises:
+        TargetError: it cannot be checked as requested.
+    """
+    subject = _Subject(request, output or sys.stdout)
+    with subject.source.in_place():
+        if request.replay is not None:
+            exploration = replay(subject.run, request.replay, seconds=request.seconds)
+        else:
+            schedules, seed, seconds = request.most_schedules(), request.seed, request.seconds
+            exploration = explore(subject.run, schedules=schedules, seed=seed, seconds=seconds, before=before)
+    if exploration.failure is not None and isinstance(exploration.failure.error, TargetError):
+        raise exploration.failure.error
+    assert subject.statistics is not None
+    return Checked(request, exploration, subject.statistics)
+
+
+class _Subject:
+    """A target as a program: loaded again for each run, and observed.
+
+    Attributes:
+        source: what it is loaded from.
+        statistics: of its first run.
+    """
+
+    def __init__(self, request: Request, output: TextIO) -> None:
+        self.source = Source(request.target, request.arguments)
+        self.statistics: Statistics | None = None
+        self._output = output
+        self._strategy = None
+        if request.replicas is not None:
+            self._strategy = MirroredStrategy([f"CPU:{index}" for index in range(request.replicas)])
+
+    def run(self, new_loop: NewLoop) -> None:
+        """Run it once.
+
+        Raises:
+            CollectiveError: replicas disagreed, also where the target caught the error.
+            TargetError: it made no run of a strategy.
+            TargetExitError: it ended the process.
+            Exception: what it raised.
+        """
+        statistics, first = Statistics(), self.statistics is None
+        self.statistics = self.statistics or statistics
+        output = self._output if first else io.StringIO()
+        errors = nullcontext() if first else redirect_stderr(output)
+        with observing(statistics), redirect_stdout(output), _disagreements_first(statistics), errors:
+            function_program(self._call)(new_loop)
+        if not statistics.runs:
+            raise TargetError(
+                "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
+            )
+
+    def _call(self) -> Any:
+        function = self.source.load()
+        return function() if self._strategy is None else self._strategy.run(function)
+
+
+@contextmanager
+def _disagreements_first(statistics: Statistics) -> Iterator[None]:
+    """Raise what a run is to end with: before all else, that replicas disagreed."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code not in {None, 0} and not statistics.errors:
+            raise TargetExitError(f"the target ended with exit code {end.code}") from end
+    except Exception:
+        if not (statistics.errors or statistics.refusal):
+            raise
+    if statistics.refusal is not None:
+        raise statistics.refusal
+    if statistics.errors:
+        raise statistics.errors[0]

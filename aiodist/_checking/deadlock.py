@@ -1,0 +1,135 @@
+"""Deadlocks: what is raised, and where, when a run on a controlled loop cannot go on or takes too long; its report.
+
+The error goes the way of every report: it is set in the run, raised at the await of each replica that waits in a
+collective, the other replicas are cancelled, and it comes out of ``strategy.run``. With several runs at a time the
+youngest goes first, for an older one may be waiting for it; what is freed by that may well let the others go on. Where
+no run is left to end, the error comes out of the loop itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from aiodist._checking.loop import ControlledLoop
+from aiodist._checking.threads import busy_threads
+from aiodist._core import analysis
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.text import ids, shown
+from aiodist._runtime.inspection import WaitGraph, look_at_loop
+from aiodist._runtime.scheduler import Run
+from aiodist._runtime.stacks import links
+from aiodist._runtime.suspension import driven
+from aiodist._runtime.waits import Awaited
+
+_UNWINDING_SECONDS = 5.0
+_MOST_LINES = 16
+_MOST_WAYS = 2
+_MOST_THREADS = 4
+_PROOF = "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them."
+
+
+class StuckRuns:
+    """Ends runs that cannot go on, or have taken too long.
+
+    Args:
+        seconds: for how long an execution may take, in real time; what the error says of it.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._error: CollectiveError | None = None
+
+    def __call__(self, loop: ControlledLoop, timed_out: bool) -> None:
+        """End the youngest run; with none left, raise.
+
+        Raises:
+            CollectiveTimeoutError: the execution took too long.
+            DeadlockError: nothing can ever run again.
+        """
+        run = _youngest(loop)
+        if run is None and self._error is not None:
+            raise self._error  # tasks that the error does not reach, or that ignore it
+        error = analysis.error_of(_report(loop, run, self._seconds if timed_out else None))
+        self._error = self._error or error
+        if timed_out:
+            loop.execution.deadline = time.monotonic() + _UNWINDING_SECONDS
+        if run is None:
+            raise error
+        run.fail(error)
+
+
+def _youngest(loop: ControlledLoop) -> Run | None:
+    """Return the run, of those whose replicas run on a loop, that began last; None when there is none."""
+    found: dict[int, Run] = {}
+    for task in asyncio.all_tasks(loop):
+        for link in links(task.get_coro()):
+            run = link.frame.f_locals.get("run") if link.frame is not None and driven(link) is not None else None
+            if run is not None and not run.closed:
+                found[loop.number_of(task)] = run
+    return found[max(found)] if found else None
+
+
+def _report(loop: ControlledLoop, run: Run | None, seconds: float | None) -> CollectiveReport:
+    """Return the report on what cannot go on.
+
+    Args:
+        loop: the loop on which nothing can run.
+        run: the run that is to end; None where no replica runs.
+        seconds: how long it took, where that was too long; None where it is proved that nothing can run.
+    """
+    graph = look_at_loop(loop)
+    report = CollectiveReport(Reason.DEADLOCK, 0, (), (), "")
+    if run is not None:
+        everyone = tuple(replica.id for replica in run.ledger.replicas)
+        report = analysis.analyse(run.snapshot(deadlocked=everyone))
+        if report.reason is not Reason.DEADLOCK:
+            return report  # what the order check had found, and has not raised yet
+    cycle = graph.cycle_text()
+    lines = [
+        _headline(report.replicas, seconds),
+        *_shortened([f"  {line}" for line in graph.lines()]),
+        *_ways(graph),
+        *([f"The cycle: {cycle}."] if cycle else []),
+        *([_PROOF] if seconds is None else _late()),
+    ]
+    return replace(report, reason=Reason.DEADLOCK if seconds is None else Reason.TIMEOUT, text="\n".join(lines))
+
+
+def _headline(replicas: Sequence[ReplicaReport], seconds: float | None) -> str:
+    what = "nothing can run any more" if seconds is None else f"the run has taken longer than {seconds:g} s"
+    waiting = [r.replica_id for r in replicas if r.state is ReplicaState.WAITING]
+    elsewhere = [r.replica_id for r in replicas if r.state is ReplicaState.RUNNING]
+    if not waiting:
+        return what
+    parts = [f"{ids(waiting)} wait{'s' * (len(waiting) == 1)} in a collective"]
+    if elsewhere:
+        parts.append(f"{ids(elsewhere)} {'is' if len(elsewhere) == 1 else 'are'} elsewhere")
+    return f"{what}: {', '.join(parts)}"
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"  … and {more} more"] if more > 0 else [])]
+
+
+def _ways(graph: WaitGraph) -> list[str]:
+    """Return through which awaits replicas got to where they wait outside of collectives, for the first few ways."""
+    ways: dict[tuple[Location, ...], list[int]] = {}
+    for waiter in graph.waiters:
+        way = waiter.suspension.stack[:-1]
+        if way and waiter.member is not None and waiter.suspension.kind is not Awaited.COLLECTIVE:
+            ways.setdefault(way, []).append(waiter.member.replica_id)
+    few = islice(ways.items(), _MOST_WAYS)
+    return [f"{ids(who).capitalize()} got there through {', '.join(map(shown, way))}." for way, who in few]
+
+
+def _late() -> list[str]:
+    """Return what an execution that took too long may have waited for, and what to do when it needs that long."""
+    threads = ", ".join(repr(thread.name) for thread in busy_threads(pause=0)[:_MOST_THREADS])
+    at_work = [f"At work in threads: {threads}."] if threads else []
+    return [*at_work, "If a run needs that long, give it more time: --timeout, or timeout=."]

@@ -1,0 +1,330 @@
+"""Exploring: running a program under schedule after schedule until one fails, and reducing that one.
+
+The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn. Each
+is a function of the seed and of its number, so an exploration can be repeated. A program that leaves no choice has one
+schedule only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import re
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from types import CodeType
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from aiodist._checking.deadlock import StuckRuns
+from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step
+from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed
+from aiodist._core.errors import CollectiveError
+from aiodist._core.text import shown
+from aiodist._runtime.current import current
+from aiodist._runtime.stacks import await_chain, is_plumbing, links
+
+T = TypeVar("T")
+NewLoop: TypeAlias = Callable[[], ControlledLoop]
+Program: TypeAlias = Callable[[NewLoop], Any]
+"""What can be run again and again: given a way to make loops, it runs, and returns or raises."""
+
+_MOST_REDUCING_RUNS = 500
+_REDUCING_SECONDS = 30.0
+_MOST_LINES = 8
+
+
+# One execution.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Result:
+    """How an execution ended.
+
+    Attributes:
+        value: what the program returned.
+        error: what it raised; None when it returned.
+        schedule: how to repeat it.
+        points: how many points there were at which the order could have been different.
+    """
+
+    value: Any
+    error: Exception | None
+    schedule: Schedule
+    points: int
+
+    @property
+    def kind(self) -> object:
+        """What makes two failures the same: the error's type and, for replicas that disagreed, the reason."""
+        reason = self.error.report.reason if isinstance(self.error, CollectiveError) else None
+        return type(self.error), reason
+
+
+def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_point: OnPoint | None = None) -> Result:
+    """Run a program once.
+
+    Args:
+        program: the program.
+        order: decides who runs next.
+        seed: of the random numbers that it draws from `random` and `numpy.random`; whoever seeded them before finds
+            them as they were.
+        seconds: how long it may take, in real time; None: as long as it likes.
+        on_point: told of the points.
+
+    Raises:
+        BaseException: what is no `Exception` comes out as itself: KeyboardInterrupt, SystemExit.
+    """
+    deadline = None if seconds is None else time.monotonic() + seconds
+    execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
+    value, error = None, None
+    with _seeded(seed):
+        try:
+            value = program(partial(ControlledLoop, execution))
+        except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
+            error = raised
+    return Result(value, error, Schedule(seed, tuple(execution.changes)), execution.points)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  (what programs draw from)
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+
+
+def coroutine_program(main: Callable[[], Coroutine[Any, Any, Any]]) -> Program:
+    """Return a program that runs a coroutine function as its main task."""
+    return partial(_run_main, main)
+
+
+def _run_main(main: Callable[[], Coroutine[Any, Any, Any]], new_loop: NewLoop) -> Any:
+    runner = asyncio.Runner(loop_factory=new_loop)
+    try:
+        value = runner.run(main())
+    except BaseException as error:
+        try:
+            runner.close()  # cancels what is left
+        except CollectiveError:  # that it is stuck, too, is an echo of the first error
+            if not isinstance(error, CollectiveError):
+                raise
+        raise
+    runner.close()
+    return value
+
+
+def function_program(main: Callable[[], Any]) -> Program:
+    """Return a program that calls a function: a coroutine function, or one that makes loops by `asyncio.run`."""
+    return partial(_call_main, main)
+
+
+def _call_main(main: Callable[[], Any], new_loop: NewLoop) -> Any:
+    with _loops_made_by(new_loop):
+        value = main()
+        if inspect.iscoroutine(value):
+            return _run_main(lambda: value, new_loop)
+        return value
+
+
+@contextmanager
+def _loops_made_by(new_loop: NewLoop) -> Iterator[None]:
+    """Let `asyncio.new_event_loop`, and what is built on it, make loops of ours."""
+    with warnings.catch_warnings():  # Python 3.14 has deprecated policies; up to 3.15 they do what they did
+        warnings.simplefilter("ignore", DeprecationWarning)
+        before = asyncio.get_event_loop_policy()
+
+        class Policy(type(before)):  # type: ignore[misc]
+            def new_event_loop(self) -> asyncio.AbstractEventLoop:
+                return new_loop()
+
+        asyncio.set_event_loop_policy(Policy())
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            asyncio.set_event_loop_policy(before)
+
+
+# Many executions.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exploration:
+    """The result of an exploration.
+
+    Attributes:
+        schedules: how many schedules were run, without those that reduced a failing one.
+        default: how the execution in the default order ended; None when a schedule was replayed.
+        failure: how the failing execution ended, with the fewest changes; None when none failed.
+        changes: what these changes do, a line each.
+    """
+
+    schedules: int
+    default: Result | None
+    failure: Result | None
+    changes: tuple[str, ...] = ()
+
+
+def explore(
+    program: Program,
+    *,
+    schedules: int,
+    seed: int,
+    seconds: float | None,
+    before: Callable[[int], object] = lambda _: None,
+) -> Exploration:
+    """Run a program under up to that many schedules, and stop at the first that fails.
+
+    Args:
+        program: the program.
+        schedules: how many schedules to run at most.
+        seed: what they, and the program's own random numbers, are drawn from.
+        seconds: how long an execution may take, in real time; None: as long as it likes.
+        before: called with the number of each schedule before it is run.
+    """
+    points: dict[tuple[CodeType | None, int], list[int]] = {}
+
+    def note(point: int, first: Step, _: Step | None) -> None:
+        points.setdefault(_place_of(first), []).append(point)
+
+    before(0)
+    default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
+    if default.error is not None or not points:
+        return Exploration(1, default, default if default.error is not None else None)
+    for number in range(1, schedules):
+        before(number)
+        rng = random.Random(f"{seed}.{number}")  # noqa: S311
+        order = LastFirst() if number == 1 else Random(rng) if number % 2 == 0 else directed(rng, points.values())
+        result = run(program, order, seed=seed, seconds=seconds)
+        if result.error is not None:
+            return Exploration(number + 1, default, *_reduce(program, result, seconds=seconds))
+    return Exploration(schedules, default, None)
+
+
+def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Exploration:
+    """Run a program under one schedule."""
+    lines: list[str] = []
+
+    def describe(_: int, first: Step, instead: Step | None) -> None:
+        if instead is first:
+            lines.append(f"{_who(first)} is deferred until nothing else can run, {_where(first)}")
+        elif instead is not None:
+            lines.append(f"{_who(instead)}, {_where(instead)}, goes before {_who(first)}, {_where(first)}")
+
+    result = run(program, Replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
+    more = len(lines) - _MOST_LINES
+    changes = (*lines[:_MOST_LINES], *([f"… and {more} more"] if more > 0 else []))
+    if result.error is None:
+        return Exploration(1, result, None, changes)
+    return Exploration(1, None, result, changes)
+
+
+def _place_of(step: Step) -> tuple[CodeType | None, int]:
+    """Return where a task will go on: its innermost frame that is the program's."""
+    found: tuple[CodeType | None, int] = None, 0
+    for link in links(step.task.get_coro()):
+        if link.frame is not None and not _is_plumbing(link.frame.f_code, link.frame):
+            found = link.frame.f_code, link.frame.f_lasti
+    return found
+
+
+_known: dict[CodeType, bool] = {}
+
+
+def _is_plumbing(code: CodeType, frame: Any) -> bool:
+    if code not in _known:
+        _known[code] = is_plumbing(frame)
+    return _known[code]
+
+
+# What the changes of a schedule do.
+
+_REPLICA = re.compile(r"replica \d+(?= of )")
+
+
+def _who(step: Step) -> str:
+    replica = _REPLICA.match(step.task.get_name())  # as the scheduler names the task of a replica's function
+    if replica is not None:
+        return replica[0]
+    context = step.context.get(current)
+    if context is not None and context.replica is not None:
+        return f"a task of replica {context.replica.id}"
+    return "a task"
+
+
+def _where(step: Step) -> str:
+    places = await_chain(step.task.get_coro())
+    return f"at {shown(places[-1])}" if places else "at its start"
+
+
+# Reducing: the fewest changes that still fail.
+
+
+def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple[Result, tuple[str, ...]]:
+    """Return the failure with the fewest changes that fail in the same way, and what these changes do."""
+    best = failed
+    until, left = time.monotonic() + _REDUCING_SECONDS, _MOST_REDUCING_RUNS
+
+    def fails(changes: Sequence[Change]) -> bool:
+        nonlocal best, left
+        left -= 1
+        if left < 0 or time.monotonic() > until:
+            raise StopIteration
+        result = run(program, Replayed(changes), seed=failed.schedule.seed, seconds=seconds)
+        same = result.error is not None and result.kind == failed.kind
+        if same:
+            best = result
+        return same
+
+    minimise(failed.schedule.changes, fails)
+    again = replay(program, best.schedule, seconds=seconds)
+    if again.failure is None or again.failure.kind != failed.kind:
+        return best, ()  # the program is not the same each time: threads, sockets, a clock
+    return again.failure, again.changes
+
+
+def minimise(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
+    """Return a part of items that fails, and of which no single item can be left out: delta debugging, Zeller's ddmin.
+
+    Args:
+        items: they fail together, and not without any of them.
+        fails: whether a part fails. One that raises `StopIteration` ends the search; what is found until then counts.
+    """
+    found, parts = list(items), 2
+    try:
+        while len(found) > 1:
+            smaller = _smaller(found, parts, fails)
+            if smaller is not None:
+                found, parts = smaller, max(2, parts - 1 if len(smaller) > len(found) // parts else 2)
+            elif parts >= len(found):
+                break
+            else:
+                parts = min(len(found), parts * 2)
+    except StopIteration:
+        return found
+    return found
+
+
+def _smaller(items: Sequence[T], parts: int, fails: Callable[[Sequence[T]], bool]) -> list[T] | None:
+    """Return a part that fails, or what is left without one that does; None when neither does."""
+    bounds = [len(items) * i // parts for i in range(parts + 1)]
+    ranges = list(pairwise(bounds))
+    for begin, end in ranges:
+        if fails(part := list(items[begin:end])):
+            return part
+    for begin, end in ranges if parts > 2 else ():
+        if fails(rest := [*items[:begin], *items[end:]]):
+            return rest
+    return None

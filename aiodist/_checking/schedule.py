@@ -1,0 +1,160 @@
+"""Schedules: in which order ready tasks run, as changes to asyncio's own order, which is first in, first out.
+
+A **point** is a moment in which a task is to run and at least one other, of the same turn of the loop, is ready, too;
+points are counted from 0. In the default order the task that has been ready longest runs. A **change** at a point does
+otherwise:
+
+    17:2     the task 2 places behind runs first; -1 is the last in the queue, and so on from the end
+    17-      the task whose turn it is is deferred until nothing else can run
+
+A schedule is the seed of the program's random numbers and its changes, written as ``0/17:2,40-``, which is what
+``--replay`` takes. Any run of a program can be repeated from it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+DEFER: Final = 1 << 30
+"""The choice to defer the task whose turn it is."""
+NEVER: Final = 1 << 62
+
+_CHANGE = re.compile(r"(\d+)(?:(-)|:(-?[1-9]\d*))")
+_RATES = (0.3, 0.05, 0.01)
+_FAR = 64
+
+
+class Change(NamedTuple):
+    """A difference from the default order.
+
+    Attributes:
+        point: at which point.
+        choice: how many places behind the first the task is that runs instead, negative from the end; or `DEFER`.
+    """
+
+    point: int
+    choice: int
+
+    def __str__(self) -> str:
+        return f"{self.point}-" if self.choice == DEFER else f"{self.point}:{self.choice}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A seed, and the changes to the default order, by ascending point."""
+
+    seed: int = 0
+    changes: tuple[Change, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.seed}/{','.join(map(str, self.changes))}"
+
+    @classmethod
+    def parse(cls, text: str) -> Schedule:
+        """Read a schedule as `str` writes it.
+
+        Raises:
+            ValueError: the text is not a schedule.
+        """
+        seed, slash, rest = text.partition("/")
+        parts = [_CHANGE.fullmatch(part) for part in rest.split(",")] if rest else []
+        if not (slash and seed.isascii() and seed.isdigit()) or None in parts:
+            raise ValueError(f"expected a schedule such as 0/17-,40:2, as a failing check prints it, got {text!r}")
+        changes = [Change(int(part[1]), DEFER if part[2] else int(part[3])) for part in parts if part]
+        return cls(int(seed), tuple(sorted(changes)))
+
+
+class Order:
+    """Decides who runs next. This is the default order; others override `choose`.
+
+    Attributes:
+        next_point: the first point from here on at which `choose` is to be called.
+    """
+
+    next_point: int = NEVER
+
+    def choose(self, point: int, ready: int) -> int:
+        """Return who runs.
+
+        Args:
+            point: the number of this point, at least ``next_point``.
+            ready: how many tasks are ready, two or more.
+
+        Returns:
+            The choice, as in `Change`; 0 for the default.
+        """
+        raise NotImplementedError(f"the default order has nothing to choose at point {point} of {ready} tasks")
+
+
+class Replayed(Order):
+    """The default order with given changes. One whose point has too few tasks changes nothing."""
+
+    def __init__(self, changes: Iterable[Change]) -> None:
+        self._left = sorted(changes, reverse=True)
+        self._go_on()
+
+    def choose(self, point: int, ready: int) -> int:
+        """Choose as the change at this point says."""
+        choice = 0
+        while self._left and self._left[-1].point <= point:
+            change = self._left.pop()
+            choice = change.choice if change.point == point else 0
+        self._go_on()
+        return choice if choice == DEFER or -ready < choice < ready else 0
+
+    def _go_on(self) -> None:
+        self.next_point = self._left[-1].point if self._left else NEVER
+
+
+class LastFirst(Order):
+    """The task that became ready last runs first, so replicas run in the reverse of their order."""
+
+    next_point = 0
+
+    def choose(self, point: int, ready: int) -> int:  # noqa: ARG002
+        """Choose the last."""
+        self.next_point = point + 1
+        return -1
+
+
+class Random(Order):
+    """Changes at random points, many or few."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._rate = math.log1p(-rng.choice(_RATES))
+        self.next_point = self._pause()
+
+    def choose(self, point: int, ready: int) -> int:
+        """Choose any task but the first, or defer that."""
+        self.next_point = point + 1 + self._pause()
+        if self._rng.random() < 0.25:
+            return DEFER
+        if ready <= 2 * _FAR:
+            return self._rng.randrange(1, ready)
+        choice = self._rng.randrange(-_FAR, _FAR)  # near an end of a long queue, where a task is found fast
+        return choice or 1
+
+    def _pause(self) -> int:
+        return int(math.log(1.0 - self._rng.random()) / self._rate)
+
+
+def directed(rng: random.Random, points: Collection[Sequence[int]]) -> Order:
+    """Return an order with one to three changes, most of which defer a task: what nobody waits for comes last.
+
+    Args:
+        rng: what it is drawn from.
+        points: for each place in the program, the points at which a task was to go on from there in the default order.
+            A rare place is drawn as often as a frequent one.
+    """
+    places = list(points)
+    changes: dict[int, Change] = {}
+    for _ in range(rng.randint(1, 3)):
+        point = rng.choice(rng.choice(places))
+        changes[point] = Change(point, DEFER if rng.random() < 0.75 else -1)
+    return Replayed(changes.values())

@@ -1,0 +1,133 @@
+"""Statistics: which collectives a program made and where, how many bytes they carried, and who was waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiodist._checking.loop import ControlledLoop
+from aiodist._checking.target import TargetError
+from aiodist._core.call import Call, place
+from aiodist._core.instrument import ObservedRun, Observer
+from aiodist._core.report import Location
+
+if TYPE_CHECKING:
+    from aiodist._core.errors import CollectiveError
+
+
+@dataclass(slots=True, eq=False)
+class Site:
+    """The collectives of one kind at one place of the program.
+
+    Attributes:
+        call: the first of them, as text.
+        kind: their kind.
+        location: where they were called.
+        times: how many there were.
+        bytes: what all replicas contributed, as far as sizes are known.
+        waited: how long they took from the first post to the last, in seconds of the loop's clock.
+        longest: the longest of that.
+        last: by replica id, how often it was the last to post while others had waited.
+    """
+
+    call: str
+    kind: str
+    location: Location
+    times: int = 0
+    bytes: int = 0
+    waited: float = 0.0
+    longest: float = 0.0
+    last: Counter[int] = field(default_factory=Counter)
+
+
+class Statistics(Observer):
+    """An observer that counts the collectives of a program's runs.
+
+    Attributes:
+        runs: how many runs of strategies there were.
+        replicas: the most replicas that one of them had.
+        errors: what was raised in replicas that disagreed, also where the program caught it.
+        refusal: why a run was not allowed to begin; None when all were.
+    """
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.replicas = 0
+        self.errors: list[CollectiveError] = []
+        self.refusal: TargetError | None = None
+        self._clock: Callable[[], float] = float
+        self._sites: dict[tuple[str, CodeType, int], Site] = {}
+
+    @property
+    def sites(self) -> list[Site]:
+        """Every kind and place, in the order of their first collectives."""
+        return list(self._sites.values())
+
+    @property
+    def collectives(self) -> int:
+        """How many collectives were completed."""
+        return sum(site.times for site in self._sites.values())
+
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+        """Count a run.
+
+        Raises:
+            TargetError: it is on a loop that is not controlled.
+        """
+        if not _is_controlled():
+            self.refusal = TargetError(
+                f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
+                "only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
+            )
+            raise self.refusal
+        self.runs += 1
+        self.replicas = max(self.replicas, len(run.ledger.replicas))
+        self._clock = run.clock
+
+    def completed(self, slot: Any) -> None:
+        """Count a collective."""
+        if slot.error is not None or slot.number < 0:
+            return
+        call, members = slot.call, slot.group.members
+        key = call.kind, slot.code, slot.offset
+        site = self._sites.get(key)
+        if site is None:
+            site = self._sites[key] = Site(str(call), call.kind, place(slot.code, slot.offset).location)
+        site.times += 1
+        site.bytes += _bytes(call, slot.result, len(members))
+        waited = self._clock() - slot.started
+        if waited > 0:
+            site.waited += waited
+            site.longest = max(site.longest, waited)
+            if slot.last >= 0:
+                site.last[members[slot.last].replica_id] += 1
+
+    def reported(self, run: ObservedRun, error: CollectiveError) -> None:  # noqa: ARG002
+        """Note that replicas disagreed."""
+        self.errors.append(error)
+
+
+def _is_controlled() -> bool:
+    try:
+        return isinstance(asyncio.get_running_loop(), ControlledLoop)
+    except RuntimeError:  # trio
+        return False
+
+
+def _bytes(call: Call, result: Any, size: int) -> int:
+    """Return how many bytes all replicas contributed; where their sizes differ, as in all_gather, the result's."""
+    contributed = 0
+    for shape, dtype, array in call.leaves:
+        sizes = [dim for dim in shape if dim is not None]
+        if len(sizes) < len(shape):
+            leaves = result if isinstance(result, list) else [result]
+            return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, np.ndarray))
+        contributed += prod(sizes) * (8 if array == "number" else np.dtype(dtype).itemsize)
+    return size * contributed

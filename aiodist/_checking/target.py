@@ -1,0 +1,190 @@
+"""Targets: the function that a person names on the command line, loaded as when its file is run directly.
+
+A file's folder is first on `sys.path` while it runs, and its arguments are in `sys.argv`; ``__file__`` is its whole
+path. Only ``__name__`` is the file's own instead of ``__main__``, so that code under ``if __name__ == "__main__"`` does
+not run.
+
+For each schedule the target is loaded again, and so are the modules beside it that it imports: what a run leaves in
+module variables must not decide how the next one goes. Installed packages are imported once.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+
+class TargetError(Exception):
+    """The target cannot be checked as it was asked for; the text is for a person."""
+
+
+class TargetExitError(Exception):
+    """The target ended the process with an exit code other than 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A function of a file, or of a module.
+
+    Attributes:
+        file: the file; None for a module that is to be imported.
+        module: the name under which it is loaded.
+        function: the function, with dots where it is in a class.
+    """
+
+    file: Path | None
+    module: str
+    function: str
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read ``file.py:function`` or ``package.module:function``.
+
+        Raises:
+            TargetError: the text is neither, or there is no such file.
+        """
+        where, colon, function = text.rpartition(":")
+        if not (colon and where and all(part.isidentifier() for part in function.split("."))):
+            raise TargetError(f"expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got {text!r}")
+        if where.endswith(".py") or os.sep in where:
+            file = Path(where).absolute()
+            if not file.is_file():
+                raise TargetError(f"there is no file {where!r}")
+            return cls(file, file.stem, function)
+        if not all(part.isidentifier() for part in where.split(".")):
+            raise TargetError(f"expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got {text!r}")
+        return cls(None, where, function)
+
+    @property
+    def folder(self) -> Path:
+        """What is first on `sys.path` when it is run directly."""
+        return self.file.parent if self.file is not None else Path.cwd()
+
+
+class Source:
+    """Loads a target again and again.
+
+    Args:
+        target: the target.
+        arguments: of the command line, for the target.
+    """
+
+    def __init__(self, target: Target, arguments: Sequence[str]) -> None:
+        self._target = target
+        self._arguments = list(arguments)
+        self._code: CodeType | None = None
+        self._before = frozenset(sys.modules)
+
+    def load(self) -> Callable[[], Any]:
+        """Load the target again; return it with its arguments.
+
+        Raises:
+            TargetError: it has no such function, or one that does not take these arguments.
+            Exception: what the module's own code raises.
+        """
+        self._forget()
+        function: Any = self._import()
+        for name in self._target.function.split("."):
+            function = getattr(function, name, None)
+        if not callable(function):
+            raise TargetError(f"{self._target.module} has no function {self._target.function!r}")
+        return bound(function, self._arguments)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Set `sys.path` and `sys.argv` as they are when the target is run directly."""
+        path, argv = sys.path[:], sys.argv
+        if sys.path and sys.path[0] in {"", str(Path.cwd()), str(Path(argv[0]).absolute().parent)}:
+            del sys.path[0]  # the folder of this command, not of the target
+        sys.path.insert(0, str(self._target.folder))
+        sys.argv = [str(self._target.file or self._target.module), *self._arguments]
+        try:
+            yield
+        finally:
+            sys.path[:], sys.argv = path, argv
+            self._forget()
+
+    def _import(self) -> ModuleType:
+        target = self._target
+        if target.file is None:
+            return self._import_module(target.module)
+        name = target.module if target.module not in self._before else f"checked_{target.module}"
+        spec = importlib.util.spec_from_file_location(name, target.file)
+        if spec is None:
+            raise TargetError(f"{target.file} is not a file of Python code")
+        if self._code is None:
+            self._code = compile(target.file.read_bytes(), str(target.file), "exec")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        exec(self._code, module.__dict__)  # noqa: S102  (it is what the person wants run)
+        return module
+
+    def _import_module(self, name: str) -> ModuleType:
+        try:
+            return importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+                raise TargetError(f"there is no module {error.name!r} in {Path.cwd()} or on the path") from error
+            raise
+
+    def _forget(self) -> None:
+        """Forget the modules beside the target that it has imported."""
+        for name in set(sys.modules) - self._before:
+            if self._is_beside(name):
+                del sys.modules[name]
+
+    def _is_beside(self, name: str) -> bool:
+        if name.partition(".")[0] in {"aiodist", "aiodist_kernels"}:
+            return False
+        file = Path(getattr(sys.modules[name], "__file__", None) or "/")
+        return file.suffix == ".py" and self._target.folder in file.parents and "site-packages" not in file.parts
+
+
+def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[], Any]:
+    """Return a function with the arguments of the command line, if it takes any.
+
+    ``name=value`` is passed by keyword, anything else by position; values are read as Python literals where they are
+    literals (``3``, ``0.5``, ``[1,2]``, ``None``), else as strings.
+
+    Raises:
+        TargetError: it does not take them.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # a builtin, which says it itself
+        return function
+    if not signature.parameters:
+        return function
+    args = [_value(text) for text in arguments if not _is_keyword(text)]
+    kwargs = {
+        name: _value(value) for name, _, value in (text.partition("=") for text in arguments if _is_keyword(text))
+    }
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        given = f"-- {' '.join(arguments)}" if arguments else "no arguments; give them after --"
+        raise TargetError(f"{name}{signature} cannot be called with {given}: {error}") from error
+    return partial(function, *args, **kwargs)
+
+
+def _is_keyword(text: str) -> bool:
+    name, equals, _ = text.partition("=")
+    return bool(equals) and name.isidentifier()
+
+
+def _value(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,190 @@
+"""The result of a check as text and as JSON: a summary of what agreed, or the report on what did not."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import TracebackException
+from typing import Any
+
+import anyio
+
+import aiodist_kernels
+from aiodist import _checking
+from aiodist._checking.check import SECONDS, Checked
+from aiodist._checking.statistics import Site, Statistics
+from aiodist._checking.target import TargetExitError
+from aiodist._core.errors import CollectiveError
+from aiodist._core.text import count, shown
+
+_HERE = Path(_checking.__file__).parent.parent
+_PLUMBING = (
+    str(_HERE),
+    *(str(Path(module.__file__ or "").parent) for module in (aiodist_kernels, asyncio, anyio, importlib)),
+    "<frozen importlib",
+)
+_MOST_ROWS = 20
+
+
+# What agreed.
+
+
+def agreement(checked: Checked) -> str:
+    """Return the sentence on a check in which all replicas agreed."""
+    statistics, done = checked.statistics, checked.exploration.schedules
+    runs = "" if statistics.runs == 1 else f" in {statistics.runs} runs"
+    if checked.request.replay is not None:
+        order = "the given schedule"
+    else:
+        only = " (it leaves no choice)" if done == 1 < checked.request.most_schedules() else ""
+        order = f"{count(done, 'schedule')}{only}"
+    return f"{statistics.replicas} replicas agreed in {count(statistics.collectives, 'collective')}{runs}, in {order}."
+
+
+def table(statistics: Statistics) -> tuple[list[str], list[list[str]], int]:
+    """Return the summary of collectives: headings, rows, and how many rows were left out.
+
+    Where replicas waited, the rows with the longest waits come first.
+    """
+    waited = any(site.waited for site in statistics.sites)
+    headings = ["collective", "called at", "times", "bytes", *(["waited", "longest", "last to come"] if waited else [])]
+    ordered = sorted(statistics.sites, key=lambda site: -site.waited)
+    rows = [_row(site, waited=waited) for site in ordered[:_MOST_ROWS]]
+    return headings, rows, len(ordered) - len(rows)
+
+
+def _row(site: Site, *, waited: bool) -> list[str]:
+    row = [site.call, shown(site.location), str(site.times), _size(site.bytes)]
+    if waited:
+        row += [_time(site.waited), _time(site.longest), _last(site)]
+    return row
+
+
+def _last(site: Site) -> str:
+    if not site.last:
+        return ""
+    (replica_id, times), *others = site.last.most_common()
+    return f"replica {replica_id}" if not others else f"replica {replica_id} ({times} of {site.last.total()})"
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{number} B"
+        number /= 1000
+    return f"{number:.3g} TB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds else ""
+
+
+# What failed.
+
+
+def failure_text(checked: Checked) -> str:
+    """Return the report on what went wrong: the error as the program would see it."""
+    error = _error_of(checked)
+    if isinstance(error, CollectiveError):
+        return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+    if isinstance(error, TargetExitError) and error.__cause__ is not None:
+        return "".join([*_program_traceback(error.__cause__), str(error)])
+    return "".join(_program_traceback(error)).rstrip()
+
+
+def _error_of(checked: Checked) -> Exception:
+    assert checked.exploration.failure is not None
+    assert checked.exploration.failure.error is not None
+    return checked.exploration.failure.error
+
+
+def _program_traceback(error: BaseException) -> Iterator[str]:
+    """Yield a traceback without the frames of event loops and of ours that the error passed through."""
+    traceback = TracebackException.from_exception(error)
+    for part in _parts(traceback):
+        own = [frame for frame in part.stack if not frame.filename.startswith(_PLUMBING)]
+        if own or hasattr(part, "text"):  # a SyntaxError, which has its place in its text
+            part.stack[:] = own
+    return traceback.format()
+
+
+def _parts(traceback: TracebackException) -> Iterator[TracebackException]:
+    yield traceback
+    for inner in (traceback.__cause__, traceback.__context__, *(getattr(traceback, "exceptions", None) or ())):
+        if inner is not None:
+            yield from _parts(inner)
+
+
+def schedule_lines(checked: Checked) -> list[str]:
+    """Return in which schedule it failed, what is different in that, and the command that repeats it."""
+    exploration = checked.exploration
+    assert exploration.failure is not None
+    changes = exploration.failure.schedule.changes
+    if checked.request.replay is not None:
+        where = "In the given schedule"
+    elif changes:
+        where = f"Found in schedule {exploration.schedules} of {checked.request.most_schedules()}"
+    else:
+        where = "Found in the default order"
+    again = f"Again:  {replay_command(checked)}"
+    if not changes:
+        return [f"{where}.", again]
+    difference = f"{count(len(changes), 'change')} to the default order, in which nothing fails"
+    return [f"{where}, with {difference}:", *(f"  {line}" for line in exploration.changes), again]
+
+
+def replay_command(checked: Checked) -> str:
+    """Return the command that runs the failing schedule again."""
+    request, failure = checked.request, checked.exploration.failure
+    assert failure is not None
+    words = ["aiodist", "check", request.text]
+    if request.replicas is not None:
+        words += ["--replicas", str(request.replicas)]
+    if request.seconds != SECONDS:
+        words += ["--timeout", f"{request.seconds:g}"]
+    words += ["--replay", str(failure.schedule)]
+    return shlex.join([*words, "--", *request.arguments] if request.arguments else words)
+
+
+# As JSON.
+
+
+def as_json(checked: Checked) -> dict[str, Any]:
+    """Return a check as a dict of strings, numbers, lists and dicts, as JSON has them."""
+    request, failure = checked.request, checked.exploration.failure
+    found: dict[str, Any] = {
+        "target": request.text,
+        "outcome": str(checked.outcome),
+        "replicas": checked.statistics.replicas,
+        "runs": checked.statistics.runs,
+        "seed": request.replay.seed if request.replay is not None else request.seed,
+        "schedules": checked.exploration.schedules,
+        "collectives": [_site_as_json(site) for site in checked.statistics.sites],
+    }
+    if failure is not None:
+        error = _error_of(checked)
+        found["failure"] = {
+            "error": type(error).__name__,
+            "text": failure_text(checked),
+            "report": error.report.to_dict() if isinstance(error, CollectiveError) else None,
+            "schedule": str(failure.schedule),
+            "changes": list(checked.exploration.changes),
+            "replay": replay_command(checked),
+        }
+    return found
+
+
+def _site_as_json(site: Site) -> dict[str, Any]:
+    return {
+        "kind": site.kind,
+        "call": site.call,
+        "location": {"file": site.location.file, "line": site.location.line, "function": site.location.function},
+        "times": site.times,
+        "bytes": site.bytes,
+        "waited_seconds": round(site.waited, 9),
+        "longest_wait_seconds": round(site.longest, 9),
+        "last_to_come": {str(replica_id): times for replica_id, times in sorted(site.last.items())},
+    }

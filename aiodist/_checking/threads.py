@@ -1,0 +1,147 @@
+"""Threads: which of them could act, and which only wait for what another thread does.
+
+One that waits without a limit for something that only another thread can do will not wake by itself. Four such waits
+are recognised by the frame in which a thread stands:
+
+- `threading.Condition.wait` without a timeout, which `Event.wait` and `queue.Queue.get` are made of. A thread that has
+  been notified is no longer among the condition's waiters, so it is told apart from one that still waits;
+- a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue and none handed to it;
+- `Thread.join` without a timeout, as long as the thread that it waits for is not about to end;
+- a thread that trio keeps for its next job: ten seconds later it ends, and calls nobody.
+
+Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
+way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
+it has it, one instruction goes by; so threads are looked at twice, with time for the other threads in between.
+
+From Python 3.13 on, work goes past the queue into the hands of a thread that waits, and may lie there for as long as
+the system does not let that thread run. The executor knows: it counts its threads that wait for work, and takes one off
+the count for each piece that it is given. The count is advice, and can stay too low when two threads come at the same
+moment; so a thread is taken to have work that it lacks for a second, and no longer.
+
+What is taken here that no documentation names is read by `getattr`: where a release lacks it, the thread is busy.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures.thread
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+_WORKER = getattr(getattr(concurrent.futures.thread, "_worker", None), "__code__", None)
+_WAIT = threading.Condition.wait.__code__
+_JOINS = {
+    function.__code__
+    for name in ("join", "_wait_for_tstate_lock")  # the second is innermost up to Python 3.12
+    if (function := getattr(threading.Thread, name, None)) is not None
+}
+_TRIO = "trio._core._thread_cache"
+_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
+"""Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
+
+_COUNT_SECONDS = 1.0
+"""For how long an executor's count is believed that says that a thread has work."""
+_FINISH_SECONDS = 0.25
+_GLANCE = 0.0002
+
+
+def busy_threads(*, pause: float) -> list[threading.Thread]:
+    """Return the threads that could call into the event loop of this one.
+
+    Args:
+        pause: how long the other threads get between two looks, in seconds; 0 for a single look.
+    """
+    if threading.active_count() == 1:
+        return []
+    found = _busy()
+    if not found and pause:
+        time.sleep(pause)
+        found = _busy()
+    return found
+
+
+_slow: WeakSet[threading.Thread] = WeakSet()
+"""Threads that were at work for longer than others wait for them."""
+
+
+def let_threads_finish() -> None:
+    """Wait until no thread is at work, but not long, and for the same one only once."""
+    until = time.monotonic() + _FINISH_SECONDS
+    while busy := [thread for thread in busy_threads(pause=_GLANCE) if thread not in _slow]:
+        if time.monotonic() > until:
+            _slow.update(busy)
+            return
+        time.sleep(_GLANCE)
+
+
+def _busy() -> list[threading.Thread]:
+    frames = sys._current_frames()  # noqa: SLF001  (documented)
+    here = threading.get_ident()
+    waiting: dict[ThreadPoolExecutor, list[threading.Thread]] = {}
+    busy = [
+        thread
+        for thread in threading.enumerate()
+        if thread.ident != here
+        and type(thread).__module__ not in _BYSTANDERS
+        and not _is_idle(thread, frames.get(thread.ident or 0), waiting)
+    ]
+    for executor, threads in waiting.items():
+        if _has_handed_out(executor, len(threads)):
+            busy += threads
+    return busy
+
+
+def _is_idle(
+    thread: threading.Thread, frame: FrameType | None, waiting: dict[ThreadPoolExecutor, list[threading.Thread]]
+) -> bool:
+    """Whether a thread waits, without a limit, for what only another thread can do.
+
+    One that seems to wait for work is also noted under its executor, which knows better.
+    """
+    if frame is None:  # it has not begun, or is about to end
+        return False
+    code, variables = frame.f_code, frame.f_locals
+    if code is _WAIT:
+        waiter = variables.get("waiter")
+        waiters = getattr(variables["self"], "_waiters", ())
+        return variables.get("timeout") is None and waiter is not None and waiter in waiters
+    if code is _WORKER:
+        executor = _employer(variables)
+        if executor is not None:
+            waiting.setdefault(executor, []).append(thread)
+        return executor is not None
+    if code in _JOINS:
+        return variables.get("timeout", -1) in (None, -1) and variables["self"] in threading.enumerate()
+    if code.co_name == "_work" and frame.f_globals.get("__name__") == _TRIO:
+        worker = variables["self"]
+        return worker in getattr(getattr(worker, "_thread_cache", None), "_idle_workers", ())
+    return False
+
+
+def _employer(variables: Any) -> ThreadPoolExecutor | None:
+    """Return the executor for which a thread waits that has no work; None where it has, or is about to end."""
+    if "work_item" in variables or not variables["work_queue"].empty():
+        return None
+    executor: ThreadPoolExecutor | None = variables["executor_reference"]()
+    return None if executor is None or getattr(executor, "_shutdown", True) else executor
+
+
+_in_hand: WeakKeyDictionary[ThreadPoolExecutor, tuple[int, int, float]] = WeakKeyDictionary()
+"""Of executors that counted fewer waiting threads than there seem to be: both numbers, and since when."""
+
+
+def _has_handed_out(executor: ThreadPoolExecutor, waiting: int) -> bool:
+    """Whether a thread that seems to wait has been handed work, as far as its executor's count tells."""
+    counted: int = getattr(getattr(executor, "_idle_semaphore", None), "_value", 0)
+    if counted >= waiting:
+        _in_hand.pop(executor, None)
+        return False
+    now = time.monotonic()
+    before = _in_hand.get(executor)
+    if before is None or before[:2] != (counted, waiting):
+        before = _in_hand[executor] = counted, waiting, now
+    return now - before[2] < _COUNT_SECONDS

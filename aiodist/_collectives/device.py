@@ -1,0 +1,777 @@
+"""The device executor: plans carried out over arrays on GPUs, enqueued by the last arrival, awaited by nobody's thread.
+
+The event loop's thread only enqueues, some microseconds for the whole nest; only where a kernel has to be compiled
+first does a worker thread do both. Then the loop looks a few times whether the work is done, as small values nearly
+always are, and a worker thread sleeps until it is. Results are made in each replica's own framework, on its device, or
+written into its own buffers; leaves on the host are the host executor's meanwhile.
+
+    inputs ── folds, on the devices ──▶ totals ── moves ──▶ results ── moves ──▶ buffers
+
+What all replicas of a device get is moved there once, for the first of them, and copied from there. Memory of the host
+is a place like a device: to and from it go values whose way leads to other workers, or through NumPy.
+
+What a collective comes to depends on shapes, dtypes and devices, and on nothing else: that is worked out once, as a
+`_Course`, and kept. What is left to do each time is to gather addresses, to make results, and to enqueue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache
+from itertools import accumulate as running_sums
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
+from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark
+from aiodist._collectives import out
+from aiodist._collectives.host import HostExecutor
+from aiodist._collectives.kinds import Collective
+from aiodist._collectives.out import Outs
+from aiodist._collectives.plan import Folded, LeafPlan, Result
+from aiodist._collectives.work import Work
+from aiodist._gpu import enqueue
+from aiodist._gpu.enqueue import Completion
+from aiodist._gpu.pinned import array_of
+from aiodist._gpu.schedule import Batch, Schedule, symbol
+from aiodist._gpu.steps import HOST, Job, Move, Place, View, whole
+from aiodist_kernels import Accumulate, ReduceOp
+from aiodist_kernels.rules import Rule, part_of, rule_for
+
+Array = np.ndarray[Any, Any]
+Column: TypeAlias = Sequence[DeviceArray]
+"""One leaf of all that bring it, in order."""
+
+COURSES: Final = 256
+"""How many courses are kept."""
+
+_BYTE: Final = np.dtype(np.uint8)
+_APART: Final = 64
+"""Each array in a piece of memory begins at a multiple of so many bytes: of a vector, and of a cache's line."""
+
+_SITE = attrgetter("ordinal", "stream")
+
+
+@cache
+def _rule(op: ReduceOp, dtype: DType, accumulate: Accumulate, partial: bool) -> Rule:
+    rule = rule_for(op, dtype, accumulate)
+    return part_of(rule) if partial else rule
+
+
+# What is known of arrays before they are there.
+
+
+class _Known(NamedTuple):
+    """An array by its number.
+
+    Attributes:
+        place: where it begins, by its number.
+        shape: its shape.
+        dtype: its dtype.
+        strides: in bytes; None for an array without gaps, in C's order.
+    """
+
+    place: Place
+    shape: tuple[int, ...]
+    dtype: DType
+    strides: tuple[int, ...] | None = None
+
+    def view(self) -> View:
+        if self.strides is not None:
+            return View(self.place, self.shape, self.strides, self.dtype.itemsize)
+        return whole(self.place, self.shape, self.dtype.itemsize)
+
+
+class _Makes(NamedTuple):
+    """Arrays to be made of one framework, on one GPU.
+
+    Attributes:
+        mark: the framework.
+        ordinal: the GPU's.
+        specs: shape and dtype of each.
+        places: of each, among all that are made.
+    """
+
+    mark: DeviceType
+    ordinal: int
+    specs: Sequence[Spec]
+    places: Sequence[int]
+
+
+class _Course(NamedTuple):
+    """What a collective comes to.
+
+    Attributes:
+        landing: shape and dtype of each result in the host's memory. They are in one piece, whose number follows those
+            of inputs and buffers.
+        makes: arrays to be made, whose numbers follow.
+        total: how many they are.
+        results: for each leaf and taker, which of those it gets, or which in the host's memory: -1 for the first. None
+            for a taker that brought a buffer.
+        schedule: what is enqueued.
+    """
+
+    landing: Sequence[Spec]
+    makes: Sequence[_Makes]
+    total: int
+    results: Sequence[Sequence[int | None]]
+    schedule: Schedule
+
+
+class Leaf(NamedTuple):
+    """A leaf on devices: whose arrays it has, and what becomes of them."""
+
+    mark: DeviceType
+    plan: LeafPlan
+
+
+class _Buffers:
+    """The buffers on devices that takers brought for their results.
+
+    Args:
+        outs: by leaf and taker, a buffer; None where a taker brought none.
+        columns: by leaf, the inputs.
+
+    Attributes:
+        arrays: the buffers, in the order of their numbers.
+        straight: results may be written into them while inputs are read.
+    """
+
+    def __init__(self, outs: Sequence[Sequence[DeviceArray | None]], columns: Sequence[Column]) -> None:
+        self.arrays: list[DeviceArray] = []
+        self._numbers: dict[tuple[int, int], int] = {}
+        for leaf, buffers in enumerate(outs):
+            for taker, buffer in enumerate(buffers):
+                if buffer is not None:
+                    self._numbers[leaf, taker] = len(self.arrays)
+                    self.arrays.append(buffer)
+        inputs = [out.span(array, leaf) for leaf, column in enumerate(columns) for array in column]
+        written = [out.span(self.arrays[number], leaf) for (leaf, _), number in self._numbers.items()]
+        one_device = len({array.ordinal for column in columns for array in column}) == 1
+        self.straight = not out.entangled(inputs, written, out.same_place if one_device else out.nowhere)
+
+    def layout(self) -> Any:
+        """Return what a course depends on."""
+        return self.straight, tuple(self._numbers), tuple([buffer.strides for buffer in self.arrays])
+
+    def known(self, leaf: int, taker: int, first: int) -> _Known | None:
+        """Return a taker's buffer for a leaf; the number of the first buffer is ``first``."""
+        number = self._numbers.get((leaf, taker))
+        if number is None:
+            return None
+        buffer = self.arrays[number]
+        return _Known(Place(buffer.ordinal, symbol(first + number)), buffer.shape, buffer.dtype, buffer.strides)
+
+
+class _Planner:
+    """Works out a course.
+
+    Args:
+        leaves: what becomes of the leaves.
+        columns: by leaf, the inputs.
+        takers: by leaf, the GPU, or the host, of each who gets a result.
+        rule: the rule that folds a dtype.
+        buffers: those that takers brought.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        columns: Sequence[Column],
+        takers: Sequence[Sequence[int]],
+        rule: Callable[[DType], Rule],
+        buffers: _Buffers | None,
+    ) -> None:
+        self._rule = rule
+        self._buffers = buffers
+        self._inputs = sum(map(len, columns))
+        self._host = self._inputs + (0 if buffers is None else len(buffers.arrays))
+        self._landing: list[Spec] = []
+        self._landed = 0  # bytes
+        self._makes: list[tuple[DeviceType, int, Spec]] = []
+        self._jobs: dict[Any, list[Job]] = {}
+        self._moves: list[Move] = []
+        self._last: list[Move] = []
+        self._results: list[list[int | None]] = []
+        homes = {array.ordinal for column in columns for array in column}
+        down = all(ordinal == HOST for ordinals in takers for ordinal in ordinals)
+        self._packs = down and len(homes) == 1 and all(leaf.plan.folds for leaf in leaves)
+        self._mark = leaves[0].mark
+        number = 0
+        for leaf, column, ordinals in zip(leaves, columns, takers, strict=True):
+            inputs = []
+            for array in column:
+                inputs.append(_Known(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype))
+                number += 1
+            self._add(leaf, inputs, ordinals)
+
+    def course(self) -> _Course:
+        """Return what it has come to."""
+        if self._packs:  # what goes down lies on its one device as it will lie on the host
+            ((_, (device, *_), _), *_) = self._jobs
+            packed = self._make(self._mark, device, (self._landed,), _BYTE)
+            self._moves.append(Move(packed._replace(place=Place(HOST, symbol(self._host))).view(), packed.view()))
+        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
+        with enqueue.enqueuing:
+            schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._host + 1 + len(self._makes))
+        alike: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
+        for place, (mark, ordinal, spec) in enumerate(self._makes):
+            specs, places = alike.setdefault((mark, ordinal), ([], []))
+            specs.append(spec)
+            places.append(place)
+        makes = [_Makes(*key, *group) for key, group in alike.items()]
+        return _Course(self._landing, makes, len(self._makes), self._results, schedule)
+
+    def _add(self, leaf: Leaf, inputs: Sequence[_Known], takers: Sequence[int]) -> None:
+        """Plan a leaf's results: those that are folds, then those that are moved, what is alike once a device."""
+        plan = leaf.plan
+        which = range(len(takers)) if len(plan.results) > 1 else [0] * len(takers)
+        self._results.append([None] * len(takers))
+        totals = [self._fold(leaf, fold, inputs, takers, which) for fold in range(len(plan.folds))]
+        firsts: dict[tuple[int, int], _Known] = {}
+        for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
+            result = plan.results[number]
+            if ordinal != HOST and _folds(plan, result) is not None:
+                continue
+            home = ordinal if ordinal != HOST else inputs[0].place.device
+            sources = [inputs[i] if i < plan.size else totals[i - plan.size][home] for i in result.sources]
+            parts = [_part(source.view(), result) for source in sources]
+            target = self._result(leaf, taker, ordinal, _shape(parts, result), sources[0].dtype)
+            first = firsts.setdefault((number, ordinal), target)
+            if self._packs:
+                continue
+            if first is target:
+                self._assemble(target.view(), parts, result)
+            else:
+                self._moves.append(Move(target.view(), first.view()))
+
+    def _assemble(self, target: View, parts: Sequence[View], result: Result) -> None:
+        at = 0
+        for part in parts:
+            where = target
+            if len(parts) > 1:
+                assert result.axis is not None
+                begin, at = at, at + part.shape[result.axis]
+                where = target.part(result.axis, begin, at)
+            self._moves.append(Move(where, part))
+
+    def _fold(
+        self, leaf: Leaf, fold: int, inputs: Sequence[_Known], takers: Sequence[int], which: Sequence[int]
+    ) -> dict[int, _Known]:
+        """Plan a fold into the results that are nothing else, and what others are made of; return where it lies."""
+        plan, parts = leaf.plan, [inputs[i] for i in leaf.plan.folds[fold]]
+        shape, rule = parts[0].shape, self._rule(parts[0].dtype)
+        outputs: list[_Known] = []
+        lies: dict[int, _Known] = {}
+        lacking: list[int] = []
+        for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
+            result = plan.results[number]
+            if ordinal != HOST and _folds(plan, result) == fold:
+                outputs.append(self._result(leaf, taker, ordinal, shape, rule.result))
+                lies.setdefault(ordinal, outputs[-1])
+            elif plan.size + fold in result.sources:
+                lacking.append(ordinal if ordinal != HOST else inputs[0].place.device)
+        for ordinal in lacking:
+            if ordinal not in lies:
+                place = Place(ordinal, symbol(self._host + 1) + self._landed)
+                packed = _Known(place, shape, rule.result)
+                lies[ordinal] = packed if self._packs else self._make(leaf.mark, ordinal, shape, rule.result)
+                outputs.append(lies[ordinal])
+        sizes = rule.dtype.itemsize, rule.result.itemsize
+        job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape), *sizes)
+        alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
+        self._jobs.setdefault(alike, []).append(job)
+        return lies
+
+    def _result(self, leaf: Leaf, taker: int, ordinal: int, shape: tuple[int, ...], dtype: DType) -> _Known:
+        """Plan the memory of a result; one that is wanted in a buffer gets there behind all else, if not straight."""
+        index = len(self._results) - 1
+        buffer = None if self._buffers is None else self._buffers.known(index, taker, self._inputs)
+        if buffer is not None and self._buffers is not None and self._buffers.straight and buffer.strides is None:
+            return buffer
+        if ordinal == HOST:
+            self._landing.append((shape, dtype))
+            self._results[index][taker] = -len(self._landing)
+            begin, self._landed = self._landed, self._landed + _room(shape, dtype)
+            return _Known(Place(HOST, symbol(self._host) + begin), shape, dtype)
+        made = self._make(leaf.mark, ordinal, shape, dtype)
+        if buffer is None:
+            self._results[index][taker] = len(self._makes) - 1
+        else:
+            self._last.append(Move(buffer.view(), made.view()))
+        return made
+
+    def _make(self, mark: DeviceType, ordinal: int, shape: tuple[int, ...], dtype: DType) -> _Known:
+        self._makes.append((mark, ordinal, (shape, dtype)))
+        return _Known(Place(ordinal, symbol(self._host + len(self._makes))), shape, dtype)
+
+
+def _folds(plan: LeafPlan, result: Result) -> int | None:
+    """Return which fold a result is, if it is nothing else."""
+    (first, *others), cut, _ = result
+    return None if others or cut is not None or first < plan.size else first - plan.size
+
+
+def _part(source: View, result: Result) -> View:
+    if result.cut is None:
+        return source
+    axis, place, parts = result.cut
+    step = source.shape[axis] // parts
+    return source.part(axis, place * step, (place + 1) * step)
+
+
+def _shape(parts: Sequence[View], result: Result) -> tuple[int, ...]:
+    first, axis = parts[0].shape, result.axis
+    if len(parts) == 1 or axis is None:
+        return first
+    return (*first[:axis], sum([part.shape[axis] for part in parts]), *first[axis + 1 :])
+
+
+def _room(shape: Sequence[int], dtype: DType) -> int:
+    return -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
+
+
+def _on_host(specs: Sequence[Spec]) -> tuple[int, list[DeviceArray]]:
+    """Make arrays in the host's memory that devices copy to and from; return where they begin, and each of them.
+
+    To lock pages takes a driver some tens of microseconds, so all that is brought together is in one piece.
+    """
+    begins = [0, *running_sums(_room(*spec) for spec in specs)]
+    driver, size = enqueue.queue().driver, max(1, begins.pop())
+    with enqueue.enqueuing, driver.using():
+        memory = driver.host_memory(size)
+    piece = array_of(memory, (size,), _BYTE)
+    arrays = []
+    for (shape, dtype), begin in zip(specs, begins, strict=True):
+        part = piece[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        arrays.append(DeviceArray(memory.address + begin, tuple(shape), dtype, HOST, 0, part))
+    return memory.address, arrays
+
+
+def staged(leaves: Sequence[Array]) -> list[DeviceArray]:
+    """Return copies of arrays in memory that devices copy from; in any thread."""
+    _, made = _on_host([(leaf.shape, leaf.dtype) for leaf in leaves])
+    for array, leaf in zip(made, leaves, strict=True):
+        array.owner[...] = leaf
+    return made
+
+
+# Carrying it out.
+
+
+class DevicePlan:
+    """What becomes of some leaves on devices, again and again.
+
+    Args:
+        leaves: the leaves.
+        op: how they are folded, where they are.
+        accumulate: the accumulator.
+        devices: the names of logical devices on whose streams inputs may have been made.
+        partial: folds are parts of larger ones: they stay in the accumulator.
+        ragged: inputs of one leaf may differ in shape.
+    """
+
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        op: ReduceOp | None = None,
+        accumulate: Accumulate = "native",
+        devices: Sequence[str] = (),
+        *,
+        partial: bool = False,
+        ragged: bool = False,
+    ) -> None:
+        self.leaves = leaves
+        self.devices = devices
+        self.ragged = ragged
+        self._op, self._accumulate, self._partial = op, accumulate, partial
+
+    def rule(self, dtype: DType) -> Rule:
+        """Return the rule by which leaves of a dtype are folded."""
+        assert self._op is not None
+        return _rule(self._op, dtype, self._accumulate, self._partial)
+
+    def run(
+        self,
+        columns: Sequence[Column],
+        takers: Sequence[Sequence[int]],
+        outs: Sequence[Sequence[DeviceArray | None]] | None = None,
+    ) -> DeviceRun:
+        """Make ready to carry it out.
+
+        Args:
+            columns: by leaf, the inputs.
+            takers: by leaf, the GPU, or the host, of each who gets a result.
+            outs: by leaf and taker, a buffer for the result; None where the taker brought none.
+
+        Raises:
+            ImportError: what compiles or launches kernels is not installed.
+        """
+        return DeviceRun(self, columns, takers, None if outs is None else _Buffers(outs, columns))
+
+
+class DeviceRun:
+    """Leaves on devices, on their way."""
+
+    def __init__(
+        self, plan: DevicePlan, columns: Sequence[Column], takers: Sequence[Sequence[int]], buffers: _Buffers | None
+    ) -> None:
+        self._queue = enqueue.queue()
+        self._plan = plan
+        self._columns = columns
+        self._buffers = buffers
+        self._inputs = [array for column in columns for array in column]
+        self._course = self._known_course(takers)
+        self._made: list[Any] = []
+        self._landing, self._landed = _on_host(self._course.landing) if self._course.landing else (0, [])
+
+    def _known_course(self, takers: Sequence[Sequence[int]]) -> _Course:
+        plan, known, buffers = self._plan, self._queue.known, self._buffers
+        shapes = tuple([array.shape for array in self._inputs]) if plan.ragged else None
+        layout = None if buffers is None else buffers.layout()
+        key = plan, tuple([array.ordinal for array in self._inputs]), shapes, tuple(map(tuple, takers)), layout
+        found: _Course | None = known.get(key)
+        if found is None:
+            found = known[key] = _Planner(plan.leaves, self._columns, takers, plan.rule, buffers).course()
+            if len(known) > COURSES:
+                del known[next(iter(known))]
+        return found
+
+    def landed(self) -> list[list[Array]]:
+        """Return what comes to the host, by leaf and taker; it is there when the work is done."""
+        return [[self._landed[-1 - n].owner for n in numbers if n is not None] for numbers in self._course.results]
+
+    def work(self, result: Callable[[list[list[Any]]], Any]) -> Work:
+        """Enqueue it, or return it as work where a kernel must be compiled first.
+
+        Args:
+            result: makes the result of those by leaf and taker, which are the frameworks' arrays, NumPy's in the host's
+                memory, and None for who brought a buffer; for the event loop's thread.
+        """
+        schedule = self._course.schedule
+        if not schedule.is_loaded() and any(array.stream == PER_THREAD_DEFAULT_STREAM for array in self._inputs):
+            self._queue.load(schedule)  # a worker thread would have another stream of that name
+        if schedule.is_loaded():
+            completion = self._enqueue()
+            return Work([[completion.wait]], lambda: result(self._results()), completion.is_done)
+        return Work([[self._load_and_enqueue]], lambda: result(self._results()))
+
+    def _load_and_enqueue(self) -> None:
+        self._queue.load(self._course.schedule)
+        self._enqueue().wait()
+
+    def _enqueue(self) -> Completion:
+        begins = [array.address for array in self._inputs]
+        foreign = set(map(_SITE, self._inputs))
+        if self._buffers is not None:
+            begins += [buffer.address for buffer in self._buffers.arrays]
+            foreign |= set(map(_SITE, self._buffers.arrays))
+        foreign |= self._make(begins)
+        named = sorted({(ordinal, handle or LEGACY_DEFAULT_STREAM) for ordinal, handle in foreign if ordinal != HOST})
+        driver = self._queue.driver
+        with enqueue.enqueuing, driver.using():
+            streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]
+            streams += [stream for name in self._plan.devices if (stream := driver.used_stream(name)) is not None]
+            keeps = [self._inputs, self._buffers, self._made, self._landed]
+            return self._queue.run(self._course.schedule, streams, keeps, tuple(begins))
+
+    def _make(self, begins: list[int]) -> set[tuple[int, int]]:
+        """Make the arrays that results need, and append where they begin; return the streams that they are made on."""
+        course = self._course
+        made: list[Any] = [None] * course.total
+        addresses = [0] * course.total
+        for mark, ordinal, specs, places in course.makes:
+            for place, (array, address) in zip(places, mark.make(specs, ordinal, self._allocate), strict=True):
+                made[place], addresses[place] = array, address
+        begins += [self._landing, *addresses]
+        self._made = made
+        return {(ordinal, mark.stream(ordinal)) for mark, ordinal, _, _ in course.makes}
+
+    def _allocate(self, ordinal: int, nbytes: int) -> Any:
+        driver = self._queue.driver
+        with enqueue.enqueuing, driver.using():
+            return driver.allocate(ordinal, nbytes)
+
+    def _results(self) -> list[list[Any]]:
+        """Return results by leaf and taker; for the event loop's thread, when the devices are done."""
+        made, landed = self._made, self._landed
+        for mark, _, _, places in self._course.makes:
+            if mark.finishes:
+                for place, array in zip(places, mark.finish([made[place] for place in places]), strict=True):
+                    made[place] = array
+        self._inputs, self._columns = [], []
+        return [
+            [None if n is None else made[n] if n >= 0 else landed[-1 - n].owner for n in numbers]
+            for numbers in self._course.results
+        ]
+
+
+class DeviceExecutor:
+    """Carries out one collective with arrays on GPUs among its leaves; see `HostExecutor`.
+
+    Args:
+        collective: what is asked for.
+        size: how many positions there are.
+        absent: those that take part with nothing.
+        accumulate: as in `aiodist_kernels.reduce`.
+        devices: by position, the replicas' logical devices.
+        targets: the GPUs that get a result each, instead of those that bring something.
+
+    Attributes:
+        shared: False: there is a result for each position, or target.
+    """
+
+    shared = False
+
+    def __init__(
+        self,
+        collective: Collective,
+        size: int,
+        absent: Sequence[int] = (),
+        accumulate: Accumulate = "native",
+        devices: Sequence[str] = (),
+        targets: Sequence[int] | None = None,
+    ) -> None:
+        spec = collective.spec
+        assert spec is not None
+        marks = spec.marks
+        self._positions = [position for position in range(size) if position not in absent]
+        self._size, self._targets, self._single = size, targets, spec.single
+        self._there = [place for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
+        self._here = [place for place, mark in enumerate(marks) if not isinstance(mark, DeviceType)]
+        plans = collective.without(absent).plans(len(self._positions))
+        leaves = [Leaf(mark, plans[place]) for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
+        ragged = any(None in shape for shape in spec.shapes)
+        self._plan = DevicePlan(leaves, collective.op, accumulate, devices, ragged=ragged)
+        self._host = HostExecutor(collective.of(self._here), size, absent, accumulate) if self._here else None
+
+    def run(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Work:
+        """Carry it out; what it takes and gives is as `HostExecutor.general` says.
+
+        Raises:
+            ImportError: what compiles or launches kernels is not installed.
+        """
+        rows = [[value] for value in values] if self._single else values
+        present = [rows[position] for position in self._positions]
+        columns = [[row[place] for row in present] for place in self._there]
+        takers = [self._targets or [array.ordinal for array in column] for column in columns]
+        wanted = None
+        if outs:
+            buffers = [outs.get(position) for position in self._positions]
+            wanted = [[None if found is None else found[place] for found in buffers] for place in self._there]
+        on_host = self._run_host(rows, bytes_per_pack, outs or {})
+        work = self._plan.run(columns, takers, wanted).work(self._collected)
+        if on_host is None:
+            return work
+        phases = on_host.phases if type(on_host) is Work else []
+        there, ready = work.result, None if phases else work.ready
+        return Work(
+            [*phases, *work.phases],
+            lambda: self._joined(there(), on_host.result() if type(on_host) is Work else on_host),
+            ready,
+        )
+
+    def _run_host(self, rows: Sequence[Any], bytes_per_pack: int, outs: Outs) -> Any:
+        """Carry out the leaves on the host."""
+        if self._host is None:
+            return None
+        some = [[row[place] for place in self._here] if row is not None else None for row in rows]
+        buffers = {position: [found[place] for place in self._here] for position, found in outs.items()}
+        return self._host.run(some, bytes_per_pack, buffers or None)
+
+    def _collected(self, by_leaf: list[list[Any]]) -> list[Any]:
+        """Return results by target, or by position."""
+        found = [list(row) for row in zip(*by_leaf, strict=True)]
+        if self._single:
+            found = [row[0] for row in found]
+        if self._targets is not None:
+            return found
+        results: list[Any] = [None] * self._size
+        for position, row in zip(self._positions, found, strict=True):
+            results[position] = row
+        return results
+
+    def _joined(self, there: list[Any], here: Any) -> list[Any]:
+        """Return results with leaves on devices and on the host."""
+        assert self._host is not None
+        joined: list[Any] = [None] * len(there)
+        for position, row in enumerate(there):
+            if row is not None:
+                own = here if self._host.shared else here[position]
+                leaves = dict(zip(self._there, row, strict=True))
+                leaves |= dict(zip(self._here, own if own is not None else [None] * len(self._here), strict=True))
+                joined[position] = [leaves[place] for place in range(len(leaves))]
+        return joined
+
+
+# Between devices and the host.
+
+
+def bring_down(
+    marks: Sequence[DeviceType],
+    columns: Sequence[Column],
+    taken: Sequence[int] | None,
+    devices: Sequence[str] = (),
+    op: ReduceOp | None = None,
+    accumulate: Accumulate = "native",
+) -> DeviceRun:
+    """Bring arrays down to page-locked memory of the host.
+
+    Args:
+        marks: by leaf, whose arrays they are.
+        columns: by leaf, the inputs.
+        taken: the places of those that are needed, which come one by one; None: one fold of all, in the accumulator's
+            dtype, so that nothing is rounded before the end.
+        devices: the names of logical devices on whose streams inputs may have been made.
+        op: how they are folded.
+        accumulate: the accumulator.
+    """
+    size = len(columns[0])
+    if taken is None:
+        plan = LeafPlan(size, (range(size),), (Result((size,)),))
+    else:
+        plan = LeafPlan(size, (), tuple([Result((place,)) for place in taken]))
+    specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
+    made = _plan_between(tuple([Leaf(mark, plan) for mark in marks]), specs, tuple(devices), op, accumulate)
+    return made.run(columns, [[HOST] * len(plan.results)] * len(columns))
+
+
+def bring_up(
+    marks: Sequence[DeviceType],
+    columns: Sequence[Column],
+    takers: Sequence[Sequence[int]],
+    devices: Sequence[str] = (),
+    outs: Sequence[Sequence[DeviceArray | None]] | None = None,
+) -> DeviceRun:
+    """Bring results up to GPUs.
+
+    Args:
+        marks: by leaf, whose arrays they become.
+        columns: by leaf, one result for all who take it, or one for each; from `staged`.
+        takers: by leaf, the GPU of each.
+        devices: the names of logical devices on whose streams buffers may be used.
+        outs: by leaf and taker, a buffer for the result; None where the taker brought none.
+    """
+    plans = [LeafPlan(len(column), (), tuple([Result((place,)) for place in range(len(column))])) for column in columns]
+    specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
+    made = _plan_between(tuple(map(Leaf, marks, plans)), specs, tuple(devices), None, "native")
+    return made.run(columns, takers, outs)
+
+
+@lru_cache(maxsize=COURSES)
+def _plan_between(
+    leaves: tuple[Leaf, ...],
+    specs: tuple[Spec, ...],  # noqa: ARG001  (what a course depends on, beside the leaves)
+    devices: tuple[str, ...],
+    op: ReduceOp | None,
+    accumulate: Accumulate,
+) -> DevicePlan:
+    return DevicePlan(leaves, op, accumulate, devices, partial=True)
+
+
+def to_host(
+    collective: Collective,
+    values: Sequence[Any],
+    devices: Sequence[str] = (),
+    accumulate: Accumulate = "native",
+    *,
+    folded: bool = False,
+    needed: Sequence[int] | None = None,
+) -> Work:
+    """Return the work that gives values as on the host.
+
+    Args:
+        collective: what is asked for.
+        values: by position, what replicas bring, with arrays on GPUs; None for those that bring nothing.
+        devices: their logical devices.
+        accumulate: as in `aiodist_kernels.reduce`.
+        folded: arrays of GPUs are folded to one, a `Folded` in the first place, with None in the others.
+        needed: the positions of those whose arrays on GPUs are needed; None: of all.
+    """
+    spec = collective.spec
+    assert spec is not None
+    there = [place for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)]
+    present = [position for position, value in enumerate(values) if value is not None]
+    rows = [[values[position]] if spec.single else list(values[position]) for position in present]
+    columns = [[row[place] for row in rows] for place in there]
+    taken = None
+    if not folded:
+        taken = [place for place, position in enumerate(present) if needed is None or position in needed]
+    marks = [mark for mark in spec.marks if isinstance(mark, DeviceType)]
+
+    def landed(by_leaf: list[list[Any]]) -> list[Any]:
+        for place, column, found in zip(there, columns, by_leaf, strict=True):
+            for row in rows:
+                row[place] = None
+            if taken is None:
+                rows[0][place] = Folded(found[0], column[0].dtype)
+            for source, array in zip(taken or (), found, strict=False):
+                rows[source][place] = array
+        results: list[Any] = [None] * len(values)
+        for position, row in zip(present, rows, strict=True):
+            results[position] = row[0] if spec.single else row
+        return results
+
+    return bring_down(marks, columns, taken, devices, collective.op, accumulate).work(landed)
+
+
+def from_host(
+    collective: Collective,
+    values: Sequence[Any],
+    result: Any,
+    devices: Sequence[str] = (),
+    outs: Outs | None = None,
+) -> Work:
+    """Return the work that gives each replica its result, on the GPUs that its own arrays came from.
+
+    Args:
+        collective: what was asked for.
+        values: by position, what replicas brought; None for those that brought nothing.
+        result: on the host: a leaf or a list of leaves for all, or a list of such, one for each.
+        devices: the replicas' logical devices.
+        outs: by position, buffers that the results are wanted in.
+    """
+    spec, shared = collective.spec, collective.kind.shared
+    assert spec is not None
+    there = [place for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)]
+    present = [position for position, value in enumerate(values) if value is not None]
+    results = [result] if shared else [result[position] for position in present]
+    columns = list(zip(*([row] if spec.single else row for row in results), strict=True))
+    copies = iter(staged([np.asarray(leaf) for place in there for leaf in columns[place]]))
+    sources = [[next(copies) for _ in columns[place]] for place in there]
+    brought = [[values[position]] if spec.single else values[position] for position in present]
+    takers = [[row[place].ordinal for row in brought] for place in there]
+    buffers = [(outs or {}).get(position) for position in present]
+    wanted = [[None if found is None else found[place] for found in buffers] for place in there] if outs else None
+    marks = [mark for mark in spec.marks if isinstance(mark, DeviceType)]
+
+    def launched(by_leaf: list[list[Any]]) -> list[Any]:
+        found: dict[int, Sequence[Any]] = dict(zip(there, by_leaf, strict=True))
+        for place, mark in enumerate(spec.marks):
+            if place not in found:
+                found[place] = _given(mark, columns[place], shared, [b if b is None else b[place] for b in buffers])
+        rows: list[Any] = [None] * len(values)
+        for taker, position in enumerate(present):
+            row = [found[place][taker] for place in range(len(found))]
+            rows[position] = row[0] if spec.single else row
+        return rows
+
+    return bring_up(marks, sources, takers, devices, wanted).work(launched)
+
+
+def _given(mark: LeafMark, column: Sequence[Any], shared: bool, buffers: Sequence[Any]) -> Sequence[Any]:
+    """Return each replica's result of a leaf on the host, which is in its buffer where it brought one."""
+    if shared:
+        count = len(buffers)
+        column = mark.give_each(column[0], count) if isinstance(mark, HostType) else [column[0]] * count
+    elif isinstance(mark, HostType):
+        column = [mark.give(leaf) for leaf in column]
+    for leaf, buffer in zip(column, buffers, strict=True):
+        if buffer is not None:
+            np.copyto(buffer, leaf)
+    return column

@@ -1,0 +1,374 @@
+"""The real driver, through cuda.core: this room alone calls CUDA.
+
+Kernels are compiled by Numba and launched by `cuda.core.launch`, at a host cost of a microsecond or two, where Numba's
+own dispatcher takes twenty and more. PTX becomes machine code by nvJitLink, which comes with the compiler: a driver may
+be older than the PTX of a newer one. Everything works in each GPU's primary context, the one that frameworks use.
+
+What is asked for again and again is made once: streams, events, the shapes of launches. Which device is current is
+remembered from `using` to its end, and asked of nobody.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist._gpu.pinned import HostMemory, HostPool
+from aiodist._gpu.steps import HOST
+from aiodist_kernels.cuda.forms import THREADS, Form, blocks
+
+NEEDS: Final = "collectives of arrays on GPUs need packages that are not installed: pip install 'aiodist[cuda]'"
+
+MISFIT: Final = "cuda-core and cuda-bindings are of versions that do not fit: pip install --upgrade 'aiodist[cuda]'"
+
+_LEGACY_DEFAULT_STREAM = 1  # CU_STREAM_LEGACY
+_ALREADY_ENABLED = 704  # CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+_VERIFIED = ((9, 0), (8, 0))  # kernels are compiled for one of these, which newer devices run, too
+_FOREIGN = 256
+"""Foreign streams that are remembered; who makes a new one for every step makes them be forgotten, and nothing more."""
+
+
+class DeviceStream:
+    """A stream, and the device that it belongs to.
+
+    Attributes:
+        device: the device's ordinal.
+        stream: cuda.core's.
+        handle: the driver's.
+    """
+
+    __slots__ = ("device", "handle", "stream")
+
+    def __init__(self, device: int, stream: Any) -> None:
+        self.device = device
+        self.stream = stream
+        self.handle = stream.handle
+
+
+class DeviceEvent:
+    """An event.
+
+    Attributes:
+        event: cuda.core's.
+        spare: the events of its device that serve anew.
+    """
+
+    __slots__ = ("event", "spare")
+
+    def __init__(self, event: Any, spare: list[DeviceEvent]) -> None:
+        self.event = event
+        self.spare = spare
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory from the device's pool; it goes back when this goes, behind what its stream was given before."""
+
+    address: int
+    buffer: Any
+
+
+class _Current(AbstractContextManager[None]):
+    """The thread's current device, put back as it was on the way out; one `with` block inside another does nothing.
+
+    Attributes:
+        device: the one that was made current; None outside of every `with` block.
+    """
+
+    def __init__(self, core: Any, driver: Any) -> None:
+        self.device: int | None = None
+        self._core = core
+        self._get, self._set = driver.cuCtxGetCurrent, driver.cuCtxSetCurrent
+        self._depth = 0
+        self._before: Any = None
+        self._changed = False
+        self._devices: dict[int, Any] = {}
+        self._contexts: dict[int, Any] = {}  # by device, its primary one
+        self._addresses: dict[int, int] = {}  # of those
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._before = self._get()[1]
+            self._changed = False
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self.device = None
+            if self._changed:
+                _checked("cuCtxSetCurrent", self._set(self._before))
+
+    def make(self, device: int) -> Any:
+        """Make a device current, and return it as cuda.core's."""
+        found = self._devices.get(device)
+        if found is None:
+            found = self._devices[device] = self._core.Device(device)
+        if self.device != device:
+            self._switch(device, found)
+            self.device = device if self._depth else None
+        return found
+
+    def _switch(self, device: int, found: Any) -> None:
+        # Nothing is to be done where nobody has switched yet and the device is current: a framework left it so.
+        if self._depth and not self._changed and int(self._before) == self._addresses.get(device):
+            return
+        self._changed = True
+        context = self._contexts.get(device)
+        if context is not None:  # cuda.core's own way takes ten microseconds
+            self._set(context)
+            return
+        found.set_current()
+        self._contexts[device] = context = found.context.handle
+        self._addresses[device] = int(context)
+
+
+def _checked(name: str, answer: Any) -> Any:
+    """Return what a function of the CUDA driver has answered.
+
+    Raises:
+        RuntimeError: an error.
+    """
+    error, *results = answer
+    if int(error):
+        raise RuntimeError(f"the CUDA driver's {name} failed with {error.name}")
+    return results[0] if results else None
+
+
+class CudaCore:
+    """Enqueues work through cuda.core; see `driver.Driver` for each method.
+
+    Raises:
+        ImportError: cuda.core is not installed, is too old, or does not fit cuda.bindings.
+    """
+
+    def __init__(self) -> None:
+        self._core, self._driver = _imported()
+        self._own: dict[int, DeviceStream] = {}
+        self._replicas: dict[str, DeviceStream] = {}
+        self._foreign: dict[tuple[int, int], DeviceStream] = {}
+        self._kernels: dict[tuple[int, Form], Any] = {}
+        self._reaches: dict[tuple[int, int], bool] = {}
+        self._events: defaultdict[int, list[DeviceEvent]] = defaultdict(list)
+        self._launch: Callable[..., None] = self._core.launch
+        self._shape = lru_cache(1024)(lambda grid: self._core.LaunchConfig(grid=grid, block=THREADS))
+        self._current = _Current(self._core, self._driver)
+        self._host = HostPool(self._lock_pages)
+
+    def using(self) -> AbstractContextManager[None]:
+        """Leave the thread's current device as it was."""
+        return self._current
+
+    def stream(self, device: int) -> DeviceStream:
+        """Return the stream on which this device reduces."""
+        found = self._own.get(device)
+        if found is None:
+            found = self._own[device] = DeviceStream(device, self._current.make(device).create_stream())
+        return found
+
+    def replica_stream(self, name: str, device: int) -> DeviceStream:
+        """Return the stream of a logical device."""
+        found = self._replicas.get(name)
+        if found is None:
+            found = self._replicas[name] = DeviceStream(device, self._current.make(device).create_stream())
+        return found
+
+    def used_stream(self, name: str) -> DeviceStream | None:
+        """Return the stream of a logical device, if anybody has asked for it."""
+        return self._replicas.get(name)
+
+    def foreign_stream(self, device: int, handle: int) -> DeviceStream:
+        """Return a stream that somebody else made."""
+        found = self._foreign.get((device, handle))
+        if found is None:
+            if len(self._foreign) >= _FOREIGN:
+                self._foreign.clear()
+            stream = self._core.Stream.from_handle(handle or _LEGACY_DEFAULT_STREAM)
+            found = self._foreign[device, handle] = DeviceStream(device, stream)
+        return found
+
+    def record(self, stream: DeviceStream) -> DeviceEvent:
+        """Mark what a stream has been given so far."""
+        if self._current.device != stream.device:
+            self._current.make(stream.device)  # a default stream is that of the current device
+        spare = self._events[stream.device]
+        if spare:
+            event = spare.pop()
+            stream.stream.record(event.event)
+            return event
+        return DeviceEvent(stream.stream.record(options=self._core.EventOptions(blocking_sync=True)), spare)
+
+    def release(self, event: DeviceEvent) -> None:
+        """Take an event back that nobody asks about any more."""
+        event.spare.append(event)
+
+    def wait(self, stream: DeviceStream, event: DeviceEvent) -> None:
+        """Let a stream go on only when an event is done."""
+        if self._current.device != stream.device:
+            self._current.make(stream.device)
+        stream.stream.wait(event.event)
+
+    def is_done(self, event: DeviceEvent) -> bool:
+        """Return whether an event is done."""
+        return bool(event.event.is_done)
+
+    def wait_for(self, event: DeviceEvent) -> None:
+        """Hold up this thread until an event is done; it sleeps."""
+        event.event.sync()
+
+    def allocate(self, device: int, nbytes: int) -> DeviceMemory:
+        """Return memory for work on the device's own stream."""
+        buffer = self._current.make(device).allocate(nbytes, stream=self.stream(device).stream)
+        return DeviceMemory(int(buffer.handle), buffer)
+
+    def host_memory(self, nbytes: int) -> HostMemory:
+        """Return page-locked memory of the host."""
+        return self._host.take(nbytes)
+
+    def _lock_pages(self, nbytes: int) -> int:
+        self._current.make(0)
+        return int(self._call("cuMemHostAlloc", nbytes, self._driver.CU_MEMHOSTALLOC_PORTABLE))
+
+    def upload(self, device: int, words: np.ndarray[Any, Any]) -> DeviceMemory:
+        """Return memory with a copy of an array, which is free when this returns."""
+        memory = self.allocate(device, words.nbytes)
+        self._call("cuMemcpyHtoDAsync", memory.address, words.ctypes.data, words.nbytes, self._handle(device))
+        return memory
+
+    def copy(self, device: int, target: int, source_device: int, source: int, nbytes: int) -> None:
+        """Copy to this device's memory."""
+        self._copy(device, device, target, source_device, source, nbytes)
+
+    def copy_out(self, device: int, target_device: int, target: int, source: int, nbytes: int) -> None:
+        """Copy from this device's memory."""
+        self._copy(device, target_device, target, device, source, nbytes)
+
+    def copy_rows(
+        self, device: int, target: int, target_pitch: int, source: int, source_pitch: int, width: int, count: int
+    ) -> None:
+        """Copy rows within this device's memory."""
+        how = self._driver.CUDA_MEMCPY2D()
+        how.dstMemoryType = how.srcMemoryType = self._driver.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        how.dstDevice, how.dstPitch = target, target_pitch
+        how.srcDevice, how.srcPitch = source, source_pitch
+        how.WidthInBytes, how.Height = width, count
+        self._call("cuMemcpy2DAsync", how, self._handle(device))
+
+    def handle(self, device: int) -> int:
+        """Make a device current; return the handle of its own stream."""
+        return int(self._handle(device))
+
+    def is_loaded(self, device: int, form: Form) -> bool:
+        """Return whether a kernel can be launched at once."""
+        return (device, form) in self._kernels
+
+    def load(self, device: int, form: Form) -> None:
+        """Compile a kernel for a device and load it. None of it needs a current device, or that nobody enqueues."""
+        if self.is_loaded(device, form):
+            return
+        try:
+            from aiodist_kernels.cuda.compiled import compile_form
+        except ImportError as error:
+            raise ImportError(f"{NEEDS} ({error})") from error
+        major, minor = self._core.Device(device).compute_capability
+        program = compile_form(form, _compiled_for((major, minor)))
+        self._kernels[device, form] = machine_code(self._core, program.ptx, (major, minor)).get_kernel(program.name)
+
+    def launcher(self, device: int, form: Form, work: int) -> Callable[..., None]:
+        """Return what launches a loaded kernel; Python's integers travel as 64 bits each."""
+        shape = self._shape(blocks(work))
+        stream, kernel, start = self.stream(device).stream, self._kernels[device, form], self._launch
+
+        def launch(*arguments: int) -> None:
+            if self._current.device != device:
+                self._current.make(device)
+            start(stream, shape, kernel, *arguments)
+
+        return launch
+
+    def reaches(self, device: int, other: int) -> bool:
+        """Return whether kernels on a device can read the other's memory."""
+        if device == other:
+            return True
+        if (device, other) not in self._reaches:
+            self._reaches[device, other] = self._enable(device, other)
+        return self._reaches[device, other]
+
+    def _enable(self, device: int, other: int) -> bool:
+        peer = self._current.make(other)
+        if not self._current.make(device).can_access_peer(other):
+            return False
+        result = self._driver.cuCtxEnablePeerAccess(peer.context.handle, 0)[0]
+        return int(result) in {0, _ALREADY_ENABLED} and self._open_pool(peer, device)
+
+    def _open_pool(self, of: Any, to: int) -> bool:
+        """Let another device reach what `allocate` gives out of this one's pool: access to its context is not enough.
+
+        Other memory of that pool is opened too, which harms nobody.
+        """
+        if not of.properties.memory_pools_supported:
+            return True
+        access = self._driver.CUmemAccessDesc()
+        access.location.type = self._driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        access.location.id = to
+        access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        pool = self._call("cuDeviceGetMemPool", of.device_id)
+        return int(self._driver.cuMemPoolSetAccess(pool, [access], 1)[0]) == 0
+
+    def _copy(self, carrier: int, to: int, target: int, source_device: int, source: int, nbytes: int) -> None:
+        stream = self._handle(carrier)
+        if to == HOST:
+            self._call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
+            return
+        if source_device == HOST:
+            self._call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
+            return
+        if to == source_device:
+            self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
+            return
+        contexts = {device: self._current.make(device).context.handle for device in (to, source_device)}
+        self._current.make(carrier)
+        self._call("cuMemcpyPeerAsync", target, contexts[to], source, contexts[source_device], nbytes, stream)
+
+    def _handle(self, device: int) -> Any:
+        self._current.make(device)
+        return self.stream(device).handle
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        return _checked(name, getattr(self._driver, name)(*arguments))
+
+
+def _imported() -> tuple[Any, Any]:
+    """Return the modules cuda.core and cuda.bindings.driver."""
+    try:
+        core, driver = importlib.import_module("cuda.core"), importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{NEEDS} ({error})") from error
+    except ImportError as error:  # compiled for other versions of each other
+        raise ImportError(f"{MISFIT} ({error})") from error
+    if core.__version__.startswith("0."):
+        raise ImportError(f"{MISFIT} (cuda-core is {core.__version__}, and must be 1.0 or newer)")
+    return core, driver
+
+
+def machine_code(core: Any, ptx: str, capability: tuple[int, int]) -> Any:
+    """Return a program as cuda.core's object code for devices of that compute capability.
+
+    Args:
+        core: the module.
+        ptx: the program's text. cuda.core takes a str for the path of a file, and bytes for the text itself.
+        capability: the devices'.
+    """
+    options = core.LinkerOptions(arch="sm_{}{}".format(*capability))
+    return core.Linker(core.ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin")
+
+
+def _compiled_for(capability: tuple[int, int]) -> tuple[int, int]:
+    return next((verified for verified in _VERIFIED if capability >= verified), capability)

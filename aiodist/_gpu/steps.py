@@ -1,0 +1,350 @@
+"""Steps: which launches, copies and meetings of streams reduce arrays on GPUs, and move parts of them. All is data.
+
+**Reductions.** On one device one launch reduces all leaves into the first replica's results, and copies give the others
+theirs: one launch, too, where they are many. Of several devices that read each other's memory, each reads everything of
+small values and reduces for itself; of large ones, each reduces its part of every leaf, then fetches the other parts
+from the others. Where some cannot read each other's memory, or results go to other devices than the values come from,
+the first result's device reduces: what it cannot read is copied to it before, and the other results are copied from
+it; the driver takes such copies through the host where it must. Every element is folded in replica order on one device,
+so all ways give the same bits.
+
+**Moves** are copies between parts of arrays: of rows on one device, and plain ones from one device to another. What has
+no gaps skips the steps that would close or open them:
+
+    part ── rows, on its device ──▶ packed ── one copy ──▶ landed ── rows, on the other device ──▶ part
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Final, NamedTuple, TypeAlias
+
+from aiodist_kernels.cuda.forms import Leaf
+
+SHARD_FROM: Final = 1 << 20
+"""Bytes of one replica's leaves from which devices share the work: below, a second round of copies costs more."""
+
+GRAIN: Final = 1024
+"""Elements to whose multiples parts are cut: whole vectors for every dtype."""
+
+FEW: Final = 4
+"""Copies that are enqueued one by one: each takes host and device a microsecond or two. More are done by one launch."""
+
+LARGEST_PITCH: Final = (1 << 31) - 1
+"""Bytes from one row to the next that a copy of rows may have; beyond, rows are few and copied one by one."""
+
+HOST: Final = -1
+"""Stands for the host's memory among devices. It has no stream: the other device carries what is copied."""
+
+
+class Place(NamedTuple):
+    """Memory on a device, or the host's."""
+
+    device: int
+    address: int
+
+
+class Job(NamedTuple):
+    """One leaf: where every replica's buffer lies, and where its result goes.
+
+    Attributes:
+        inputs: in replica order.
+        outputs: each the whole result. Memory that overlaps no input, but for one on the same device in the same place.
+        elements: in each.
+        input_size: bytes of an element.
+        output_size: bytes of a result's element.
+    """
+
+    inputs: tuple[Place, ...]
+    outputs: tuple[Place, ...]
+    elements: int
+    input_size: int
+    output_size: int
+
+
+class Launch(NamedTuple):
+    """One kernel launch on a device, for leaves or parts of them."""
+
+    device: int
+    leaves: tuple[Leaf, ...]
+
+
+class Copy(NamedTuple):
+    """A copy, enqueued on the stream of ``device``, which is one of the two."""
+
+    device: int
+    target: Place
+    source: Place
+    nbytes: int
+
+
+class Rows(NamedTuple):
+    """Rows on one device, copied to where they stand further apart, or closer."""
+
+    device: int
+    target: int
+    target_pitch: int
+    source: int
+    source_pitch: int
+    width: int
+    number: int
+
+
+class Together(NamedTuple):
+    """Copies done by one launch on a device: each leaf's one buffer, in elements of ``size`` bytes."""
+
+    device: int
+    leaves: tuple[Leaf, ...]
+    size: int
+
+
+class Meet(NamedTuple):
+    """Each device's stream waits for what the others' have been given so far."""
+
+    devices: tuple[int, ...]
+
+
+Moving: TypeAlias = Copy | Rows | Meet
+Step: TypeAlias = Launch | Together | Copy | Meet
+Reaches: TypeAlias = Callable[[int, int], bool]
+Allocate: TypeAlias = Callable[[int, int], int]
+
+
+def reduce_steps(jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
+    """Return the steps that reduce leaves of one dtype.
+
+    Before the first of them, every device's stream must wait until all inputs are ready; after the last, whoever uses
+    inputs or results must wait for all devices' streams.
+
+    Args:
+        jobs: the leaves; the i-th inputs of all lie on one device, and so do the i-th outputs.
+        reaches: whether kernels on a device can read another's memory.
+        allocate: returns the address of scratch memory on a device, for so many bytes.
+    """
+    devices = tuple(dict.fromkeys(place.device for place in jobs[0].inputs))
+    elsewhere = {place.device for place in jobs[0].outputs} != set(devices)
+    if elsewhere or not all(reaches(one, other) for one in devices for other in devices if one != other):
+        return _at_home(jobs[0].outputs[0].device, jobs, reaches, allocate)
+    if len(devices) == 1:
+        return [*_reduce_all(devices[0], jobs), *_local_copies(devices[0], jobs)]
+    if sum(job.elements * job.input_size for job in jobs) < SHARD_FROM:
+        return [step for device in devices for step in (*_reduce_all(device, jobs), *_local_copies(device, jobs))]
+    return _sharded(devices, jobs)
+
+
+def _reduce_all(device: int, jobs: Sequence[Job]) -> list[Step]:
+    first = next(i for i, place in enumerate(jobs[0].outputs) if place.device == device)
+    leaves = tuple(
+        [
+            Leaf(job.outputs[first].address, tuple([place.address for place in job.inputs]), job.elements)
+            for job in jobs
+            if job.elements
+        ]
+    )
+    return [Launch(device, leaves)] if leaves else []
+
+
+def _local_copies(device: int, jobs: Sequence[Job]) -> list[Step]:
+    """Give the device's other replicas their results."""
+    first, *others = [i for i, place in enumerate(jobs[0].outputs) if place.device == device]
+    copies = [
+        Copy(device, job.outputs[other], job.outputs[first], job.elements * job.output_size)
+        for job in jobs
+        for other in others
+        if job.elements and job.outputs[other] != job.outputs[first]
+    ]
+    return _together(device, copies, jobs[0].output_size)
+
+
+def _together(device: int, copies: Sequence[Copy], size: int) -> list[Step]:
+    """Make one launch of many copies, which do not depend on each other; the device reaches all that they touch."""
+    if len(copies) <= FEW:
+        return list(copies)
+    leaves = [Leaf(copy.target.address, (copy.source.address,), copy.nbytes // size) for copy in copies]
+    return [Together(device, tuple(leaves), size)]
+
+
+def _sharded(devices: tuple[int, ...], jobs: Sequence[Job]) -> list[Step]:
+    steps: list[Step] = []
+    for turn, device in enumerate(devices):
+        parts = [(job, *_part(job, turn, len(devices))) for job in jobs]
+        leaves = tuple(_leaf(_own(device, job), job, low, high) for job, low, high in parts if low < high)
+        steps += [Launch(device, leaves)] if leaves else []
+    steps.append(Meet(devices))
+    for device in devices:
+        others = [(turn, other) for turn, other in enumerate(devices) if other != device]
+        copies = [_fetch(device, other, job, *_part(job, turn, len(devices))) for turn, other in others for job in jobs]
+        steps += _together(device, [copy for copy in copies if copy.nbytes], jobs[0].output_size)
+        steps += _local_copies(device, jobs)
+    return steps
+
+
+def _fetch(device: int, other: int, job: Job, low: int, high: int) -> Copy:
+    """Fetch what another device has reduced."""
+    size = job.output_size
+    target, source = _moved(_own(device, job), low * size), _moved(_own(other, job), low * size)
+    return Copy(device, target, source, (high - low) * size)
+
+
+def _at_home(home: int, jobs: Sequence[Job], reaches: Reaches, allocate: Allocate) -> list[Step]:
+    fetches: list[Step] = []
+    at_home: list[Job] = []
+    for job in jobs:
+        inputs = []
+        for place in job.inputs:
+            here = place
+            if job.elements and not reaches(home, place.device):
+                nbytes = job.elements * job.input_size
+                here = Place(home, allocate(home, nbytes))
+                fetches.append(Copy(home, here, place, nbytes))
+            inputs.append(here)
+        at_home.append(job._replace(inputs=tuple(inputs)))
+    returns = [
+        Copy(home, other, own, job.elements * job.output_size)
+        for job in jobs
+        for own in [_own(home, job)]
+        for other in job.outputs
+        if other.device != home and job.elements
+    ]
+    return [*fetches, *_reduce_all(home, at_home), *_local_copies(home, jobs), *returns]
+
+
+def _part(job: Job, turn: int, count: int) -> tuple[int, int]:
+    """Return the elements of a leaf that a device reduces."""
+    step = -(-job.elements // (count * GRAIN)) * GRAIN
+    return min(turn * step, job.elements), min((turn + 1) * step, job.elements)
+
+
+def _leaf(own: Place, job: Job, low: int, high: int) -> Leaf:
+    addresses = tuple(place.address + low * job.input_size for place in job.inputs)
+    return Leaf(own.address + low * job.output_size, addresses, high - low)
+
+
+def _own(device: int, job: Job) -> Place:
+    """Return where the device's first replica has its result."""
+    return next(place for place in job.outputs if place.device == device)
+
+
+def _moved(place: Place, offset: int) -> Place:
+    return Place(place.device, place.address + offset)
+
+
+# Moves.
+
+
+class View(NamedTuple):
+    """An array, or a part of one, on a device.
+
+    Attributes:
+        place: of its first element.
+        shape: its shape.
+        strides: for each axis, the bytes from an element to the next.
+        itemsize: bytes of an element.
+    """
+
+    place: Place
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    def part(self, axis: int, low: int, high: int) -> View:
+        """Return the part from ``low`` to ``high`` along an axis."""
+        place = Place(self.place.device, self.place.address + low * self.strides[axis])
+        return self._replace(place=place, shape=(*self.shape[:axis], high - low, *self.shape[axis + 1 :]))
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its elements have."""
+        return math.prod(self.shape) * self.itemsize
+
+
+class Move(NamedTuple):
+    """A copy between parts of arrays of one shape and dtype."""
+
+    target: View
+    source: View
+
+
+def whole(place: Place, shape: tuple[int, ...], itemsize: int) -> View:
+    """Return an array without gaps, in C's order."""
+    strides = tuple(itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    return View(place, shape, strides, itemsize)
+
+
+def devices_of(moves: Sequence[Move]) -> set[int]:
+    """Return the devices that moves touch."""
+    return {view.place.device for move in moves for view in move} - {HOST}
+
+
+def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Moving]:
+    """Return the steps that carry out moves, in their order, so that one on a device may copy what one before made.
+
+    What moves to another device must be there before the first step. What moves to the host, or from it, has no gaps
+    there.
+
+    Args:
+        moves: the moves.
+        allocate: returns the address of scratch memory on a device, for so many bytes.
+    """
+    packs: list[Moving] = []
+    steps: list[Moving] = []
+
+    def scratch(device: int, like: View) -> View:
+        return whole(Place(device, allocate(device, like.nbytes)), like.shape, like.itemsize)
+
+    for target, source in moves:
+        here, there, ready = target.place.device, source.place.device, source
+        if not source.nbytes:
+            continue
+        if here != there and not _has_no_gaps(source):
+            ready = scratch(there, source)
+            packs += _on_device(ready, source)
+        if here != there and not _has_no_gaps(target):
+            landed = scratch(here, target)
+            steps.append(Copy(here, landed.place, ready.place, landed.nbytes))
+            ready = landed
+        steps += _on_device(target, ready)
+    return [*packs, Meet(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
+
+
+def _on_device(target: View, source: View) -> Iterator[Moving]:
+    """Return a move's copies, between two views of one device, or two without gaps."""
+    device, extents = target.place.device, _merged(target, source)
+    if device == HOST:
+        device = source.place.device
+    width = source.itemsize
+    if extents and extents[-1][1:] == (width, width):
+        width *= extents.pop()[0]
+    if not extents:
+        yield Copy(device, target.place, source.place, width)
+        return
+    rows = max(extents, key=lambda extent: extent[0] if max(extent[1:]) <= LARGEST_PITCH else 0)
+    together = max(rows[1:]) <= LARGEST_PITCH
+    if together:
+        extents.remove(rows)
+    for index in product(*(range(extent) for extent, _, _ in extents)):
+        to = target.place.address + sum(i * step for i, (_, step, _) in zip(index, extents, strict=True))
+        by = source.place.address + sum(i * step for i, (_, _, step) in zip(index, extents, strict=True))
+        if together:
+            yield Rows(device, to, rows[1], by, rows[2], width, rows[0])
+        else:
+            yield Copy(device, Place(device, to), Place(source.place.device, by), width)
+
+
+def _merged(target: View, source: View) -> list[tuple[int, int, int]]:
+    """Return extent and strides of as few axes as tell where all elements lie in both."""
+    found: list[tuple[int, int, int]] = []
+    for extent, to, by in zip(target.shape, target.strides, source.strides, strict=True):
+        if extent == 1:
+            continue
+        if found and found[-1][1:] == (extent * to, extent * by):
+            found[-1] = (found[-1][0] * extent, to, by)
+        else:
+            found.append((extent, to, by))
+    return found
+
+
+def _has_no_gaps(view: View) -> bool:
+    return _merged(view, view) in ([], [(view.nbytes // view.itemsize, view.itemsize, view.itemsize)])

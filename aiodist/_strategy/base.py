@@ -1,0 +1,278 @@
+"""Strategies: the replicas of a program, and how to run a function on all of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import DistributedValues, regroup, select_replica
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
+from aiodist._core.recorder import Recorder
+from aiodist._runtime import requests as arguments
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
+from aiodist._strategy import across, creation
+from aiodist._strategy.cluster import ClusterSettings
+from aiodist._strategy.data import DataMethods
+from aiodist._strategy.extended import StrategyExtended
+from aiodist._strategy.off_loop import call_off_loop
+from aiodist._strategy.on_devices import OnDevices, to_gather, to_reduce
+from aiodist._strategy.scope import Scope, components_here, replicas_here, require_cross_replica
+from aiodist._strategy.through_host import ThroughHost
+from aiodist._strategy.v1 import V1Strategy
+from aiodist._strategy.variable import as_distributed
+from aiodist._strategy.warmup import compile_kernels
+
+
+class Strategy(DataMethods, V1Strategy):
+    """A set of replicas that work in step; the base class of `MirroredStrategy`.
+
+    The default strategy, which is in force where no other is, has one replica, on CPU:0.
+
+    Args:
+        extended: the strategy's devices and settings; strategies cannot share one.
+
+    Raises:
+        TypeError: ``extended`` is not a `StrategyExtended`.
+        ValueError: ``extended`` belongs to another strategy.
+    """
+
+    _is_default = False
+
+    def __init__(self, extended: StrategyExtended) -> None:
+        if not isinstance(extended, StrategyExtended):
+            raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
+        extended._bind(self)
+        self._extended = extended
+        self._recorder = Recorder()
+
+    def __repr__(self) -> str:
+        devices = self._extended.devices
+        shown = ", ".join(devices) if len(devices) <= 4 else f"{', '.join(devices[:2])}, … {devices[-1]}"
+        return f"<{type(self).__name__}: {len(devices)} replica{'s' * (len(devices) > 1)} on {shown}>"
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas work in step."""
+        return len(self._extended.devices)
+
+    @property
+    def _num_local_replicas(self) -> int:
+        """How many replicas run in this process."""
+        return len(self._extended.devices)
+
+    @property
+    def _shares_variables(self) -> bool:
+        """Whether variables have components in other processes, too."""
+        return False
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        """The id of this process's first replica, and the number of replicas over all workers."""
+        return 0, self.num_replicas_in_sync
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """The strategy's devices and settings."""
+        return self._extended
+
+    @property
+    def recorder(self) -> Recorder:
+        """The last collectives of every replica, for the runs in progress and the last one that ended."""
+        return self._recorder
+
+    @property
+    def cluster_resolver(self) -> ClusterSettings | None:
+        """The cluster that the strategy spans; None for one process."""
+        return None
+
+    def scope(self) -> Scope:
+        """Return a context manager that enters this strategy's cross-replica context, and gives the strategy.
+
+        It may be entered again. The default strategy's scope does nothing.
+
+        Raises (when entered):
+            ReplicaContextError: this is inside a replica, or in another strategy's scope.
+        """
+        return Scope(self)
+
+    async def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Run a function on every replica, each in a task of its own, and wait for all of them.
+
+        Args:
+            fn: a coroutine function, or a plain function, which runs without interruption.
+            args: a tuple or list of positional arguments. Of per-replica values in them, at any depth, each replica
+                gets its component; everything else is passed unchanged.
+            kwargs: keyword arguments, likewise.
+            options: the options of this run's collectives; they override the strategy's.
+
+        Returns:
+            What the replicas returned, regrouped leaf by leaf. Arrays and NumPy scalars become `PerReplica`. Other
+            objects do so, too, unless all replicas returned the identical one, which is returned bare. With one replica
+            its own value is returned.
+
+        Raises:
+            CollectiveError: the replicas disagree, or a collective can never be complete.
+            ExceptionGroup: several replicas raised exceptions of several types.
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: ``args`` is neither a tuple nor a list, ``kwargs`` is not a mapping, or ``fn`` is not callable.
+            ValueError: a per-replica value has another number of components; the replicas returned nests of
+                different structure, or created different numbers of variables.
+            Exception: what a replica raised, with a note that names the replica.
+        """
+        calls = self._calls(fn, args, kwargs)
+        run = self._new_run(arguments.options(options, None))
+        return await self._run_calls(run, calls)
+
+    def _new_run(self, options: CommunicationOptions | None = None) -> Run:
+        extended = self._extended
+        return Run(self, extended.devices, extended.order_check, extended.communication_options.merge(options))
+
+    async def _run_calls(self, run: Run, calls: Sequence[Call]) -> Any:
+        self._recorder.begin(run.ledger, run.devices)
+        try:
+            results = await run_replicas(run, calls)
+        finally:
+            self._recorder.end(run.ledger, run.devices)
+        members = run.ledger.root.members
+        creation.check_complete(members)
+        return regroup(results, replicas=[member.replica_id for member in members])
+
+    def _calls(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Call]:
+        """Return the call that each replica of this process makes in a run."""
+        require_cross_replica(self, "strategy.run")
+        if not callable(fn):
+            raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
+        args, kwargs = arguments.call_arguments(args, kwargs)
+        return [(fn, *self._select(place, args, kwargs)) for place in range(self._num_local_replicas)]
+
+    def _select(
+        self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        size = self._num_local_replicas
+        return (
+            tuple(select_replica(replica_id, value, size) for value in args),
+            {name: select_replica(replica_id, value, size) for name, value in kwargs.items()},
+        )
+
+    async def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+        """Reduce a per-replica value over the replicas and, optionally, along axes.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
+            value: a nest of per-replica values, as `run` returns them. MEAN, MIN and MAX return a plain value as it
+                is.
+            axis: None, or an axis or a tuple of axes to reduce along, too. Sizes along them may differ between
+                replicas; MEAN divides by the true number of elements.
+
+        Returns:
+            A nest of reduced values, with the dtypes of `ReplicaContext.all_reduce`; arrays are read-only. Values on
+            GPUs become arrays of the same framework, on the GPU of replica 0's component; with an ``axis`` they go
+            through the host.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: the op does not take a dtype.
+            ValueError: an unknown op; different shapes or dtypes; an axis out of range; a plain value with SUM or
+                PRODUCT on several replicas.
+        """
+        require_cross_replica(self, "strategy.reduce")
+        op = arguments.reduce_op(reduce_op)
+        replicas = replicas_here(self)
+        accumulate = self._extended.communication_options.accumulate
+        if axis is not None:
+            through = ThroughHost(self, value, replicas)
+            if through.down is not None:
+                await through.down()
+            host = through.value
+            result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
+            return await through.up(result)
+        there = OnDevices(self, [value])
+        host = there.on_host[0]
+        result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
+        (joined,) = await there.join([result], ALL_REDUCE, to_reduce(op, replicas), op=op, accumulate=accumulate)
+        return joined
+
+    async def gather(self, value: Any, axis: int) -> Any:
+        """Concatenate the components of a per-replica value along an axis, in replica order.
+
+        Args:
+            value: a nest of per-replica arrays of equal dtype; their sizes along ``axis`` may differ.
+            axis: the axis to concatenate along; a negative one counts from the end.
+
+        Returns:
+            A nest of read-only arrays; leaves that are not per-replica values are returned unchanged. Arrays on GPUs
+            become arrays of the same framework, on the GPU of replica 0's component.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: a component is not an array.
+            ValueError: the axis is out of range, or the components differ in more than their size along it.
+        """
+        require_cross_replica(self, "strategy.gather")
+        replicas = replicas_here(self)
+        there = OnDevices(self, [value], plain=False)
+        host = there.on_host[0]
+        result = await call_off_loop(host, lambda: across.gather_nest(host, axis, replicas))
+        (joined,) = await there.join([result], ALL_GATHER, to_gather(axis, replicas))
+        return joined
+
+    async def warmup(self, *specs: Any) -> None:
+        """Compile the kernels that reductions will need, in a worker thread.
+
+        Otherwise the first large reduction waits for its kernel, which takes some hundredths of a second. Small values
+        need none. Results have the same bits in any case. For replicas on GPUs, the GPU kernels are compiled.
+
+        Args:
+            *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. Without any,
+                kernels for float32 and float64 are compiled.
+
+        Raises:
+            ImportError: the compiler for the replicas' kind of device is not installed.
+            TypeError: a leaf has no dtype, or one that cannot be summed.
+        """
+        options = self._extended.communication_options
+        await compile_kernels(specs, self._extended.devices, options.accumulate)
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of a nest of per-replica values: a tuple with a nest for each replica.
+
+        A plain value is repeated. Over several workers the tuple has this worker's components.
+
+        Raises:
+            ValueError: the number of a per-replica value's components is not the number of replicas.
+        """
+        value = as_distributed(value)
+        size = components_here(self)
+        if isinstance(value, DistributedValues) and len(value.values) == size:
+            return value.values
+        return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
+
+    def standing_run(self) -> Run:
+        """Return the run of a `ReplicaContext` that is made by hand."""
+        return new_standing_run(self._new_run())
+
+
+class _DefaultStrategy(Strategy):
+    _is_default = True
+
+    def __init__(self) -> None:
+        super().__init__(StrategyExtended(("CPU:0",)))
+        self._replica_context = ReplicaContext(self, 0)
+
+
+@functools.cache
+def default_strategy() -> _DefaultStrategy:
+    """Return the strategy that is in force where no other is: one replica, on CPU:0."""
+    return _DefaultStrategy()
+
+
+Strategy.__module__ = "aiodist"

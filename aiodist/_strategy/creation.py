@@ -1,0 +1,131 @@
+"""Variables that replicas create: the k-th creation of every replica is the same variable, made once.
+
+Its value is replica 0's. Creating one is not a collective, nobody waits in it: what replicas say of their k-th variable
+is compared as each comes by, and the end of the run shows whether all have created as many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from aiodist._core.call import OrderCheck, place
+from aiodist._core.ledger import Group, Member
+from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
+
+if TYPE_CHECKING:
+    from aiodist._strategy.variable import Variable
+
+
+class Spec(NamedTuple):
+    """What a variable is, beside its value; for one variable the replicas' are equal."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    trainable: bool
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+
+
+class Site(NamedTuple):
+    """Where a replica creates a variable; ``named`` where a name of the user's stands in for the place."""
+
+    replica_id: int
+    position: int
+    code: CodeType
+    offset: int
+    named: bool
+
+    def __str__(self) -> str:
+        return f"replica {self.replica_id} at {place(self.code, self.offset).location}"
+
+
+class _Created(NamedTuple):
+    variable: Variable
+    site: Site
+
+
+class Creations:
+    """The variables that the replicas of one run have created so far."""
+
+    def __init__(self, size: int) -> None:
+        self.counts = [0] * size
+        self._unfinished: dict[int, _Created] = {}
+
+    def known(self, group: Group, spec: Spec, site: Site) -> Variable | None:
+        """Return the variable that another replica has already created as this replica's next one; None if none has.
+
+        Raises:
+            ValueError: the other replica's is another variable.
+        """
+        created = self._unfinished.get(self.counts[site.position])
+        if created is None:
+            return None
+        difference = _difference(group, created, spec, site)
+        if difference is not None:
+            raise ValueError(
+                f"replicas create different variables as their #{self.counts[site.position]}: {difference}. Every "
+                "replica must create the same variables in the same order; create them under strategy.scope(), or "
+                "outside of branches on a replica's own data"
+            )
+        return created.variable
+
+    def add(self, variable: Variable, site: Site) -> None:
+        """Note that a replica has created its next variable."""
+        number = self.counts[site.position]
+        self.counts[site.position] += 1
+        self._unfinished.setdefault(number, _Created(variable, site))
+        if min(self.counts) > number:
+            del self._unfinished[number]
+
+
+_creations: WeakKeyDictionary[Group, Creations] = WeakKeyDictionary()
+
+
+def creations_of(group: Group) -> Creations:
+    """Return the variables that the replicas of a run have created."""
+    found = _creations.get(group)
+    if found is None:
+        found = _creations[group] = Creations(len(group.members))
+    return found
+
+
+def check_complete(members: Sequence[Member]) -> None:
+    """Check, at the end of a run, that every replica has created as many variables as the others.
+
+    Raises:
+        ValueError: one has not.
+    """
+    found = _creations.get(members[0].group)
+    if found is None or len(set(found.counts)) == 1:
+        return
+    counts = ", ".join(
+        f"replica {member.replica_id}: {count}"
+        for member, count in zip(members, found.counts, strict=True)
+        if member.position == 0 or count != found.counts[0]
+    )
+    raise ValueError(
+        f"replicas created different numbers of variables: {counts}; every replica must create the same variables in "
+        "the same order"
+    )
+
+
+def _difference(group: Group, created: _Created, spec: Spec, site: Site) -> str | None:
+    known: Spec = created.variable._spec
+    for field, mine, theirs in zip(Spec._fields, spec, known, strict=True):
+        if mine != theirs:
+            return f"{field} is {_text(theirs)} for {created.site}, {_text(mine)} for {site}"
+    if site.named or group.ledger.order_check is OrderCheck.SIGNATURE:
+        return None
+    if place(site.code, site.offset)[:3] == place(created.site.code, created.site.offset)[:3]:
+        return None
+    return f"{created.site}, {site}; where the places are meant to be one variable, give both the same name"
+
+
+def _text(value: object) -> str:
+    return repr(value) if type(value) is str else str(value)

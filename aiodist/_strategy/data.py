@@ -1,0 +1,168 @@
+"""What a strategy does with data: the methods that `Strategy` inherits."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from aiodist._arrays.values import regroup, select_replica
+from aiodist._core.errors import ReplicaContextError
+from aiodist._data.batches import cut, group
+from aiodist._data.dataset import NumpyDataset
+from aiodist._data.distributed import DistributedDataset, InputContext, Share, StepRule, ValueContext
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import current
+from aiodist._strategy.scope import require_cross_replica
+
+
+class DataMethods:
+    """The data methods of a strategy, which has `num_replicas_in_sync` replicas."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def num_replicas_in_sync(self) -> int:
+            """How many replicas work in step."""
+            ...
+
+    @property
+    def _share(self) -> Share:
+        """The replicas that are here: all of them, unless there are other workers."""
+        return Share(self.num_replicas_in_sync, range(self.num_replicas_in_sync))
+
+    def experimental_distribute_dataset(self, dataset: Any, options: None = None) -> DistributedDataset:
+        """Return a dataset that gives each replica its part of every global batch.
+
+        A global batch of m examples is cut along the first axis into n consecutive parts of ceil(m/n), the last ones
+        short or empty. With one replica the batches come as they are. With several workers every worker iterates over
+        the same global batches, and takes the parts of its own replicas.
+
+        Args:
+            dataset: an iterable or async iterable of global batches: nests of arrays of equal first size, e.g. a
+                `NumpyDataset` or a PyTorch ``DataLoader``.
+            options: None.
+
+        Raises:
+            ReplicaContextError: called, or iterated, inside a replica; called under another strategy.
+            TypeError: the dataset is not iterable; options. While iterating: a leaf of a batch is no array.
+            ValueError: while iterating: the arrays of a batch differ in their first size, or one has no first axis.
+        """
+        require_cross_replica(self, "strategy.experimental_distribute_dataset")
+        _check_options(options)
+        return DistributedDataset(dataset, StepRule(1, partial(_my_parts, self._share), _refuse_inside_replica))
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: None = None
+    ) -> DistributedDataset:
+        """Return a dataset over the per-replica batches that a function's dataset yields: n of them make a step.
+
+        The k-th batch of a step is replica k's. Where less than n are left for the last step, the replicas without one
+        get arrays of no rows, otherwise like replica 0's: nothing is dropped, and a MEAN along the first axis divides
+        by the true count.
+
+        With several workers the function makes this worker's pipeline, and a step takes a batch for each local replica.
+        The workers agree at every step whether any has a batch left: so all end together, and replicas without a batch
+        get arrays of no rows, also those of a worker whose pipeline has ended early. Iterate asynchronously then.
+
+        Args:
+            dataset_fn: called once, now, on every worker, with an `InputContext` that says which pipeline is its own;
+                returns an iterable or async iterable.
+            options: None.
+
+        Raises:
+            CollectiveError: while iterating: the workers do not meet.
+            ReplicaContextError: called, or iterated, inside a replica; called under another strategy.
+            TypeError: the function is none, or a coroutine function; what it returns is not iterable; options.
+            ValueError: while iterating: the batches of a step differ in structure.
+        """
+        require_cross_replica(self, "strategy.distribute_datasets_from_function")
+        _check_options(options)
+        share = self._share
+        dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
+        size = len(share.mine)
+        rule = StepRule(size, partial(group, num_replicas=size), _refuse_inside_replica, share.fill_up)
+        return DistributedDataset(dataset, rule)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: None = None
+    ) -> DistributedDataset:
+        """Do the same as `distribute_datasets_from_function`, of which this is the older name.
+
+        Raises:
+            ReplicaContextError, TypeError, ValueError: as `distribute_datasets_from_function`.
+        """
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Return a nest of per-replica values that a function makes, one replica after the other.
+
+        Args:
+            value_fn: called once for each local replica, with a `ValueContext`; returns nests of equal structure.
+
+        Returns:
+            The nest with a `PerReplica` for each leaf, equal ones too, but none for a None that all have; with one
+            replica, what the function returned.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: the function is none, or a coroutine function.
+            ValueError: the structures differ.
+        """
+        require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
+        replicas, mine, *_ = self._share
+        values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
+        return regroup(values, "values", mine, always_wrap=True)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> NumpyDataset:
+        """Return a dataset of the examples in a nest of NumPy arrays: row k of each array is the k-th example's.
+
+        Args:
+            numpy_input: the arrays; they are not copied.
+            session: None.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: a leaf is no NumPy array; a session.
+            ValueError: the arrays differ in their first size, or one has no first axis.
+        """
+        require_cross_replica(self, "strategy.experimental_make_numpy_dataset")
+        if session is not None:
+            raise TypeError(f"session must be None, there are no sessions here, got {session!r}")
+        return NumpyDataset(numpy_input)
+
+
+def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
+    """Return the parts of a step's only batch that belong to the replicas that are here."""
+    (batch,) = batches
+    parts = cut(batch, share.replicas)
+    if len(share.mine) == share.replicas:
+        return parts
+    mine = [select_replica(replica_id, parts, share.replicas) for replica_id in share.mine]
+    return regroup(mine, "batches", share.mine, always_wrap=True)
+
+
+def _refuse_inside_replica() -> None:
+    here = current.get()
+    if isinstance(here, ReplicaContext) and not here.strategy._is_default:
+        raise ReplicaContextError(
+            f"a distributed dataset was iterated inside replica {here.replica_id_in_sync_group}; "
+            "each of its batches is one step for all replicas, so a replica that takes one takes the others' parts "
+            "away: iterate outside, and pass the batch, "
+            "`async for batch in dataset: await strategy.run(step, args=(batch,))`"
+        )
+
+
+def _check_options(options: Any) -> None:
+    if options is not None:
+        raise TypeError(f"options must be None, got {options!r}")
+
+
+def _called(fn: Any, name: str, context: InputContext | ValueContext) -> Any:
+    """Return what a function that makes data returns for a context."""
+    if not callable(fn):
+        raise TypeError(f"{name} must be a function of one {type(context).__name__}, got {fn!r}")
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{name} must be a plain function, got the coroutine function {fn!r}")
+    return fn(context)

@@ -1,0 +1,55 @@
+"""Which strategy is in force here: the functions that ask, and the one that sets it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiodist._core.errors import ReplicaContextError
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import CrossReplica, current
+from aiodist._strategy.base import Strategy, default_strategy
+
+
+def get_strategy() -> Strategy:
+    """Return the strategy in force: the replica's, the scope's, or the default strategy."""
+    here = current.get()
+    strategy: Strategy = default_strategy() if here is None else here.strategy
+    return strategy
+
+
+def has_strategy() -> bool:
+    """Return whether a strategy other than the default one is in force."""
+    return not get_strategy()._is_default
+
+
+def in_cross_replica_context() -> bool:
+    """Return whether this is under a strategy's scope, or in a merge function, and not inside a replica."""
+    return isinstance(current.get(), CrossReplica)
+
+
+def get_replica_context() -> ReplicaContext | Any:  # in a replica function nobody should have to rule out None
+    """Return this replica's context; None in cross-replica context; outside any strategy, the default replica's."""
+    here = current.get()
+    if isinstance(here, CrossReplica):
+        return None
+    return default_strategy()._replica_context if here is None else here
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Put a strategy in force from here on, as if all that follows stood under its scope; None for the default one.
+
+    It holds in this thread or task, and in tasks that it starts.
+
+    Raises:
+        ReplicaContextError: called inside a replica.
+        TypeError: ``strategy`` is none.
+    """
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise TypeError(f"expected a strategy or None, got {strategy!r}")
+    here = current.get()
+    if isinstance(here, ReplicaContext) and not here.strategy._is_default:
+        raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica.id}")
+    if strategy is None or strategy._is_default:
+        current.set(None)
+    else:
+        current.set(CrossReplica(strategy, strategy._num_local_replicas))

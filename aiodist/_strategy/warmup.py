@@ -1,0 +1,75 @@
+"""Warming up: the kernels that a strategy's reductions will need, compiled before they are needed.
+
+Without it, the first large reduction of its sort waits until its kernel is compiled; before that, and for small values,
+NumPy serves, with the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import anyio.to_thread
+import numpy as np
+
+from aiodist._arrays import gpus, nests
+from aiodist._arrays.leaves import describe_leaf
+from aiodist_kernels import Accumulate, KernelSpec, ReduceOp, warm
+from aiodist_kernels.rules import rule_for
+
+_COMMON = (np.dtype(np.float32), np.dtype(np.float64))
+_OPS = (ReduceOp.SUM, ReduceOp.MEAN)
+
+
+async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumulate: Accumulate) -> None:
+    """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread.
+
+    Raises:
+        ImportError: what compiles kernels is not installed.
+        TypeError: a leaf has no dtype, or one that cannot be summed.
+    """
+    for value in values:
+        nests.register_dicts(value)
+    dtypes = {_dtype(leaf) for value in values for leaf in nests.flatten(value)[0]} if values else _COMMON
+    specs = [KernelSpec(op, dtype, len(devices), accumulate) for dtype in _ordered(dtypes) for op in _OPS]
+    ordinals = sorted({gpus.logical.ordinal(device) for device in devices if device.startswith("GPU:")})
+    if len(devices) > 1 and any(device.startswith("CPU:") for device in devices):
+        try:
+            await anyio.to_thread.run_sync(warm, specs)
+        except ImportError as error:
+            raise ImportError(
+                f"warmup compiles kernels with llvmlite, which does not load ({error}); pip install --upgrade "
+                "llvmlite, or leave warmup out: NumPy serves, with the same bits"
+            ) from error
+    if ordinals:
+        await anyio.to_thread.run_sync(_load, specs, ordinals)
+
+
+def _load(specs: Sequence[KernelSpec], ordinals: Sequence[int]) -> None:
+    """Load the kernels for one leaf, and for several, on each GPU, and those that copy results."""
+    from aiodist._gpu import enqueue
+    from aiodist_kernels.cuda.forms import copying, form_for
+
+    driver = enqueue.queue().driver
+    for spec in specs:
+        rule = rule_for(spec.op, spec.dtype, spec.accumulate)
+        forms = [*(form_for(rule, spec.count, leaves=leaves) for leaves in (1, 2)), copying(rule.result.itemsize)]
+        for form in dict.fromkeys(forms):
+            for ordinal in ordinals:
+                driver.load(ordinal, form)
+
+
+def _dtype(leaf: Any) -> np.dtype[Any]:
+    dtype = getattr(leaf, "dtype", None)
+    if dtype is None:
+        raise TypeError(f"warmup expects nests of arrays, or of anything with a dtype, got {leaf!r}")
+    try:
+        found = np.dtype(dtype)
+    except TypeError:  # a framework's own
+        found = describe_leaf(leaf)[1]
+    native: np.dtype[Any] = found.newbyteorder("=")
+    return native
+
+
+def _ordered(dtypes: Iterable[np.dtype[Any]]) -> list[np.dtype[Any]]:
+    return sorted(dtypes, key=lambda dtype: dtype.name)

@@ -1,0 +1,390 @@
+"""What can still go on is waited for; what cannot is a `DeadlockError`, with a text to act on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from aiodist import CollectiveTimeoutError, DeadlockError, Reason, get_replica_context
+from tests.checking.programs import Main, mirrored, result, value, work_until_the_loop_waits
+from tests.project.paths import ROOT
+
+GOLDEN = Path(__file__).parent / "golden"
+
+# What can still go on.
+
+
+async def timers() -> None:
+    async with asyncio.timeout(50):
+        await asyncio.sleep(10)
+
+
+async def work_in_threads() -> None:
+    loop = asyncio.get_running_loop()
+    for start in (asyncio.to_thread, anyio.to_thread.run_sync, partial(loop.run_in_executor, None)):
+        async with asyncio.timeout(1000):  # which the clock must not jump to
+            await start(work_until_the_loop_waits)
+
+
+async def work_of_replicas() -> None:
+    async def replica() -> None:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group:
+            await ctx.run_sync(work_until_the_loop_waits)
+        await ctx.barrier()
+
+    await mirrored(2).run(replica)
+
+
+async def executor_of_its_own() -> None:
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(20):
+            pool.submit(int).add_done_callback(lambda _: loop.call_soon_threadsafe(ready.set))
+            await ready.wait()
+            ready.clear()
+
+
+async def thread_fed_by_a_queue() -> None:
+    work: queue.Queue[Callable[[], Any] | None] = queue.Queue()
+
+    def serve() -> None:
+        while (job := work.get()) is not None:
+            job()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    for _ in range(20):
+        work.put(lambda: loop.call_soon_threadsafe(ready.set))
+        await ready.wait()
+        ready.clear()
+    work.put(None)
+    thread.join()
+
+
+async def thread_awaited_in_a_loop() -> None:
+    go_on = threading.Event()
+    task = asyncio.create_task(asyncio.to_thread(go_on.wait, 20))
+    await asyncio.sleep(0)
+    go_on.set()
+    while not task.done():  # noqa: ASYNC110  (programs do)
+        await asyncio.sleep(0)
+
+
+async def sockets() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readline())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"hello\n")
+        assert await reader.readline() == b"hello\n"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def subprocess() -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-SEc", "pass")
+    assert await process.wait() == 0
+
+
+def after(wait: Coroutine[Any, Any, Any], act: Callable[..., object], *args: Any) -> Coroutine[Any, Any, Any]:
+    """Return a wait during which a thread acts, once the loop waits."""
+
+    def work() -> None:
+        work_until_the_loop_waits()
+        act(*args)
+
+    async def both() -> Any:
+        thread = threading.Thread(target=work)
+        thread.start()
+        found = await wait
+        thread.join()
+        return found
+
+    return both()
+
+
+async def foreign_thread() -> None:
+    ready = asyncio.Event()
+    await after(ready.wait(), asyncio.get_running_loop().call_soon_threadsafe, ready.set)
+
+
+async def socket_read_by_hand() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        assert await after(asyncio.get_running_loop().sock_recv(ours, 5), theirs.send, b"hello") == b"hello"
+
+
+async def signal_handler() -> None:
+    loop, got = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_signal_handler(signal.SIGUSR1, got.set)
+    await after(got.wait(), os.kill, os.getpid(), signal.SIGUSR1)
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+
+async def alarm() -> None:
+    loop, rang = asyncio.get_running_loop(), asyncio.Event()
+    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
+    try:
+        signal.signal(signal.SIGALRM, lambda *_: loop.call_soon_threadsafe(rang.set))
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        await rang.wait()
+    finally:
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+
+
+@pytest.mark.parametrize(
+    "main",
+    [
+        *(timers, work_in_threads, work_of_replicas, executor_of_its_own, thread_fed_by_a_queue),
+        *(thread_awaited_in_a_loop, foreign_thread, sockets, socket_read_by_hand, subprocess),
+        *(pytest.param(main, marks=POSIX) for main in (signal_handler, alarm)),
+    ],
+)
+def test_what_can_still_go_on_is_no_deadlock(main: Main) -> None:
+    value(main)
+
+
+# What cannot.
+
+
+async def lock_across_a_collective() -> None:
+    lock = asyncio.Lock()
+
+    async def replica() -> None:
+        async with lock:
+            await get_replica_context().barrier()
+
+    await mirrored(3).run(replica)
+
+
+async def lock_across_a_collective_of_many() -> None:
+    lock = asyncio.Lock()
+
+    async def replica() -> None:
+        async with lock:
+            await get_replica_context().barrier()
+
+    await mirrored(1024).run(replica)
+
+
+async def empty_queue_with_idle_threads() -> None:
+    items: asyncio.Queue[int] = asyncio.Queue()
+
+    async def next_item() -> int:
+        return await items.get()
+
+    async def replica() -> None:
+        ctx = get_replica_context()
+        await ctx.run_sync(int)
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 1:
+            await next_item()
+        await ctx.all_reduce("SUM", 1.0)
+
+    work: queue.Queue[int] = queue.Queue()
+    thread = threading.Thread(target=work.get)
+    thread.start()
+    try:
+        await mirrored(3).run(replica)
+    finally:
+        work.put(0)
+        thread.join()
+
+
+async def locks_in_opposite_order() -> None:
+    locks = [asyncio.Lock(), asyncio.Lock()]
+
+    async def replica() -> None:
+        first = get_replica_context().replica_id_in_sync_group % 2
+        async with locks[first]:
+            await asyncio.sleep(1)
+            async with locks[1 - first]:
+                pass
+
+    await mirrored(2).run(replica)
+
+
+async def barrier_of_a_group_that_one_is_missing_from() -> None:
+    async def replica() -> None:
+        ctx = get_replica_context()
+        group = ctx.new_group([0, 1])
+        if ctx.replica_id_in_sync_group:
+            await asyncio.Event().wait()
+        await group.barrier()
+
+    await mirrored(2).run(replica)
+
+
+async def sleep_forever() -> None:
+    await mirrored(2).run(anyio.sleep_forever)
+
+
+@pytest.mark.parametrize(
+    ("main", "waiting", "suspects", "number"),
+    [
+        (lock_across_a_collective, (0,), (1, 2), 0),
+        (lock_across_a_collective_of_many, (0,), tuple(range(1, 1024)), 0),
+        (empty_queue_with_idle_threads, (0, 2), (1,), 1),
+        (locks_in_opposite_order, (), (0, 1), 0),
+        (barrier_of_a_group_that_one_is_missing_from, (0,), (1,), 0),
+        (sleep_forever, (), (0, 1), 0),
+    ],
+)
+def test_deadlock_is_proved_and_reported(
+    main: Main,
+    waiting: tuple[int, ...],
+    suspects: tuple[int, ...],
+    number: int,
+    update_golden: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    error = result(main).error
+    assert isinstance(error, DeadlockError)
+    report = error.report
+    assert report.reason is Reason.DEADLOCK
+    assert report.sequence_number == number
+    assert tuple(r.replica_id for r in report.replicas if r.state == "waiting") == waiting
+    assert report.suspects == suspects
+    assert all(r.location or r.stack for r in report.replicas) or main is sleep_forever
+
+    text = f"{type(error).__name__}: {error}\n"
+    golden = GOLDEN / f"{main.__name__}.txt"
+    if update_golden:
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")
+
+
+# Where the error is raised.
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+def test_deadlock_is_raised_in_those_who_wait_and_out_of_run_and_the_program_goes_on() -> None:
+    caught: list[str] = []
+
+    async def replica() -> None:
+        ctx = get_replica_context()
+        try:
+            if ctx.replica_id_in_sync_group == 1:
+                await forever()
+            await ctx.barrier()
+        except BaseException as error:
+            caught.append(f"{ctx.replica_id_in_sync_group} {type(error).__name__}")
+            raise
+
+    async def main() -> str:
+        strategy = mirrored(2)
+        with pytest.raises(DeadlockError):
+            await strategy.run(replica)
+        await strategy.run(asyncio.sleep, args=(1,))
+        return "goes on"
+
+    assert value(main) == "goes on"
+    assert sorted(caught) == ["0 DeadlockError", "1 CancelledError"]
+
+
+def test_youngest_of_nested_runs_is_ended_first() -> None:
+    async def merged(strategy: Any) -> str:
+        with pytest.raises(DeadlockError):
+            await strategy.run(forever)
+        return "inner"
+
+    async def replica() -> Any:
+        return await get_replica_context().merge_call(merged)
+
+    async def main() -> Any:
+        return await mirrored(2).run(replica)
+
+    assert value(main) == "inner"
+
+
+@pytest.mark.leaves_tasks
+def test_main_that_waits_forever_outside_of_runs_is_ended_too() -> None:
+    async def main() -> None:
+        await asyncio.create_task(forever())
+
+    error = result(main).error
+    assert isinstance(error, DeadlockError)
+    assert error.report.replicas == ()
+    assert "forever() at " in str(error)
+
+
+@pytest.mark.leaves_tasks
+def test_replica_that_ignores_the_deadlock_does_not_hang_the_loop() -> None:
+    async def replica() -> None:
+        with anyio.CancelScope(shield=True):
+            await forever()
+
+    assert isinstance(result(lambda: mirrored(2).run(replica)).error, DeadlockError)
+
+
+def test_thread_that_never_comes_is_waited_for_until_the_time_is_up() -> None:
+    release = threading.Event()
+
+    async def main() -> None:
+        thread = threading.Thread(target=release.wait, args=(20,))
+        thread.start()
+        try:
+            await mirrored(2).run(forever)
+        finally:
+            release.set()
+            thread.join()
+
+    error = result(main, seconds=0.05).error
+    assert isinstance(error, CollectiveTimeoutError)
+    assert "At work in threads: 'Thread-" in str(error)
+    assert "--timeout" in str(error)
+
+
+def test_echo_of_a_deadlock_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def barrier(ctx: Any) -> None:
+        await ctx.barrier()
+
+    async def replica() -> None:
+        ctx = get_replica_context()
+        children = [asyncio.create_task(barrier(ctx))]
+        await asyncio.sleep(0)
+        if ctx.replica_id_in_sync_group == 1:
+            await forever()
+        await ctx.barrier()
+        del children
+
+    assert isinstance(result(lambda: mirrored(2).run(replica)).error, DeadlockError)
+    gc.collect()
+    assert caplog.records == []
+
+
+def test_thread_of_a_progress_display_only_watches() -> None:
+    with Progress(console=Console(file=io.StringIO()), auto_refresh=True) as progress:
+        for _ in progress.track(range(1)):
+            assert isinstance(result(lambda: mirrored(2).run(forever)).error, DeadlockError)

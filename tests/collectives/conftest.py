@@ -1,0 +1,5 @@
+"""Planted GPUs, as tests of what is enqueued on them have."""
+
+from tests.gpu.conftest import plant
+
+__all__ = ["plant"]

@@ -1,0 +1,217 @@
+"""IndexedSlices: rows combined by index in all_reduce, reduce and reduce_to, and never made an array of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from aiodist import (
+    CollectiveMismatchError,
+    CommunicationOptions,
+    IndexedSlices,
+    Mirrored,
+    PerReplica,
+    Reason,
+)
+from tests.runtime.programs import here, mirrored, replica, still_works
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.anyio
+
+
+def rows(values: Any, indices: Any, dense_shape: Any = (5, 2), dtype: Any = np.float32) -> IndexedSlices:
+    return IndexedSlices(np.asarray(values, dtype).reshape(-1, 2), indices, dense_shape)
+
+
+def listed(slices: Any) -> tuple[list[int], list[list[float]]]:
+    assert isinstance(slices, IndexedSlices)
+    return slices.indices.tolist(), slices.values.tolist()
+
+
+PARTS = [rows([[1, 1], [2, 2], [4, 4]], [3, 0, 3]), rows([], []), rows([[10, 20]], [0])]
+
+
+# In the collectives.
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [("sum", ([0, 3], [[12, 22], [5, 5]])), ("mean", ([0, 3], [[4, np.float32(22 / 3)], [np.float32(5 / 3)] * 2]))],
+)
+async def test_rows_are_combined_by_index(op: str, expected: Any) -> None:
+    strategy = mirrored(3)
+    value = PerReplica(PARTS)
+
+    async def program(slices: IndexedSlices) -> Any:
+        return await here().all_reduce(op, slices)
+
+    results = strategy.experimental_local_results(await strategy.run(program, args=(value,)))
+    assert [listed(result) for result in results] == [expected] * 3
+    assert listed(await strategy.reduce(op, value, None)) == expected
+    assert listed(await strategy.extended.reduce_to(op, value, "CPU:0")) == expected
+    several = await strategy.extended.reduce_to(op, {"g": value}, ["CPU:0", "CPU:1"])
+    assert isinstance(several["g"], Mirrored)
+    assert [listed(component) for component in several["g"].values] == [expected] * 2
+    assert results[0].dense_shape == (5, 2)
+    assert results[0].dtype == np.float32
+    assert not results[0].values.flags.writeable
+    assert not results[0].indices.flags.writeable
+
+
+async def test_results_come_out_of_run_as_per_replica_values() -> None:
+    strategy = mirrored(2)
+
+    async def program() -> Any:
+        return await here().all_reduce("sum", {"e": PARTS[0], "w": np.ones(2)})
+
+    result = await strategy.run(program)
+    assert isinstance(result["e"], PerReplica)
+    assert listed(await strategy.reduce("mean", result["e"], None)) == ([0, 3], [[4, 4], [10, 10]])
+
+
+async def test_one_replica_combines_its_own_rows() -> None:
+    strategy = mirrored(1)
+
+    async def program() -> Any:
+        return await here().all_reduce("mean", PARTS[0])
+
+    assert listed(await strategy.run(program)) == ([0, 3], [[2, 2], [5, 5]])
+
+
+async def test_number_of_rows_is_not_compared_but_the_whole_shape_is() -> None:
+    strategy = mirrored(2)
+
+    async def program(slices: IndexedSlices) -> Any:
+        return await here().all_reduce("sum", slices)
+
+    for other, reason in [
+        (rows([1, 1], [0], dense_shape=(6, 2)), Reason.SHAPE),
+        (rows([1, 1], [0], dense_shape=None), Reason.SHAPE),
+        (IndexedSlices(np.ones((1, 3), np.float32), [0]), Reason.SHAPE),
+        (rows([1, 1], [0], dtype=np.float64), Reason.DTYPE),
+        (np.ones((5, 2), np.float32), Reason.DEVICE),
+    ]:
+        with pytest.raises(CollectiveMismatchError) as caught:
+            await strategy.run(program, args=(PerReplica([PARTS[0], other]),))
+        assert caught.value.report.reason is reason
+        assert caught.value.report.replicas[0].call == "all_reduce(SUM, IndexedSlices(float32[5, 2]))"
+        with pytest.raises(ValueError, match="must have the same"):
+            await strategy.reduce("sum", PerReplica([PARTS[0], other]), None)
+    await still_works(strategy)
+
+
+async def test_shape_that_is_not_known() -> None:
+    strategy = mirrored(2)
+
+    async def program() -> Any:
+        slices = rows([1, 2], [7 + replica()], dense_shape=None)
+        with pytest.raises(CollectiveMismatchError, match=r"all_reduce\(SUM, IndexedSlices\(float32\[\*, 2\]\)\)"):
+            await here().all_reduce("sum" if replica() else "mean", slices)
+        return slices.shape
+
+    with pytest.raises(CollectiveMismatchError):
+        await strategy.run(program)
+    result = await strategy.reduce("sum", PerReplica([rows([1, 2], [7], None), rows([1, 2], [9], None)]), None)
+    assert listed(result) == ([7, 9], [[1, 2], [1, 2]])
+    assert result.dense_shape is None
+
+
+@pytest.mark.parametrize("op", ["min", "max", "product"])
+async def test_other_ops_are_refused(op: str) -> None:
+    strategy = mirrored(2)
+
+    async def program() -> None:
+        with pytest.raises(ValueError, match=f"by SUM or MEAN.*got {op.upper()}"):
+            here().all_reduce(op, PARTS[0])
+        with pytest.raises(TypeError, match="bool"):
+            here().all_reduce("sum", rows([1, 1], [0], dtype=bool))
+        with pytest.raises(TypeError, match="out must hold arrays"):
+            here().all_reduce("sum", PARTS[0], out=np.zeros((5, 2), np.float32))
+        await here().barrier()
+
+    await strategy.run(program)
+    with pytest.raises(ValueError, match="by SUM or MEAN"):
+        await strategy.reduce(op, PerReplica(PARTS[:2]), None)
+    with pytest.raises(ValueError, match="axis=None"):
+        await strategy.reduce("sum", PerReplica(PARTS[:2]), 0)
+    with pytest.raises(TypeError, match="gather does not take IndexedSlices"):
+        await strategy.gather(PerReplica(PARTS[:2]), 0)
+
+
+async def test_other_collectives_are_refused() -> None:
+    async def program() -> None:
+        context = here()
+        calls: tuple[Callable[[], Any], ...] = (
+            lambda: context.all_gather(PARTS[0], 0),
+            lambda: context.broadcast(PARTS[0]),
+            lambda: context.reduce_scatter("sum", PARTS[0]),
+            lambda: context.all_to_all(PARTS[0]),
+        )
+        for call in calls:
+            with pytest.raises(TypeError, match=r"\w+ does not take IndexedSlices, all_reduce does"):
+                call()
+        await context.barrier()
+
+    await mirrored(2).run(program)
+
+
+async def test_broadcast_to_copies_the_rows() -> None:
+    given = rows([1, 2], [0])
+    copy = await mirrored(2).extended.broadcast_to(given, "CPU:0")
+    given.values[:] = 9
+    assert listed(copy) == ([0], [[1, 2]])
+
+
+async def test_accumulation_in_float64() -> None:
+    values = [np.array([[x, 1]], np.float32) for x in (1e8, 1, -1e8)]
+    slices = PerReplica([IndexedSlices(value, [2]) for value in values])
+
+    async def program(value: IndexedSlices) -> Any:
+        precise = CommunicationOptions(accumulate="float64")
+        return [await here().all_reduce("sum", value), await here().all_reduce("sum", value, precise)]
+
+    native, precise = (r.values[0] for r in await mirrored(3).run(program, args=(slices,)))
+    assert native.values.tolist() == [[0, 3]]
+    assert precise.values.tolist() == [[1, 3]]
+
+
+# The value itself.
+
+
+def test_parts_of_the_value() -> None:
+    slices = IndexedSlices([[1.0, 2.0]], np.array([3], np.uint8), np.array([5, 2], np.int32))
+    assert (slices.dense_shape, slices.shape, slices.indices.dtype) == ((5, 2), (5, 2), np.int64)
+    assert IndexedSlices(np.zeros(0), []).shape == (None,)
+    assert repr(slices) == "IndexedSlices(values=array([[1., 2.]]), indices=array([3]), dense_shape=(5, 2))"
+
+
+def test_nothing_makes_an_array_of_it() -> None:
+    with pytest.raises(TypeError, match="not made an array of silently"):
+        np.asarray(PARTS[0])
+    for use in (lambda s: np.ones(2) + s, lambda s: np.add(1, s), np.sum):
+        with pytest.raises(TypeError, match="not made an array of silently"):
+            use(PARTS[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "indices", "shape", "error", "text"),
+    [
+        ([1.0], [0.5], None, TypeError, "indices must be integers"),
+        ([1.0, 2.0], [0], None, ValueError, "one index for each row"),
+        ([1.0], 0, None, ValueError, "one index for each row"),
+        (1.0, [0], None, ValueError, "one index for each row"),
+        ([1.0], [-1], None, ValueError, "indices must be 0 or more, got -1"),
+        ([1.0], [3], (3,), ValueError, "indices must be below 3"),
+        ([[1.0]], [0], (3, 2), ValueError, r"must go on as the rows do, whose shape is \(1,\)"),
+        ([1.0], [0], (), ValueError, "must go on as the rows do"),
+        ([1.0], [0], (3.5,), TypeError, "dense_shape must hold integers"),
+        ([1.0], [0], 3, TypeError, "dense_shape must hold integers, got 3"),
+    ],
+)
+def test_parts_that_do_not_fit(values: Any, indices: Any, shape: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        IndexedSlices(values, indices, shape)

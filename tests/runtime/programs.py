@@ -1,0 +1,108 @@
+"""What tests of runs are made of: strategies of n replicas, programs that run on each, the error of one, and turns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import CollectiveError, CommunicationOptions, MirroredStrategy, ReplicaContext, get_replica_context
+
+Program = Callable[[ReplicaContext], Awaitable[Any]]
+
+
+def mirrored(
+    count: int, order_check: str = "call_site", timeout: float | None = None, **settings: Any
+) -> MirroredStrategy:
+    """Return a strategy of that many replicas."""
+    settings.setdefault("communication_options", CommunicationOptions(timeout_seconds=timeout))
+    return MirroredStrategy([f"CPU:{k}" for k in range(count)], order_check=order_check, **settings)
+
+
+def here() -> ReplicaContext:
+    """Return the replica context that is current, which is not None."""
+    context = get_replica_context()
+    assert isinstance(context, ReplicaContext)
+    return context
+
+
+def replica() -> int:
+    return here().replica_id_in_sync_group
+
+
+async def on_each(count: int, fn: Callable[..., Any], *args: Any, **settings: Any) -> tuple[Any, ...]:
+    """Run a function on so many replicas; return what each of them returned, as `run` gives it."""
+    strategy = mirrored(count, **settings)
+    return strategy.experimental_local_results(await strategy.run(fn, args=args))
+
+
+async def run(
+    strategy: aiodist.Strategy, program: Program, options: CommunicationOptions | None = None
+) -> tuple[Any, ...]:
+    """Run a program that takes its context; return the local results."""
+
+    def replica() -> Any:
+        return program(here())
+
+    return strategy.experimental_local_results(await strategy.run(replica, options=options))
+
+
+async def results(replicas: int, program: Program, **settings: Any) -> tuple[Any, ...]:
+    """Return what a program that takes its context gives on each replica: the very objects, of whatever structure."""
+    found: list[Any] = [None] * replicas
+
+    async def kept(ctx: ReplicaContext) -> None:
+        found[ctx.replica_id_in_sync_group] = await program(ctx)
+
+    await run(mirrored(replicas, **settings), kept)
+    return tuple(found)
+
+
+async def error_of(program: Program, replicas: int = 3, **settings: Any) -> CollectiveError:
+    """Return the collective error that comes out of a run; the same strategy must work afterwards."""
+    strategy = mirrored(replicas, **settings)
+    with pytest.raises(CollectiveError) as caught:
+        await run(strategy, program)
+    await still_works(strategy)
+    return caught.value
+
+
+async def still_works(strategy: aiodist.Strategy) -> None:
+    """Check that a strategy serves another run."""
+
+    async def program(ctx: ReplicaContext) -> int:
+        total = await ctx.all_reduce("SUM", np.array([ctx.replica_id_in_sync_group]))
+        await ctx.barrier()
+        return int(total[0])
+
+    n = strategy.num_replicas_in_sync
+    assert await run(strategy, program, CommunicationOptions(timeout_seconds=30)) == (n * (n - 1) // 2,) * n
+
+
+class Relay:
+    """Lets replicas go one after the other, in an order of the test's choosing: no clock, no luck.
+
+    Used as ``await relay.turn()``, then the act, then ``relay.pass_on()``, with nothing awaited between.
+
+    Args:
+        order: replica ids, by their turn.
+    """
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = list(order)
+        self._turns = [anyio.Event() for _ in order]
+        self._turns[0].set()
+
+    async def turn(self) -> None:
+        """Wait for this replica's turn."""
+        await self._turns[self._order.index(replica())].wait()
+
+    def pass_on(self) -> None:
+        """Let the next replica have its turn."""
+        after = self._order.index(replica()) + 1
+        if after < len(self._order):
+            self._turns[after].set()

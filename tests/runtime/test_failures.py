@@ -1,0 +1,298 @@
+"""A replica's own exception cancels the others, and comes out of run as itself; nobody is left waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from aiodist import CollectiveError, CollectiveMismatchError, ReplicaContext
+from aiodist._core import analysis
+from tests.runtime.programs import error_of, here, mirrored, replica, still_works
+
+pytestmark = pytest.mark.anyio
+
+
+class FirstError(Exception):
+    pass
+
+
+class SecondError(Exception):
+    pass
+
+
+def error_out() -> None:
+    raise FirstError
+
+
+async def failure_of(program: Callable[[], Any], replicas: int = 3, kind: type[BaseException] = FirstError) -> Any:
+    """Return what comes out of a run; the same strategy must work afterwards."""
+    strategy = mirrored(replicas)
+    with pytest.raises(kind) as caught:
+        await strategy.run(program)
+    await still_works(strategy)
+    return caught.value
+
+
+# What comes out.
+
+
+@pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("mine", [FirstError(), SecondError()])])
+async def test_exception_comes_out_as_itself_with_a_note(error: Exception) -> None:
+    async def program() -> None:
+        if replica() == 1:
+            raise error
+        await here().barrier()
+
+    assert await failure_of(program, kind=type(error)) is error
+    (note,) = error.__notes__
+    assert note.startswith("replica 1 of 3 on CPU:1; replica 0 was waiting in barrier #0 at ")
+
+
+async def test_exception_of_a_plain_function_begins_no_other() -> None:
+    begun = []
+
+    def program() -> None:
+        begun.append(replica())
+        raise FirstError
+
+    error = await failure_of(program)
+    assert error.__notes__ == ["replica 0 of 3 on CPU:0"]
+    assert begun == [0]
+
+
+async def test_exception_after_all_others_have_returned() -> None:
+    async def program() -> None:
+        await here().barrier()
+        if replica() == 1:
+            for _ in range(5):
+                await checkpoint()
+            raise FirstError
+
+    await failure_of(program)
+
+
+async def test_others_are_cancelled_and_unwind() -> None:
+    unwound = []
+
+    async def program() -> None:
+        try:
+            if replica() == 2:
+                raise FirstError
+            await anyio.sleep_forever()
+        except anyio.get_cancelled_exc_class():
+            unwound.append(replica())
+            raise
+
+    await failure_of(program, 4)
+    assert sorted(unwound) in ([0, 1], [0, 1, 3])
+
+
+def when_unwinding(*errors: Exception | None, first: int = 1) -> Callable[[], Any]:
+    """Return a program in which one replica fails, and each raises what is given for it while it unwinds."""
+
+    async def program() -> None:
+        try:
+            await here().barrier()
+            if replica() != first:
+                await anyio.sleep_forever()
+        finally:
+            error = errors[replica()]
+            if error is not None:
+                raise error
+
+    return program
+
+
+async def test_several_of_one_type_give_the_lowest_id_and_notes() -> None:
+    error = await failure_of(when_unwinding(*(FirstError(f"own of {i}") for i in range(3))))
+    assert str(error) == "own of 0"
+    assert error.__notes__[0].startswith("replica 0 of 3 on CPU:0")
+    assert error.__notes__[1:] == [f"replica {i} failed, too: FirstError: own of {i}" for i in (1, 2)]
+
+
+async def test_several_of_different_types_give_a_group() -> None:
+    group = await failure_of(when_unwinding(SecondError(), FirstError(), None), kind=ExceptionGroup)
+    assert [type(error) for error in group.exceptions] == [SecondError, FirstError]
+    assert [error.__notes__[0].partition(";")[0] for error in group.exceptions] == [
+        "replica 0 of 3 on CPU:0",
+        "replica 1 of 3 on CPU:1",
+    ]
+
+
+async def test_one_object_raised_by_several_replicas_comes_out_once() -> None:
+    error = FirstError()
+    assert await failure_of(when_unwinding(error, error, error)) is error
+    assert len(error.__notes__) == 1
+
+
+@pytest.mark.parametrize(
+    ("replicas", "text", "last"),
+    [
+        (4_096, "no data", "replicas 1-4095 failed, too: FirstError: no data"),
+        (200, "none in {1}", "replicas 3-199 failed, too: FirstError: none in 3"),
+        (200, "none in {0}", "more like these"),
+    ],
+)
+async def test_crowds_that_fail_have_a_handful_of_notes(replicas: int, text: str, last: str) -> None:
+    async def program() -> None:
+        with anyio.CancelScope(shield=True):
+            await here().barrier()
+            raise FirstError(text.format(replica(), min(replica(), 3)))
+
+    with pytest.raises(FirstError) as caught:
+        await mirrored(replicas).run(program)
+    notes = caught.value.__notes__
+    assert len(notes) <= 6
+    assert any(note.endswith(last) for note in notes), notes
+    assert all(len(note) < 200 for note in notes)
+
+
+# Nobody is left waiting.
+
+
+async def test_collective_of_a_closed_run_ends_at_once_whenever_it_was_issued() -> None:
+    """In a shielded scope, where no cancellation helps: issued before the failure and after it, awaited after it."""
+    failed = anyio.Event()
+    told: list[str] = []
+
+    async def program() -> None:
+        if replica() == 1:
+            await checkpoint()
+            failed.set()
+            raise FirstError
+        early = here().barrier(name="early")
+        with anyio.CancelScope(shield=True):
+            await failed.wait()
+            await checkpoint()
+            for handle in (early, here().all_reduce("SUM", 1), here().merge_call(print), early):
+                with pytest.raises(CollectiveError) as caught:
+                    await handle
+                told.append(caught.value.report.reason)
+
+    error = await failure_of(program, 2)
+    assert told == ["exited"] * 4
+    assert len(error.__notes__) == 1  # what the other ran into is an echo
+
+
+async def test_replica_in_a_shielded_collective_does_not_hang_when_another_fails() -> None:
+    failing = anyio.Event()
+    seen: list[str] = []
+
+    async def program() -> None:
+        if replica() == 0:
+            with anyio.CancelScope(shield=True):
+                failing.set()
+                with pytest.raises(CollectiveError) as caught:
+                    await here().barrier()
+                seen.append(caught.value.report.reason)
+            await checkpoint()  # here the cancellation takes effect
+            seen.append("went on")
+        await failing.wait()
+        raise FirstError
+
+    error = await failure_of(program, 2)
+    assert seen == ["exited"]
+    assert error.__notes__[0].startswith("replica 1 of 2")
+
+
+@pytest.mark.parametrize("shield", [False, True])
+async def test_analysis_that_fails_keeps_nobody_waiting(shield: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def program() -> None:
+        with anyio.CancelScope(shield=shield):
+            await (here().barrier() if replica() else here().all_reduce("SUM", 1))
+
+    monkeypatch.setattr(analysis, "analyse", fail)
+    strategy = mirrored(3)
+    with pytest.raises(CollectiveError, match="the analysis of it failed: ZeroDivisionError: a bug") as caught:
+        await strategy.run(program)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    monkeypatch.undo()
+    await still_works(strategy)
+
+
+async def test_join_is_analysed_where_call_paths_are_compared() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        me = ctx.replica_id_in_sync_group
+        with anyio.CancelScope(shield=True):
+            await (ctx.join() if me == 0 else ctx.barrier() if me == 1 else ctx.all_reduce("SUM", 1))
+
+    report = (await error_of(program, order_check="call_path")).report
+    assert (report.reason, report.replicas[0].call) == ("kind", "join()")
+
+
+# A disagreement, and exceptions beside it.
+
+
+async def test_failure_while_unwinding_from_a_mismatch_stands_in_a_note() -> None:
+    async def program() -> None:
+        try:
+            await (here().barrier() if replica() else here().all_reduce("SUM", 1))
+        finally:
+            if replica() == 1:
+                raise SecondError("clean-up")
+
+    error = await failure_of(program, 2, CollectiveMismatchError)
+    assert error.__notes__ == ["while it unwound, replica 1 raised SecondError: clean-up"]
+
+
+async def test_mismatch_that_came_out_of_a_task_group_is_no_failure_of_its_own() -> None:
+    async def child() -> None:
+        await (here().barrier() if replica() else here().all_reduce("SUM", 1))
+
+    async def program() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(child)
+
+    error = await failure_of(program, 2, CollectiveMismatchError)
+    assert not hasattr(error, "__notes__")
+
+
+async def test_mismatch_comes_out_even_where_every_replica_caught_it() -> None:
+    async def program() -> None:
+        with pytest.raises(CollectiveMismatchError):
+            await (here().barrier() if replica() else here().all_reduce("SUM", 1))
+
+    await failure_of(program, 2, CollectiveMismatchError)
+
+
+@pytest.mark.parametrize("error", [FirstError("mine"), ExceptionGroup("tasks", [FirstError("mine")])])
+@pytest.mark.parametrize("how", ["raised", "of a child task"])
+async def test_disagreement_is_caused_by_what_the_odd_replica_was_handling(error: Exception, how: str) -> None:
+    async def fail() -> None:
+        raise error
+
+    async def program() -> None:
+        try:
+            if replica() == 1:
+                if how == "raised":
+                    await fail()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(fail)
+            await here().all_reduce("SUM", 1)
+        finally:
+            await here().barrier()
+
+    found = await failure_of(program, 3, CollectiveMismatchError)
+    assert found.report.suspects == (1,)
+    cause = found.__cause__
+    assert cause is error or cause.exceptions == (error,)
+    assert f"replica 1 was handling {type(cause).__name__}: {cause}" in found.__notes__
+
+
+async def test_what_the_others_were_handling_is_no_cause() -> None:
+    async def program() -> None:
+        try:
+            error_out()
+        except FirstError:
+            if replica() != 1:
+                await here().all_reduce("SUM", 1)
+        await here().barrier()
+
+    assert (await failure_of(program, 3, CollectiveMismatchError)).__cause__ is None

@@ -1,0 +1,361 @@
+"""Replicas that never come: early returns, abandoned collectives, timeouts, and what cannot be caught."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import anyio
+import pytest
+from anyio.lowlevel import checkpoint
+
+from aiodist import (
+    CollectiveError,
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    CommunicationOptions,
+    IncompleteCollectiveError,
+    Reason,
+    ReplicaContext,
+    ReplicaState,
+)
+from tests.runtime.programs import Relay, error_of, mirrored, run, still_works
+
+pytestmark = pytest.mark.anyio
+BRIEF = 0.01
+
+
+def states(error: CollectiveError) -> list[str]:
+    return [str(replica.state) for replica in error.report.replicas]
+
+
+# Ended without it.
+
+
+@pytest.mark.parametrize("replicas", [2, 3, 64])
+async def test_an_early_return_is_named(replicas: int) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        await ctx.barrier()
+        if ctx.replica_id_in_sync_group != 1:
+            await ctx.all_reduce("SUM", 1.0)
+
+    error = await error_of(program, replicas)
+    assert type(error) is IncompleteCollectiveError
+    report = error.report
+    assert (report.reason, report.sequence_number, report.suspects) == (Reason.EXITED, 1, (1,))
+    assert str(error).startswith("replica 1 ended without collective #1, which replica")
+    gone = report.replicas[1]
+    assert (gone.state, gone.call, gone.location, gone.stack) == (ReplicaState.EXITED, None, None, ())
+    assert states(error).count("waiting") == replicas - 1
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+async def test_an_early_return_gives_one_text_whoever_is_first(order: tuple[int, ...]) -> None:
+    relay = Relay(order)
+
+    async def program(ctx: ReplicaContext) -> None:
+        await relay.turn()
+        pending = None if ctx.replica_id_in_sync_group == 1 else ctx.barrier()
+        relay.pass_on()
+        if pending is not None:
+            await pending
+
+    error = await error_of(program)
+    assert str(error).splitlines()[0] == "replica 1 ended without collective #0, which replicas 0 and 2 wait in"
+    assert error.report.suspects == (1,)
+
+
+async def test_those_who_wait_are_suspects_when_most_have_left() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 2:
+            await ctx.barrier()
+
+    error = await error_of(program, 5)
+    assert (error.report.reason, error.report.suspects) == (Reason.EXITED, (2,))
+    assert states(error) == ["exited", "exited", "waiting", "exited", "exited"]
+
+
+async def test_a_replica_that_differs_and_one_that_left_are_both_suspects() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        me = ctx.replica_id_in_sync_group
+        if me != 4:
+            await (ctx.barrier() if me else ctx.all_reduce("SUM", 1))
+
+    error = await error_of(program, 5)
+    assert type(error) is CollectiveMismatchError
+    assert (error.report.reason, error.report.suspects) == (Reason.KIND, (0, 4))
+
+
+# Those who can still make a call are let run until all have settled, or none of them settles any more.
+
+
+async def test_those_who_are_ready_are_heard_however_late_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the whole process has stood still, and the delay is over before anybody ran."""
+    monkeypatch.setattr("aiodist._runtime.scheduler._SETTLE_SECONDS", 0.0)
+
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(3 * (ctx.replica_id_in_sync_group > 1)):
+            await checkpoint()
+        await (ctx.barrier() if ctx.replica_id_in_sync_group == 0 else ctx.all_reduce("SUM", 1))
+
+    error = await error_of(program, 6)
+    assert (error.report.reason, error.report.suspects, states(error)) == (Reason.KIND, (0,), ["waiting"] * 6)
+
+
+async def test_one_that_goes_on_and_on_is_not_waited_for() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        while ctx.replica_id_in_sync_group == 2:
+            await checkpoint()
+        await (ctx.barrier() if ctx.replica_id_in_sync_group == 0 else ctx.all_reduce("SUM", 1))
+
+    error = await error_of(program, 4)
+    assert error.report.reason is Reason.KIND
+    assert states(error) == ["waiting", "waiting", "running", "waiting"]
+
+
+# Cancelled out of it.
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+async def test_a_collective_that_one_replica_gives_up_is_abandoned(replicas: int) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == replicas - 1:
+            with anyio.move_on_after(0):
+                await ctx.barrier()
+        elif ctx.replica_id_in_sync_group == 0:
+            await anyio.sleep_forever()  # so that the barrier is incomplete, whatever the order
+        else:
+            await ctx.barrier()
+
+    error = await error_of(program, replicas)
+    assert type(error) is IncompleteCollectiveError
+    assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
+    assert str(error).startswith(f"replica {replicas - 1} was cancelled out of collective #0 before it was complete")
+    assert error.report.replicas[-1].state == "exited"
+
+
+async def test_an_abandoning_replica_that_goes_on_is_the_suspect() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 0:
+            with anyio.move_on_after(0):
+                await ctx.all_reduce("SUM", 1)
+            await ctx.barrier()
+        else:
+            await checkpoint()
+            await checkpoint()
+            await ctx.all_reduce("SUM", 1)
+            await ctx.barrier()
+
+    error = await error_of(program, 4)
+    assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
+    assert error.report.suspects == (0,)
+
+
+async def test_an_abandoning_replica_that_shows_nothing_more_is_judged_after_the_delay() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 1:
+            with anyio.move_on_after(BRIEF):
+                await ctx.barrier()
+        if ctx.replica_id_in_sync_group:
+            await anyio.sleep_forever()
+        await ctx.barrier()
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.sequence_number) == (Reason.ABANDONED, 0)
+    assert 1 in error.report.suspects
+    assert states(error) == ["waiting", "running", "running"]
+    assert "cancelled out of it, goes on" in str(error)
+
+
+async def test_a_collective_that_all_give_up_is_an_error_too() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 2:
+            with anyio.move_on_after(BRIEF):
+                await anyio.sleep_forever()
+            return
+        with anyio.move_on_after(0):
+            await ctx.barrier()
+
+    error = await error_of(program)
+    assert type(error) is IncompleteCollectiveError
+    assert error.report.sequence_number == 0
+
+
+async def test_a_merge_call_that_all_give_up_is_an_error() -> None:
+    async def merge(strategy: Any) -> None:
+        await anyio.sleep_forever()
+
+    async def program(ctx: ReplicaContext) -> None:
+        with anyio.move_on_after(BRIEF):
+            await ctx.merge_call(merge)
+
+    error = await error_of(program)
+    assert error.report.reason is Reason.ABANDONED
+    assert error.report.suspects  # whose time was up first, which the clock decides: all had arrived
+
+
+async def test_giving_up_a_merge_call_that_then_completes_is_an_error() -> None:
+    given_up = anyio.Event()
+
+    async def merge(strategy: Any) -> None:
+        await given_up.wait()
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 1:
+            with anyio.move_on_after(0):
+                await ctx.merge_call(merge, name="m")
+            given_up.set()
+            await anyio.sleep_forever()
+        else:
+            await ctx.merge_call(merge, name="m")
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.suspects) == (Reason.ABANDONED, (1,))
+
+
+async def test_a_cancellation_after_completion_is_only_that() -> None:
+    async def program(ctx: ReplicaContext) -> int:
+        pending = ctx.all_reduce("SUM", 1)
+        await ctx.barrier()
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await pending
+        return int(await ctx.all_reduce("SUM", 1))
+
+    assert await run(mirrored(3), program) == (3, 3, 3)
+
+
+# Too late.
+
+
+@pytest.mark.parametrize("replicas", [2, 8])
+async def test_a_replica_stuck_elsewhere_is_found_by_the_timeout(replicas: int) -> None:
+    async def stuck() -> None:
+        await anyio.Event().wait()
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 1:
+            await stuck()
+        await ctx.barrier()
+
+    error = await error_of(program, replicas, timeout=BRIEF)
+    assert type(error) is CollectiveTimeoutError
+    report = error.report
+    assert (report.reason, report.sequence_number, report.suspects) == (Reason.TIMEOUT, 0, (1,))
+    missing = report.replicas[1]
+    assert (missing.state, missing.call, missing.location) == (ReplicaState.RUNNING, None, None)
+    assert [place.function for place in missing.stack if place.file == __file__][-2:] == ["program", "stuck"]
+    assert "timed out after 0.01 s: replica 1 has not arrived" in str(error)
+
+
+async def test_the_smallest_timeout_of_any_replica_counts() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 2:
+            await anyio.sleep_forever()
+        seconds = (1000.0, BRIEF)[ctx.replica_id_in_sync_group]
+        await ctx.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=seconds))
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.suspects) == (Reason.TIMEOUT, (2,))
+
+
+async def test_a_merge_function_that_hangs_is_found_by_the_timeout() -> None:
+    async def merge(strategy: Any) -> None:
+        await anyio.sleep_forever()
+
+    error = await error_of(lambda ctx: ctx.merge_call(merge), timeout=BRIEF)
+    assert (error.report.reason, error.report.suspects) == (Reason.TIMEOUT, (0,))
+    assert "its merge function has not returned" in str(error)
+
+
+async def test_a_timeout_tells_who_is_held_up_by_an_earlier_collective() -> None:
+    brief = CommunicationOptions(timeout_seconds=BRIEF)
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 2:
+            await anyio.sleep_forever()
+        first = ctx.all_reduce("SUM", 1)
+        if ctx.replica_id_in_sync_group == 1:
+            await first
+        second = ctx.all_reduce("SUM", 2, brief)
+        await second
+        await first
+
+    error = await error_of(program)
+    assert error.report.reason is Reason.TIMEOUT
+    assert "replicas 1 and 2 have not arrived, replica 0 waits in it" in str(error)
+
+
+async def test_a_timeout_that_did_not_come_to_pass_leaves_nothing() -> None:
+    assert await run(mirrored(3, timeout=1000.0), lambda ctx: ctx.all_reduce("SUM", 1)) == (3, 3, 3)
+
+
+# Caught, and no way around it.
+
+
+@pytest.mark.parametrize("how", ["another collective", "an early return", "a failure"])
+async def test_a_replica_that_catches_the_error_and_asks_again_forever_ends(how: str) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        while True:
+            with contextlib.suppress(CollectiveError):
+                if ctx.replica_id_in_sync_group == 1:
+                    if how == "an early return":
+                        return
+                    if how == "a failure":
+                        raise LookupError("mine")
+                    await ctx.all_reduce("SUM", 1)
+                await ctx.barrier()
+
+    if how == "a failure":
+        strategy = mirrored(3)
+        with pytest.raises(LookupError, match="mine"):
+            await run(strategy, program)
+        await still_works(strategy)
+    else:
+        assert (await error_of(program)).report.suspects == (1,)
+
+
+async def test_clean_up_that_needs_the_others_ends() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        try:
+            await (ctx.barrier() if ctx.replica_id_in_sync_group else ctx.all_reduce("SUM", 1))
+        finally:
+            with anyio.CancelScope(shield=True), pytest.raises(CollectiveError):
+                await ctx.barrier()
+
+    assert (await error_of(program)).report.suspects == (0,)
+
+
+# Several at once.
+
+
+async def test_overlapped_collectives_differ_at_the_first_that_differs() -> None:
+    results: dict[int, int] = {}
+
+    async def program(ctx: ReplicaContext) -> None:
+        odd = ctx.replica_id_in_sync_group == 2
+        first = ctx.all_reduce("SUM", 1)
+        second = ctx.all_reduce("MAX" if odd else "SUM", 2)
+        third = ctx.all_reduce("SUM", 3.0)
+        results[ctx.replica_id_in_sync_group] = await first
+        for pending in (third, second):
+            with pytest.raises(CollectiveMismatchError):
+                await pending
+
+    error = await error_of(program, 4)
+    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.REDUCE_OP, 1, (2,))
+    assert [record.sequence_number for record in error.report.replicas[2].history] == [0, 1, 2]
+    assert set(results.values()) <= {4}
+
+
+async def test_a_merge_function_that_a_report_overtakes_does_not_run() -> None:
+    ran: list[Any] = []
+
+    async def program(ctx: ReplicaContext) -> None:
+        merged = ctx.merge_call(ran.append)
+        await ctx.all_reduce("MAX" if ctx.replica_id_in_sync_group == 2 else "SUM", 1)
+        await merged
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == (Reason.REDUCE_OP, 1, (2,))
+    assert ran == []

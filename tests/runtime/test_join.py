@@ -1,0 +1,239 @@
+"""Joining: replicas that run out of data, and what the others' collectives and errors are then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+import pytest
+
+import aiodist
+from aiodist import (
+    CollectiveMismatchError,
+    IncompleteCollectiveError,
+    IndexedSlices,
+    ReplicaContext,
+    ReplicaContextError,
+    Variable,
+)
+from tests.runtime.programs import error_of, mirrored, results, run
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_who_has_joined_takes_part_with_nothing() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        mine = np.array([me + 1.0])
+        seen: list[Any] = []
+        for _ in range(me + 1):
+            seen.append([(await ctx.all_reduce(op, mine))[0] for op in ("SUM", "MEAN", "MIN", "MAX", "PRODUCT")])
+            seen.append((await ctx.all_gather(mine, 0)).tolist())
+            seen.append((await ctx.broadcast(mine, 2)).tolist())
+            await ctx.barrier()
+        return seen[-3:], await ctx.join()
+
+    assert await results(3, program) == (
+        ([[6, 2, 1, 3, 6], [1, 2, 3], [3]], 2),
+        ([[5, 2.5, 2, 3, 6], [2, 3], [3]], 2),
+        ([[3, 3, 3, 3, 3], [3], [3]], 2),
+    )
+
+
+async def test_after_the_join_all_go_on_in_one_order() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        sums = []
+        for epoch in range(3):
+            for _ in range((me + epoch) % 3):
+                await ctx.barrier(name="step")
+            last = await ctx.join()
+            sums.append((last, await ctx.broadcast(me, last), await ctx.all_reduce("SUM", 1)))
+        return sums, ctx.member.sequence
+
+    assert await results(3, program) == (([(2, 2, 3), (1, 1, 3), (0, 0, 3)], 15),) * 3
+
+
+async def test_open_collectives_go_on_when_the_last_missing_replica_joins() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        handles = [ctx.all_reduce("SUM", me + 1) for _ in range(3 - me)]
+        await ctx.join()
+        return [await handle for handle in handles]
+
+    assert await results(3, program) == ([6, 3, 1], [6, 3], [6])
+
+
+async def test_nests_out_buffers_rows_and_large_values_are_reduced_without_it() -> None:
+    large = np.ones((1 << 20) + 1, np.float32)
+
+    async def program(ctx: ReplicaContext) -> None:
+        me = ctx.replica_id_in_sync_group
+        if me != 1:
+            out = {"a": np.zeros(2), "b": np.zeros(3)}
+            value = {"b": np.full(3, float(me)), "a": np.ones(2)}
+            assert await ctx.all_reduce("SUM", value, out=out) is out
+            assert (out["a"].tolist(), out["b"].tolist()) == ([2, 2], [2, 2, 2])
+            rows = IndexedSlices(np.ones((1, 2)), np.array([me]), (4, 2))
+            assert sorted((await ctx.all_reduce("SUM", rows)).indices.tolist()) == [0, 2]
+            assert (await ctx.all_reduce("SUM", large) == 2).all()
+        await ctx.join()
+
+    await run(mirrored(3), program)
+
+
+async def test_a_variables_assignment_is_made_without_it() -> None:
+    strategy = mirrored(3)
+    with strategy.scope():
+        total = Variable(0.0, aggregation="sum")
+
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(ctx.replica_id_in_sync_group):
+            await total.assign_add(1.0)
+        await ctx.join()
+
+    await run(strategy, program)
+    assert [float(value) for value in total.values] == [3.0] * 3
+
+
+@pytest.mark.parametrize("kind", ["reduce_scatter", "all_to_all", "merge_call", "broadcast"])
+async def test_what_needs_a_value_of_every_replica_is_refused(kind: str) -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group != 1:
+            arguments: dict[str, tuple[Any, ...]] = {
+                "reduce_scatter": ("SUM", np.ones(3)),
+                "all_to_all": (np.ones(3),),
+                "merge_call": (print,),
+                "broadcast": (np.ones(3), 1),
+            }
+            with pytest.raises(ValueError, match=f"{kind} needs .* replica 1 has joined"):
+                await getattr(ctx, kind)(*arguments[kind])
+        await ctx.join()
+
+    await run(mirrored(3), program)
+
+
+async def test_a_join_in_a_group_is_of_that_group() -> None:
+    async def program(ctx: ReplicaContext) -> Any:
+        me = ctx.replica_id_in_sync_group
+        if me == 1:
+            return await ctx.all_reduce("SUM", 1, name="all")
+        group = ctx.new_group([2, 0])
+        for _ in range(me):
+            assert await group.all_reduce("SUM", 1) == 1
+        return await group.join(), await ctx.all_reduce("SUM", 1, name="all")
+
+    assert await results(3, program) == ((0, 3), 3, (0, 3))
+
+
+async def test_outside_any_run_a_replica_joins_alone() -> None:
+    ctx = aiodist.get_replica_context()
+    assert await ctx.join() == 0
+    assert await ctx.all_reduce("SUM", 2) == 2
+
+
+async def test_a_join_is_awaited_before_the_next_collective() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        handle = ctx.join()
+        if ctx.replica_id_in_sync_group == 0:
+            for issue in (ctx.barrier, ctx.join):
+                with pytest.raises(ReplicaContextError, match="this replica has joined"):
+                    issue()
+        await handle
+        await ctx.barrier()
+
+    await run(mirrored(2), program)
+
+
+# When replicas do not meet.
+
+
+async def test_the_order_is_checked_among_those_that_go_on() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        me = ctx.replica_id_in_sync_group
+        await ctx.barrier()
+        if me == 1:
+            await ctx.all_reduce("SUM", 1.0)
+        elif me in (2, 3):
+            await ctx.barrier()
+        await ctx.join()
+
+    error = await error_of(program, 4)
+    assert isinstance(error, CollectiveMismatchError)
+    assert (error.report.reason, error.report.sequence_number, error.report.suspects) == ("kind", 1, (1,))
+    assert (error.report.replicas[0].state, error.report.replicas[0].call) == ("waiting", "join()")
+    assert [len(replica.history) for replica in error.report.replicas] == [2, 2, 2, 2]
+
+
+async def test_one_that_ends_without_joining_is_named() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(ctx.replica_id_in_sync_group):
+            await ctx.barrier()
+        if ctx.replica_id_in_sync_group != 2:
+            await ctx.join()
+
+    error = await error_of(program)
+    assert isinstance(error, IncompleteCollectiveError)
+    assert (error.report.suspects, error.report.sequence_number) == ((2,), 2)
+    assert str(error).startswith("replica 2 ended without the join (collective #2), which replicas 0 and 1 wait in\n")
+
+
+async def test_one_that_ends_while_others_go_on_is_named() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        me = ctx.replica_id_in_sync_group
+        if me == 0:
+            await ctx.join()
+        elif me == 1:
+            await ctx.barrier()
+
+    error = await error_of(program)
+    assert error.report.suspects == (2,)
+    assert error.report.sequence_number == 0
+
+
+async def test_one_that_is_cancelled_out_of_the_join_is_named() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 0:
+            with anyio.CancelScope() as scope:
+                scope.cancel()
+                await ctx.join()
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    error = await error_of(program)
+    assert (error.report.reason, error.report.suspects) == ("abandoned", (0,))
+    assert str(error).startswith("replica 0 was cancelled out of the join (collective #0) before it was complete\n")
+
+
+async def test_a_failure_of_one_that_goes_on_ends_the_join() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 2:
+            await anyio.lowlevel.checkpoint()
+            raise ZeroDivisionError
+        await ctx.join()
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        await run(mirrored(3), program)
+    assert "replicas 0 and 1 were waiting in join at " in caught.value.__notes__[0]
+
+
+async def test_a_join_may_last_longer_than_collectives_may() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group:
+            await anyio.sleep(0.05)
+        await ctx.join()
+
+    await run(mirrored(2, timeout=0.01), program)
+
+
+async def test_many_joins_leave_nothing() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for step in range(500):
+            if step % 2 == ctx.replica_id_in_sync_group:
+                await ctx.barrier()
+            await ctx.join()
+        assert not ctx.member.group.open
+
+    await run(mirrored(2), program)

@@ -1,0 +1,255 @@
+"""merge_call: one function, once, for all replicas."""
+
+from __future__ import annotations
+
+import functools
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import pytest
+from anyio.lowlevel import checkpoint
+
+import aiodist
+from aiodist import Mirrored, PerReplica, ReplicaContextError
+from tests.runtime.programs import here, mirrored, on_each, replica, still_works
+
+pytestmark = pytest.mark.anyio
+
+variable: ContextVar[int] = ContextVar("variable", default=-1)
+
+
+async def test_plain_function_runs_once_on_regrouped_arguments() -> None:
+    seen = []
+
+    def merge(strategy: Any, x: Any, *, y: Any) -> str:
+        seen.append((strategy, x.values, y))
+        return "done"
+
+    async def program() -> Any:
+        return await here().merge_call(merge, args=(replica(),), kwargs={"y": "same"})
+
+    strategy = mirrored(3)
+    assert await strategy.run(program) == "done"
+    assert seen == [(strategy, (0, 1, 2), "same")]
+
+
+async def test_coroutine_function_may_wait() -> None:
+    async def merge(strategy: Any, x: Any) -> Any:
+        for _ in range(3):
+            await checkpoint()
+        return PerReplica([value * 10 for value in x.values])
+
+    async def program() -> Any:
+        return await here().merge_call(merge, args=[replica()])
+
+    assert await on_each(3, program) == (0, 10, 20)
+
+
+async def test_result_gives_each_replica_its_component_at_any_depth() -> None:
+    def merge(strategy: Any) -> Any:
+        return {"a": PerReplica([1, 2]), "b": [Mirrored([3, 3]), "bare"]}
+
+    async def program() -> Any:
+        return await here().merge_call(merge)
+
+    assert await on_each(2, program) == ({"a": 1, "b": [3, "bare"]}, {"a": 2, "b": [3, "bare"]})
+
+
+async def test_one_replica_gets_values_bare() -> None:
+    def merge(strategy: Any, x: Any) -> Any:
+        assert isinstance(x, np.ndarray)
+        return x + 1
+
+    async def program() -> Any:
+        return await here().merge_call(merge, args=(np.zeros(2),))
+
+    assert (await on_each(1, program))[0].tolist() == [1, 1]
+
+
+async def test_merge_function_is_in_cross_replica_context() -> None:
+    async def merge(strategy: Any) -> None:
+        assert aiodist.in_cross_replica_context()
+        assert aiodist.get_replica_context() is None
+        assert aiodist.get_strategy() is strategy
+        assert aiodist.has_strategy()
+        assert await strategy.reduce("SUM", PerReplica([1, 2]), None) == 3
+
+    async def program() -> None:
+        await here().merge_call(merge)
+        assert not aiodist.in_cross_replica_context()
+
+    await mirrored(2).run(program)
+
+
+async def test_collective_inside_the_merge_function_is_refused() -> None:
+    async def program() -> None:
+        context = here()
+
+        def merge(strategy: Any) -> None:
+            context.barrier()
+
+        with pytest.raises(ReplicaContextError, match="cross-replica context"):
+            await context.merge_call(merge)
+        await context.barrier(name="after")
+
+    await mirrored(2).run(program)
+
+
+async def test_run_inside_the_merge_function() -> None:
+    async def inner() -> int:
+        total: int = await here().all_reduce("SUM", replica() + 1)
+        return total
+
+    async def merge(strategy: Any) -> Any:
+        return await strategy.run(inner)
+
+    async def program() -> Any:
+        return await here().merge_call(merge) + await here().all_reduce("SUM", 100)
+
+    assert await on_each(3, program) == (306, 306, 306)
+
+
+async def test_merge_calls_three_deep() -> None:
+    def level(depth: int) -> Any:
+        async def program() -> Any:
+            if depth == 0:
+                return replica()
+            return await here().merge_call(merge)
+
+        async def merge(strategy: Any) -> Any:
+            return await strategy.run(level(depth - 1))
+
+        return program
+
+    assert await on_each(2, level(3)) == (0, 1)
+
+
+async def test_exception_comes_out_once_and_as_itself() -> None:
+    error = KeyError("merge")
+
+    def merge(strategy: Any) -> None:
+        raise error
+
+    async def program() -> None:
+        await here().merge_call(merge)
+
+    strategy = mirrored(3)
+    with pytest.raises(KeyError) as caught:
+        await strategy.run(program)
+    assert caught.value is error
+    assert len(error.__notes__) == 1
+    await still_works(strategy)
+
+
+async def test_exception_may_be_caught_by_every_replica() -> None:
+    def merge(strategy: Any) -> None:
+        raise KeyError("merge")
+
+    async def program() -> int:
+        with pytest.raises(KeyError):
+            await here().merge_call(merge)
+        total: int = await here().all_reduce("SUM", 1)
+        return total
+
+    assert await on_each(3, program) == (3, 3, 3)
+
+
+async def test_failure_of_an_inner_run_comes_out_as_itself() -> None:
+    def inner() -> None:
+        if replica() == 1:
+            raise LookupError("inner")
+
+    async def merge(strategy: Any) -> Any:
+        return await strategy.run(inner)
+
+    async def program() -> Any:
+        return await here().merge_call(merge)
+
+    with pytest.raises(LookupError, match="inner") as caught:
+        await mirrored(2).run(program)
+    assert "replica 1 of 2 on CPU:1" in caught.value.__notes__[0]
+
+
+async def test_per_replica_result_of_another_length() -> None:
+    async def program() -> Any:
+        return await here().merge_call(lambda strategy: PerReplica([1, 2, 3]))
+
+    strategy = mirrored(2)
+    with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with 3"):
+        await strategy.run(program)
+    await still_works(strategy)
+
+
+async def test_context_variables_are_those_of_replica_0() -> None:
+    def merge(strategy: Any) -> int:
+        return variable.get()
+
+    async def program() -> Any:
+        variable.set(100 + replica())
+        return await here().merge_call(merge)
+
+    assert await on_each(3, program) == (100, 100, 100)
+
+
+async def test_several_in_flight_run_one_at_a_time_in_order() -> None:
+    log = []
+
+    async def merge(strategy: Any, which: int) -> int:
+        log.append(which)
+        await checkpoint()
+        log.append(which)
+        return which
+
+    async def program() -> list[int]:
+        pending = [here().merge_call(merge, args=(k,)) for k in range(3)]
+        return [await handle for handle in pending]
+
+    assert await on_each(2, program) == ([0, 1, 2],) * 2
+    assert sorted(log) == [0, 0, 1, 1, 2, 2]
+
+
+async def test_method_partial_and_callable_object() -> None:
+    class Merger:
+        def method(self, strategy: Any, x: Any) -> Any:
+            return strategy.experimental_local_results(x)
+
+        def __call__(self, strategy: Any, x: Any) -> Any:
+            return self.method(strategy, x)
+
+    async def program() -> Any:
+        mine = Merger()  # another object on each replica; the same code
+        context = here()
+        return (
+            await context.merge_call(mine.method, args=(replica(),)),
+            await context.merge_call(functools.partial(mine.method, x=5)),
+            await context.merge_call(mine, args=(replica(),)),
+        )
+
+    assert await on_each(2, program) == (((0, 1), (5, 5), (0, 1)),) * 2
+
+
+async def test_arguments_whose_shapes_differ_are_the_merge_functions_affair() -> None:
+    def merge(strategy: Any, x: Any) -> Any:
+        return sum(component.size for component in x.values)
+
+    async def program() -> Any:
+        return await here().merge_call(merge, args=(np.zeros(replica() + 1),))
+
+    assert await on_each(3, program) == (6, 6, 6)
+
+
+async def test_collective_inside_the_merge_function_is_told_with_both_lines() -> None:
+    async def merge(strategy: Any, context: Any) -> None:
+        await context.values[0].barrier()
+
+    async def program() -> None:
+        await here().merge_call(merge, (here(),))
+
+    with pytest.raises(ReplicaContextError, match=r"combine per-replica values with `await strategy.reduce") as caught:
+        await mirrored(2).run(program)
+    line = program.__code__.co_firstlineno + 1
+    note = next(note for note in caught.value.__notes__ if "merge function" in note)
+    assert note.startswith("in the merge function of merge_call(merge) #0 at ")
+    assert note.endswith(f"test_merge_call.py:{line} in program")
+    assert "merge" in [entry.name for entry in caught.traceback]

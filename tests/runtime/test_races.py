@@ -1,0 +1,105 @@
+"""Tasks of one replica that race for its next collective: warned of in runs that are observed, and only there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from aiodist import ReplicaContext
+from aiodist._core.instrument import observing
+from tests.runtime.programs import mirrored, run
+from tests.runtime.test_observer import Listener
+from tests.runtime.warned import warned
+
+pytestmark = pytest.mark.anyio
+Program = Callable[[ReplicaContext], Awaitable[None]]
+
+
+async def told_of(program: Program, *, observed: bool = True) -> list[str]:
+    """Return the texts of the warnings that two replicas' run of a program gives."""
+    with warned() as told, observing(Listener()) if observed else nullcontext():
+        await run(mirrored(2, "signature"), program)
+    return [warning.text for warning in told]
+
+
+async def actor(ctx: ReplicaContext) -> None:
+    for _ in range(5):
+        await ctx.all_reduce("SUM", 1.0)
+
+
+async def learner(ctx: ReplicaContext) -> None:
+    for _ in range(5):
+        await ctx.all_reduce("SUM", 2.0)
+
+
+async def side_by_side(ctx: ReplicaContext) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(actor, ctx)
+        tasks.start_soon(learner, ctx)
+
+
+async def test_racing_tasks_are_named_with_their_lines() -> None:
+    (text,) = await told_of(side_by_side)  # one for all replicas
+    assert text.startswith("tasks of replica 0 race for the next collective: the task of actor() at ")
+    assert text.count("issued all_reduce(SUM, float) at ") == 2
+    assert ", the task of learner() at " in text
+    assert text.endswith("may differ: await them one after the other, or give each a group")
+
+
+async def test_nobody_looks_in_a_run_that_is_not_observed() -> None:
+    assert await told_of(side_by_side, observed=False) == []
+
+
+async def test_a_replicas_own_task_can_race_with_its_child() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(actor, ctx)
+            for _ in range(5):
+                await ctx.all_reduce("SUM", 3.0)
+
+    (text,) = await told_of(program)
+    assert "replica 0 issued all_reduce(SUM, float) at " in text
+
+
+async def in_turn(ctx: ReplicaContext) -> None:
+    await ctx.barrier()
+    for work in (actor, learner, actor):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work, ctx)
+        await ctx.barrier()
+
+
+async def a_group_each(ctx: ReplicaContext) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(actor, ctx.new_group([0, 1], "actors"))
+        tasks.start_soon(learner, ctx.new_group([0, 1], "learners"))
+
+
+async def one_that_issues_beside_one_that_does_not(ctx: ReplicaContext) -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.lowlevel.checkpoint)
+        await actor(ctx)
+
+
+async def a_child_of_a_child(ctx: ReplicaContext) -> None:
+    async def child() -> None:
+        await actor(ctx)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(learner, ctx)
+        await actor(ctx)
+
+    await learner(ctx)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(child)
+    await learner(ctx)
+
+
+@pytest.mark.parametrize(
+    "program", [in_turn, a_group_each, one_that_issues_beside_one_that_does_not, a_child_of_a_child]
+)
+async def test_tasks_in_an_order_give_no_warning(program: Program) -> None:
+    assert await told_of(program) == []

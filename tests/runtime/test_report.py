@@ -1,0 +1,166 @@
+"""What a report holds: histories, places, stacks, partitions; and that it is a value that JSON and pickle keep."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+
+from aiodist import CallRecord, CollectiveReport, Divergence, Partition, Reason, ReplicaContext, ReplicaState
+from aiodist._core.ledger import HISTORY
+from tests.runtime import golden_programs as programs
+from tests.runtime.programs import Program, error_of
+
+pytestmark = pytest.mark.anyio
+
+
+def line_of(text: str) -> int:
+    """Return the number of the one line of this file that ends with a comment."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    (found,) = (number for number, line in enumerate(lines, 1) if line.endswith(f"# {text}"))
+    return found
+
+
+async def inner(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("SUM", np.zeros(3, np.float32))  # the call
+
+
+async def usual(ctx: ReplicaContext) -> None:
+    await ctx.barrier()  # the first barrier
+    await inner(ctx)  # the usual caller
+
+
+async def diverging(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 1:
+        await ctx.barrier(name="odd")  # the odd call
+    await usual(ctx)
+
+
+async def test_a_report_tells_what_each_replica_does_and_where() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        await usual(ctx)
+        await diverging(ctx)  # the divergence
+
+    report = (await error_of(program)).report
+    assert report.sequence_number == 2
+    zero, one, two = report.replicas
+    assert [(r.replica_id, r.device, r.state) for r in report.replicas] == [
+        (i, f"CPU:{i}", ReplicaState.WAITING) for i in range(3)
+    ]
+    assert (zero.call, one.call) == ("barrier()", "barrier(name='odd')")
+    assert zero.location is not None
+    assert one.location == (__file__, line_of("the odd call"), "diverging")
+    assert zero.location == two.location == (__file__, line_of("the first barrier"), "usual")
+    assert one.history == (
+        CallRecord(0, "barrier()", zero.location),
+        CallRecord(1, "all_reduce(SUM, float32[3])", one.history[1].location),
+        CallRecord(2, "barrier(name='odd')", one.location),
+    )
+    assert one.history[1].location == (__file__, line_of("the call"), "inner")
+    own = [(place.line, place.function) for place in one.stack if place.file == __file__]
+    assert own == [(line_of("the divergence"), "program"), (line_of("the odd call"), "diverging")]
+    assert "aiodist" not in {place.function for place in one.stack}
+
+
+async def test_history_keeps_the_last_ones() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(HISTORY + 10):
+            await ctx.barrier()
+        if ctx.replica_id_in_sync_group:
+            await ctx.all_reduce("SUM", 1)
+
+    report = (await error_of(program)).report
+    zero, one, _ = report.replicas
+    assert [record.sequence_number for record in zero.history] == list(range(10, HISTORY + 10))
+    assert [record.sequence_number for record in one.history] == list(range(10, HISTORY + 11))
+
+
+async def test_history_shows_each_replicas_own_calls_where_a_name_joined_them() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 1:
+            await ctx.barrier(name="here")  # the one
+        else:
+            await ctx.barrier(name="here")  # the other
+        if ctx.replica_id_in_sync_group == 2:
+            await ctx.barrier()
+
+    replicas = (await error_of(program)).report.replicas
+    lines = [line_of("the other"), line_of("the one"), line_of("the other")]
+    assert [replica.history[0].location.line for replica in replicas] == lines
+
+
+async def test_a_running_replica_has_a_stack_and_no_call() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 2:
+            await anyio.Event().wait()  # stuck
+        await ctx.barrier()
+
+    running = (await error_of(program, timeout=0.01)).report.replicas[2]
+    assert (running.state, running.call, running.location, running.history) == ("running", None, None, ())
+    assert (line_of("stuck"), "program") in [(place.line, place.function) for place in running.stack]
+
+
+async def test_partitions_and_divergence_are_values() -> None:
+    report = (await error_of(programs.other_kind)).report
+    majority, minority = report.partitions
+    assert isinstance(majority, Partition)
+    assert (majority.replicas, majority.majority, majority.call.partition("(")[0]) == ((0, 1), True, "all_reduce")
+    assert (minority.replicas, minority.majority, minority.call) == ((2,), False, "barrier()")
+    assert isinstance(report.divergence, Divergence)
+    assert (report.divergence.kind, report.divergence.replicas, report.divergence.others) == ("added", (2,), (0, 1))
+    assert report.divergence.text in str(report)
+    assert all(line in str(report) for line in report.advice)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [programs.other_kind, programs.other_order, programs.early_return, programs.uneven_loops, programs.abandoned],
+    ids=lambda program: program.__name__,
+)
+async def test_a_report_is_a_value_that_comes_back_from_json_and_pickle(program: Program) -> None:
+    error = await error_of(program)
+    report = error.report
+    copy = CollectiveReport.from_dict(json.loads(report.to_json()))
+    assert copy == report
+    for one in (pickle.loads(pickle.dumps(copy)), pickle.loads(pickle.dumps(error)).report):
+        assert one == report
+        assert str(one) == str(report)
+        assert hash(one) == hash(report)
+
+
+async def test_json_has_the_attributes_by_name() -> None:
+    report = (await error_of(programs.early_return)).report
+    data = report.to_dict()
+    assert set(data) == {
+        "schema", "reason", "sequence_number", "group", "suspects", "replicas", "histories", "partitions", "divergence",
+        "advice", "text",
+    }  # fmt: skip
+    assert (data["schema"], data["reason"], data["suspects"]) == (2, "exited", [1])
+    one = data["replicas"][1]
+    assert (one["state"], one["returned"]) == ("exited", "'converged'")
+    assert one["ended_at"]["function"] == "early_return"
+    assert [call["call"] for call in data["histories"][one["history"]]] == ["all_reduce(MEAN, float)"] * 3
+
+
+async def test_replicas_with_one_history_share_it_in_json() -> None:
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(100):
+            await ctx.barrier()
+        if ctx.replica_id_in_sync_group == 7:
+            await ctx.all_reduce("SUM", 1)
+        await ctx.barrier()
+
+    data = (await error_of(program, 64)).report.to_dict()
+    assert len(data["histories"]) == 2
+    assert len(json.dumps(data)) < 100_000
+
+
+def test_another_schema_is_refused() -> None:
+    data: dict[str, Any] = CollectiveReport(Reason.KIND, 0, (), (), "text").to_dict() | {"schema": 1}
+    with pytest.raises(ValueError, match="expected a report of schema 2, got 1"):
+        CollectiveReport.from_dict(data)
