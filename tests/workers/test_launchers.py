@@ -16,7 +16,7 @@ def test_torchrun_is_an_error_that_says_what_to_type(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("WORLD_SIZE", "1")
     MultiWorkerMirroredStrategy().close()
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match="torchrun has started 4 processes.*: it needs MPI.*`aiodist run -n 4`"):
+    with pytest.raises(RuntimeError, match=r"torchrun has started 4 processes.*: it needs MPI.*`aiodist run -n 4`"):
         MultiWorkerMirroredStrategy()
 
 
