@@ -192,7 +192,7 @@ async def test_outside_of_replicas(operation: Any, counts: tuple[int, ...], fail
     ids=str,
 )
 def test_real_workers_hear_of_it_or_go_on(workers: int, how: tuple[str, str]) -> None:
-    code, output = job(workers, how[0], engine=how[1], program=PROGRAM)
+    code, output, _ = job(workers, how[0], engine=how[1], program=PROGRAM)
     assert code == 0, output
     found = {tuple(head.split()): rest for head, _, rest in (line.partition(": ") for line in output.splitlines())}
     last, error = workers - 1, "MemoryError: no room"
