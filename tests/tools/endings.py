@@ -1,4 +1,4 @@
-"""A program that ends in one way or another, for jobs of `aiodist run`; it needs no workers, so that it starts quickly.
+"""A program that ends in one way or another, for jobs of `aiodist run`.
 
 Every worker prints its process and its agent's first. The word says what it does then.
 """
@@ -18,29 +18,37 @@ from pathlib import Path
 
 def main(what: str, *arguments: str) -> None:
     """Do what the word says."""
-    sys.stdout.write(f"worker {os.getpid()} of agent {os.getppid()} {arguments}\n")
-    sys.stdout.flush()
-    if what == "stubborn":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, lambda *_: os.write(1, b"no end\n") and None)
-    if what == "child":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-    if what == "orderly":
-        wait_for_end_and_say_so()
-    if what == "flood":
-        while True:
-            sys.stdout.write("x" * 1000 + "\n")
-    if what in {"exit", "child"}:
-        sys.exit(int(arguments[0]))
-    if what == "one exits" and first(arguments[1]):
-        sys.exit(int(arguments[0]))
-    if what in WITH_STRATEGY:
-        WITH_STRATEGY[what](*arguments)
-    else:
+    print(f"worker {os.getpid()} of agent {os.getppid()} {arguments}", flush=True)
+    ENDINGS[what](*arguments)
+
+
+def end(code: str, *_: str) -> None:
+    """End with an exit code."""
+    sys.exit(int(code))
+
+
+def one_ends(code: str, path: str) -> None:
+    """End, if this is the first worker to get here; else stay."""
+    if first(path):
+        sys.exit(int(code))
+    time.sleep(60)
+
+
+def child(code: str) -> None:
+    """Leave a process behind."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    sys.exit(int(code))
+
+
+def stubborn() -> None:
+    """Ignore what asks for the end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, lambda *_: print("no end", flush=True))
+    while True:
         time.sleep(60)
 
 
-def wait_for_end_and_say_so() -> None:
+def orderly() -> None:
     """Tidy up when the end is asked for, as a program does that saves what it has."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("tidied up"))
     try:
@@ -49,18 +57,16 @@ def wait_for_end_and_say_so() -> None:
         sys.exit("tidied up")
 
 
+def flood() -> None:
+    """Print for ever."""
+    while True:
+        print("x" * 1000)
+
+
 def one_has_no_strategy(path: str) -> None:
     """Make a strategy, unless this is the first worker to get here."""
     if not first(path):
         importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
-
-
-def one_has_no_second_strategy(path: str) -> None:
-    """Make a strategy and close it; make another, unless this is the first worker to get here."""
-    make = importlib.import_module("aiodist").MultiWorkerMirroredStrategy
-    make().close()
-    if not first(path):
-        make()
 
 
 def has_memory() -> None:
@@ -68,9 +74,8 @@ def has_memory() -> None:
     importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
     lines = Path("/proc/self/maps").read_text().splitlines()
     for path in sorted({line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}):
-        sys.stdout.write(f"memory {path}\n")
-    sys.stdout.write("all told\n")
-    sys.stdout.flush()
+        print(f"memory {path}")
+    print("all told", flush=True)
     time.sleep(60)
 
 
@@ -83,10 +88,9 @@ def has_children() -> None:
     if os.fork() == 0:
         sys.exit(0)
     os.wait()
-    child = "import aiodist; aiodist.MultiWorkerMirroredStrategy()"
-    told = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True, check=False)
-    sys.stdout.write(f"child: {told.stderr.splitlines()[-1]}\n")
-    sys.stdout.flush()
+    program = "import aiodist; aiodist.MultiWorkerMirroredStrategy()"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    print(f"child: {told.stderr.splitlines()[-1]}", flush=True)
 
     async def meet() -> None:
         await aiodist.get_replica_context().barrier()
@@ -103,11 +107,16 @@ def first(path: str) -> bool:
     return True
 
 
-WITH_STRATEGY: dict[str, Callable[..., None]] = {
-    "one has no strategy": one_has_no_strategy,
-    "one has no second strategy": one_has_no_second_strategy,
-    "has memory": has_memory,
+ENDINGS: dict[str, Callable[..., None]] = {
+    "child": child,
+    "end": end,
+    "flood": flood,
     "has children": has_children,
+    "has memory": has_memory,
+    "one ends": one_ends,
+    "one has no strategy": one_has_no_strategy,
+    "orderly": orderly,
+    "stubborn": stubborn,
 }
 
 if __name__ == "__main__":

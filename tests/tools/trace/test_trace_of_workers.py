@@ -80,13 +80,13 @@ async def test_recorder_knows_replicas_by_their_ids() -> None:
         ({"PMI_SIZE": "1", "PMI_RANK": "0"}, "a/run.json"),
         ({"PMI_SIZE": "2", "PMI_RANK": "1"}, "a/run.1.json"),
         ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "a/run.0.json"),
-        ({"AIODIST_WORKERS": "12", "AIODIST_RANK": "11"}, "a/run.11.json"),
+        ({"AIODIST_WORKERS": "12", "PMI_RANK": "11"}, "a/run.11.json"),
     ],
 )
 def test_each_worker_has_a_file_of_its_own(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], path: str
 ) -> None:
-    for name in ("AIODIST_WORKERS", "AIODIST_RANK", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE"):
+    for name in ("AIODIST_WORKERS", "PMI_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in ({"AIODIST_TRACE": "a/run.json"} | settings).items():
         monkeypatch.setenv(name, value)
