@@ -311,9 +311,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             yield
         except ReplicaContextError:  # it does not belong here, and is none of what all workers call
             raise
-        except Exception:
+        except Exception as error:
             if self._team.layout.workers > 1 and self._team.error is None:
-                self._begin(Call(f"{kind} (refused)"), frame, _nothing)
+                self._team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, error)
             raise
 
     def _path(self, frame: FrameType, call: Call) -> Path | None:
@@ -336,11 +336,6 @@ def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, i
     of_opening = channel.session.number
     number, communicator = yield from team.choose_channel(channel)
     return number, communicator, of_opening
-
-
-def _nothing(channel: Channel, found: Found) -> Steps[None]:  # noqa: ARG001
-    """Move nothing."""
-    yield from ()
 
 
 class MultiWorkerExtended(StrategyExtended):
