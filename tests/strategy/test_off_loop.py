@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aiodist import PerReplica
-from aiodist._strategy import across
+from aiodist._strategy import operands
 from aiodist_kernels import policy
 from tests.runtime.programs import mirrored
 
@@ -26,8 +26,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         seen.append(threading.get_ident())
         return plain(*args)
 
-    for name in ("reduce_nest", "gather_nest"):
-        monkeypatch.setattr(across, name, partial(spy, getattr(across, name)))
+    monkeypatch.setattr(operands, "given", partial(spy, operands.given))
     return seen
 
 

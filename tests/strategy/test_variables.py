@@ -262,7 +262,7 @@ def test_mirrored_value_is_one_value(aggregation: str) -> None:
 
 async def test_reduced_value_is_assigned_as_it_is() -> None:
     v = variable(3, 0.0, aggregation="sum")
-    extended = v._strategy.extended
+    extended = v.state.strategy.extended
     assert v.assign(await extended.reduce_to("sum", PerReplica([1.0, 2.0, 3.0]), v)).read_value() == 6
 
 
