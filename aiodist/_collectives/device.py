@@ -27,11 +27,13 @@ import numpy as np
 
 from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
+from aiodist._arrays.host import HostType
+from aiodist._arrays.leaves import LeafMark
 from aiodist._collectives import out
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.out import Outs
-from aiodist._collectives.plan import LeafPlan, Result
+from aiodist._collectives.plan import Folded, LeafPlan, Result
 from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Completion
@@ -610,7 +612,7 @@ class DeviceExecutor:
 # Between devices and the host.
 
 
-def to_host(
+def bring_down(
     marks: Sequence[DeviceType],
     columns: Sequence[Column],
     taken: Sequence[int] | None,
@@ -639,7 +641,7 @@ def to_host(
     return made.run(columns, [[HOST] * len(plan.results)] * len(columns))
 
 
-def from_host(
+def bring_up(
     marks: Sequence[DeviceType],
     columns: Sequence[Column],
     takers: Sequence[Sequence[int]],
@@ -670,3 +672,106 @@ def _plan_between(
     accumulate: Accumulate,
 ) -> DevicePlan:
     return DevicePlan(leaves, op, accumulate, devices, partial=True)
+
+
+def to_host(
+    collective: Collective,
+    values: Sequence[Any],
+    devices: Sequence[str] = (),
+    accumulate: Accumulate = "native",
+    *,
+    folded: bool = False,
+    needed: Sequence[int] | None = None,
+) -> Work:
+    """Return the work that gives values as on the host.
+
+    Args:
+        collective: what is asked for.
+        values: by position, what replicas bring, with arrays on GPUs; None for those that bring nothing.
+        devices: their logical devices.
+        accumulate: as in `aiodist_kernels.reduce`.
+        folded: arrays of GPUs are folded to one, a `Folded` in the first place, with None in the others.
+        needed: the positions of those whose arrays on GPUs are needed; None: of all.
+    """
+    spec = collective.spec
+    assert spec is not None
+    there = [place for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)]
+    present = [position for position, value in enumerate(values) if value is not None]
+    rows = [[values[position]] if spec.single else list(values[position]) for position in present]
+    columns = [[row[place] for row in rows] for place in there]
+    taken = None
+    if not folded:
+        taken = [place for place, position in enumerate(present) if needed is None or position in needed]
+    marks = [mark for mark in spec.marks if isinstance(mark, DeviceType)]
+
+    def landed(by_leaf: list[list[Any]]) -> list[Any]:
+        for place, column, found in zip(there, columns, by_leaf, strict=True):
+            for row in rows:
+                row[place] = None
+            if taken is None:
+                rows[0][place] = Folded(found[0], column[0].dtype)
+            for source, array in zip(taken or (), found, strict=False):
+                rows[source][place] = array
+        results: list[Any] = [None] * len(values)
+        for position, row in zip(present, rows, strict=True):
+            results[position] = row[0] if spec.single else row
+        return results
+
+    return bring_down(marks, columns, taken, devices, collective.op, accumulate).work(landed)
+
+
+def from_host(
+    collective: Collective,
+    values: Sequence[Any],
+    result: Any,
+    devices: Sequence[str] = (),
+    outs: Outs | None = None,
+) -> Work:
+    """Return the work that gives each replica its result, on the GPUs that its own arrays came from.
+
+    Args:
+        collective: what was asked for.
+        values: by position, what replicas brought; None for those that brought nothing.
+        result: on the host: a leaf or a list of leaves for all, or a list of such, one for each.
+        devices: the replicas' logical devices.
+        outs: by position, buffers that the results are wanted in.
+    """
+    spec, shared = collective.spec, collective.kind.shared
+    assert spec is not None
+    there = [place for place, mark in enumerate(spec.marks) if isinstance(mark, DeviceType)]
+    present = [position for position, value in enumerate(values) if value is not None]
+    results = [result] if shared else [result[position] for position in present]
+    columns = list(zip(*([row] if spec.single else row for row in results), strict=True))
+    copies = iter(staged([np.asarray(leaf) for place in there for leaf in columns[place]]))
+    sources = [[next(copies) for _ in columns[place]] for place in there]
+    brought = [[values[position]] if spec.single else values[position] for position in present]
+    takers = [[row[place].ordinal for row in brought] for place in there]
+    buffers = [(outs or {}).get(position) for position in present]
+    wanted = [[None if found is None else found[place] for found in buffers] for place in there] if outs else None
+    marks = [mark for mark in spec.marks if isinstance(mark, DeviceType)]
+
+    def launched(by_leaf: list[list[Any]]) -> list[Any]:
+        found: dict[int, Sequence[Any]] = dict(zip(there, by_leaf, strict=True))
+        for place, mark in enumerate(spec.marks):
+            if place not in found:
+                found[place] = _given(mark, columns[place], shared, [b if b is None else b[place] for b in buffers])
+        rows: list[Any] = [None] * len(values)
+        for taker, position in enumerate(present):
+            row = [found[place][taker] for place in range(len(found))]
+            rows[position] = row[0] if spec.single else row
+        return rows
+
+    return bring_up(marks, sources, takers, devices, wanted).work(launched)
+
+
+def _given(mark: LeafMark, column: Sequence[Any], shared: bool, buffers: Sequence[Any]) -> Sequence[Any]:
+    """Return each replica's result of a leaf on the host, which is in its buffer where it brought one."""
+    if shared:
+        count = len(buffers)
+        column = mark.give_each(column[0], count) if isinstance(mark, HostType) else [column[0]] * count
+    elif isinstance(mark, HostType):
+        column = [mark.give(leaf) for leaf in column]
+    for leaf, buffer in zip(column, buffers, strict=True):
+        if buffer is not None:
+            np.copyto(buffer, leaf)
+    return column

@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 
 class Cut(NamedTuple):
     """One of so many equal parts of an array along an axis."""
@@ -38,6 +40,18 @@ class Result(NamedTuple):
     sources: Sequence[int]
     cut: Cut | None = None
     axis: int | None = None
+
+
+class Folded(NamedTuple):
+    """What several replicas brought of a leaf, folded already; it stands in the first one's place.
+
+    Attributes:
+        array: the fold, in the accumulator's dtype.
+        dtype: of what they brought.
+    """
+
+    array: np.ndarray[Any, Any]
+    dtype: np.dtype[Any]
 
 
 class LeafPlan(NamedTuple):

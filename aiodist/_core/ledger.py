@@ -50,6 +50,9 @@ _JOINED: Final = 1 << 60
 
 _NEVER: Final = 1 << 62
 
+_ELSEWHERE: Final = -1
+"""Stands for the members that other processes run."""
+
 Path = tuple[tuple[Any, int], ...]
 """Call sites of callers, from the call's own outward: code object and offset each."""
 
@@ -629,17 +632,22 @@ class Ledger:
         )
 
     def stuck(self) -> set[int]:
-        """Return the ids of replicas that wait for each other in slots, unless tasks of theirs still run elsewhere."""
+        """Return the ids of replicas that wait for each other in slots, unless tasks of theirs still run.
+
+        What other processes' replicas do is not known here: they are taken for ones that wait, too.
+        """
         waits: dict[int, list[Slot]] = {}
         blockers: dict[Slot, list[int]] = {}
         for group in self.groups():
             for slot in group.slots():
-                if slot.missing and slot.has_waiters():
-                    blockers[slot] = [m.replica_id for m in group.members if not m.has_posted(slot)]
+                spans = group.size != len(group.members)
+                if (slot.missing or spans) and slot.has_waiters():
+                    missing = [m.replica_id for m in group.members if not m.has_posted(slot)]
+                    blockers[slot] = [*missing, _ELSEWHERE] if spans else missing
                     for member in group.members:
                         if slot.waiters[member.position] is not None:
                             waits.setdefault(member.replica_id, []).append(slot)
-        return stuck(waits, blockers)
+        return stuck(waits, blockers, (_ELSEWHERE,))
 
     def snapshot(self, facts: Iterable[ReplicaFacts] = (), **more: Any) -> Snapshot:
         """Return what every replica called and where it is.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiodist._core.call import Call
 from aiodist._data.batches import without_rows
 from aiodist._workers.channel import Channel
-from aiodist._workers.moving import gather_objects
+from aiodist._workers.exchange import gather_objects
 from aiodist._workers.record import Found
 from aiodist._workers.transport import Steps
 

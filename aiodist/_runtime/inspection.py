@@ -457,6 +457,11 @@ class WaitGraph:
             sentence = f"{sentence}, which {self._clause(waiter)[0]}"
         return sentence
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether every wait of the cycle is certain: none is guessed by an object that both have at hand."""
+        return all(edge.certain for edge in self.cycle())
+
     def cycle_text(self) -> str:
         """Return the cycle as a sentence; empty when there is none."""
         clauses = [f"{verb(edge.waiter.suspension)}{where(edge.waiter)}{_whom_of(edge)}" for edge in self.cycle()]
@@ -547,9 +552,12 @@ def look_at_run(ledger: Ledger) -> Look:
             waits[replica.id] = graph.sentence(waiter)
     circle = graph.cycle_text()
     if circle:
-        certain = all(edge.certain for edge in graph.cycle())
-        circle = f"They {'wait' if certain else 'may be waiting'} for each other: {circle}"
+        circle = f"They {'wait' if graph.is_certain else 'may be waiting'} for each other: {circle}"
     return Look(waits, circle, {replica_id: tuple(found) for replica_id, found in calls.items()})
+
+
+_ELSEWHERE = "elsewhere"
+"""Stands for a group's members that other processes run."""
 
 
 def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | None = None) -> set[int]:
@@ -557,7 +565,8 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
 
     All tasks of such a replica wait: in a collective that lacks one that will never go on, for a lock that a task
     holds that will never go on, or for such a task. Who waits for an event, a queue, a sleep, a thread or I/O, is
-    inside of a timeout, or has a timer, may go on.
+    inside of a timeout, or has a timer, may go on. What replicas of other processes do is not known here: they are
+    taken for ones that never go on.
 
     Args:
         ledger: the run's order check.
@@ -568,12 +577,14 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
     waits: dict[Any, list[Any]] = {}
     blockers: dict[Any, Sequence[Any]] = {}
     own: dict[int, list[int]] = {}
+    mine = {id(replica) for replica in ledger.replicas}
     for waiter in graph.waiters:
         node = id(waiter.task)
         replica = replica_of(waiter.task) if waiter.member is None else waiter.member.replica
         if replica is not None:
             own.setdefault(id(replica), []).append(node)
-        found = () if _has_time_limit(waiter) else _blockers(graph, waiter)
+        elsewhere = replica is not None and id(replica) not in mine  # of another run: a proof over several is not tried
+        found = () if elsewhere or _has_time_limit(waiter) else _blockers(graph, waiter)
         waits[node] = [("wait", node, index) for index in range(len(found))]
         blockers.update({("wait", node, index): each for index, each in enumerate(found)})
     for context in pending:
@@ -585,7 +596,7 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
         waits["replica", replica_node] = [("task", task) for task in tasks]
         blockers.update({("task", task): [task] for task in tasks})
     gone = {("replica", id(replica)) for replica in ledger.replicas if replica.end is not None}
-    left = stuck(waits, blockers, gone)
+    left = stuck(waits, blockers, {*gone, _ELSEWHERE})
     return {replica.id for replica in ledger.replicas if ("replica", id(replica)) in left}
 
 
@@ -594,16 +605,18 @@ def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
     kind, things = waiter.suspension.kind, waiter.suspension.things
     if kind is Awaited.COLLECTIVE and things:
         slot = things[0].slot
-        if slot.complete or (slot.matched and not graph.enders(waiter)):
+        elsewhere = [_ELSEWHERE] if slot.group.size != len(slot.group.members) else []
+        enders = graph.enders(waiter) if slot.matched else ()
+        if slot.complete or (slot.matched and not enders and not elsewhere):
             return ()
-        if slot.matched:
-            return [[id(each.task) for each in graph.enders(waiter)]]
-        return [[("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)]]
-    enders = [id(each.task) for each in graph.enders(waiter)]
+        if enders:
+            return [[id(each.task) for each in enders]]
+        return [[*(("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)), *elsewhere]]
+    tasks = [id(each.task) for each in graph.enders(waiter)]
     if kind is Awaited.TASK:
-        return [enders] if enders and len(enders) == len(things) else ()
+        return [tasks] if tasks and len(tasks) == len(things) else ()
     if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
-        return [[each] for each in enders]
+        return [[each] for each in tasks]
     return ()
 
 

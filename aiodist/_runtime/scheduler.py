@@ -405,6 +405,8 @@ class Run:
         """Let a replica make the next group of these members; see `Group.new_group`."""
         self.has_groups = True
         made = member.group.new_group(member, ranks, name, code, offset, path)
+        if self.span is not None and self._spans(made.group):
+            self.span.made(made.group)
         if made.group.doomed is not None and not self.closed:
             self.reconsider(made.group, made)
         return made

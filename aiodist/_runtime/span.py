@@ -16,6 +16,9 @@ class Span(Protocol):
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
 
+    def made(self, group: Group) -> None:
+        """Hear of a group that local replicas make, and that has members elsewhere."""
+
     def troubled(self, group: Group, overdue: Overdue | None) -> None:
         """Have all workers' snapshots analysed: a group is doomed here, and every local member has settled."""
 

@@ -45,7 +45,8 @@ from aiodist._strategy.scope import require_all_workers
 from aiodist._strategy.variable import as_distributed
 from aiodist._workers.bootstrap import Meeting
 from aiodist._workers.channel import Channel
-from aiodist._workers.moving import accumulate_of, gather_objects, moved
+from aiodist._workers.exchange import gather_objects
+from aiodist._workers.moving import accumulate_of, moved
 from aiodist._workers.record import Found
 from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps
@@ -316,6 +317,8 @@ def _spec(prepared: _Prepared) -> Spec:
 
 def _moved(collective: Collective, prepared: _Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
     leaves, layout = prepared.leaves, team.layout
+    if not leaves:
+        return prepared.rebuild([])
     if not leaves:
         return prepared.rebuild([])
     values = [[in_native_order(leaf.arrays[position]) for leaf in leaves] for position in range(layout.local)]

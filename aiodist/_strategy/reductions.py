@@ -227,11 +227,11 @@ class ThroughHost:
 
     def _land(self) -> list[Any]:
         """Make ready to copy down; return the leaves on the host."""
-        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
+        from aiodist._collectives.device import bring_down  # loaded where there are arrays on GPUs
 
         marks = [mark for mark, arrays in self._there.values() for _ in arrays]
         columns = [[array] for _, arrays in self._there.values() for array in arrays]
-        self._run = to_host(marks, columns, [0], self._devices)
+        self._run = bring_down(marks, columns, [0], self._devices)
         landed, leaves = iter(self._run.landed()), list(self._leaves)
         for place, (_, there) in self._there.items():
             parts = [next(landed)[0] for _ in there]
@@ -270,13 +270,13 @@ class ThroughHost:
 
     async def _lifted(self, leaves: Sequence[Any], places: Sequence[int], ordinals: Targets) -> list[list[Any]]:
         """Return arrays with the values of leaves on the host: by leaf, one on each GPU."""
-        from aiodist._collectives.device import from_host, staged
+        from aiodist._collectives.device import bring_up, staged
 
         arrays = [np.asarray(leaf) for leaf in leaves]
         blocking = policy.blocks(sum(array.nbytes for array in arrays))
         columns = [[array] for array in await _called(partial(staged, arrays), blocking=blocking)]
         marks = [self._there[place][0] for place in places]
-        return await _finished(from_host(marks, columns, [ordinals] * len(columns), self._devices))
+        return await _finished(bring_up(marks, columns, [ordinals] * len(columns), self._devices))
 
 
 def _components(leaf: Any) -> Sequence[Any]:

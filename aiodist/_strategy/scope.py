@@ -1,4 +1,4 @@
-"""Scopes: blocks in cross-replica context of a strategy, and the checks of what belongs there."""
+"""Scopes: a strategy's cross-replica context, and the checks that a call is made in it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
+from aiodist._core.render import group_label
 from aiodist._data.distributed import Share
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
@@ -35,7 +36,7 @@ S = TypeVar("S", bound=Replicas)
 
 
 class Scope(Generic[S]):
-    """A with-block in cross-replica context of a strategy; it gives the strategy. It may be entered again."""
+    """A context manager that enters a strategy's cross-replica context, and gives the strategy; reusable."""
 
     def __init__(self, strategy: S) -> None:
         self._strategy = strategy
@@ -55,7 +56,7 @@ class Scope(Generic[S]):
 
 
 def components_here(strategy: Replicas) -> int:
-    """Return how many components per-replica values of a strategy have here: fewer in the merge function of a group."""
+    """Return how many components per-replica values have here: in a group's merge function, one for each member."""
     here = current.get()
     if isinstance(here, CrossReplica) and here.strategy is strategy:
         return here.size
@@ -63,7 +64,7 @@ def components_here(strategy: Replicas) -> int:
 
 
 def replicas_here(strategy: Replicas) -> Sequence[int]:
-    """Return the ids of the replicas, over all workers, that these components are of."""
+    """Return the ids, over all workers, of the replicas that have the components here."""
     here = current.get()
     if isinstance(here, CrossReplica) and here.strategy is strategy and here.group is not None:
         return [member.replica_id for member in here.group.members]
@@ -71,7 +72,7 @@ def replicas_here(strategy: Replicas) -> Sequence[int]:
 
 
 def require_cross_replica(strategy: object, what: str) -> None:
-    """Check that this is not inside a replica, nor under another strategy.
+    """Check that a call is made outside of replicas and of other strategies' scopes.
 
     Raises:
         ReplicaContextError: it is.
@@ -100,6 +101,7 @@ def require_all_workers() -> None:
     here = current.get()
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(
-            "a mirrored variable belongs to all replicas, and this is the merge function of a group, which only some "
-            "workers run: change it outside of groups"
+            "what all workers do together was asked for in the merge function of "
+            f"{group_label(here.group.record())}, which only the workers with members of it run; combine values in the "
+            "group first, e.g.  await group.all_reduce(op, value)"
         )

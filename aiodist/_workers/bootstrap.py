@@ -29,7 +29,7 @@ from aiodist._core.text import shown_file
 from aiodist._workers.addresses import Listening
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
-from aiodist._workers.engines.local import LocalCommunicator, LocalMaking
+from aiodist._workers.engines.local import LocalMaking
 from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.launcher import told_to_the_launcher
@@ -64,7 +64,7 @@ class Meeting:
 
     def __init__(self, given: Any, devices: Sequence[str], settings: Settings) -> None:
         self._settings = settings
-        if isinstance(given, (SimulatedCommunicator, LocalCommunicator)):
+        if hasattr(given, "iallgatherv"):
             self.communicator: Communicator = given
         else:
             with told_to_the_launcher():

@@ -29,6 +29,10 @@ class Carrier(Protocol):
         """Find out which replica was the last to join, and let all go on."""
         ...
 
+    def compare_groups(self, channel: Channel) -> Steps[bool]:
+        """Return whether all workers have made the same groups."""
+        ...
+
     def diverged(self, channel: Channel) -> None:
         """Hear that the workers are at different calls."""
 
@@ -78,6 +82,10 @@ class Channel:
                 case Verdict.FINISH_JOIN:
                     yield from self._carrier.finish_join(self)
                     session.finish_join()
+                case Verdict.COMPARE_GROUPS:
+                    alike = yield from self._carrier.compare_groups(self)
+                    session.compared(alike=alike)
+                    (self._carrier.over if alike else self._carrier.diverged)(self)
                 case Verdict.DIVERGED:
                     self._carrier.diverged(self)
                 case Verdict.OVER:

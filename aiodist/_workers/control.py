@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 BEAT_SECONDS: Final = 0.25
 ANSWER_SECONDS: Final = 0.5
+_ATTEMPTS: Final = 1
 FAREWELL_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 2.0
 _BEAT: Final = packed(Beat())
@@ -208,10 +209,13 @@ class TcpControl:
             return
         team.post(message)
         if isinstance(message, Ask):
-            self._later(ANSWER_SECONDS, self._answer, message.run)
+            self._later(ANSWER_SECONDS, self._answer, message.run, _ATTEMPTS)
 
-    def _answer(self, run: int) -> None:
-        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it."""
+    def _answer(self, run: int, attempts: int) -> None:
+        """Tell of a run in the place of an event loop that is blocked, or of a worker that has not begun it.
+
+        Where the loop turns, its replicas may still be settling: they have a second.
+        """
         team = None if self._team is None else self._team()
         if team is None or team.error is not None or team.has_told(run):
             return
@@ -219,8 +223,10 @@ class TcpControl:
             team.answer_for(run, self._pulse.silence())
         elif not team.knows(run) or not team.driver.is_waited_for:
             team.answer_for(run, "")
+        elif not attempts:
+            team.driver.call(partial(team.answer_for, run, ""))
         else:
-            self._later(ANSWER_SECONDS, self._answer, run)
+            self._later(ANSWER_SECONDS, self._answer, run, attempts - 1)
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
         if self._leave_by is None:

@@ -56,6 +56,15 @@ class Starts(Protocol):
     async def until(self, done: Callable[[], bool]) -> None:
         """Wait until something is so, and carry out steps meanwhile."""
 
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether somebody waits, so that calls and steps are carried out."""
+        ...
+
+    def ask_loop(self, fn: Callable[[], object]) -> bool:
+        """Have the event loop that was last used call a function, from any thread; return whether it is open."""
+        ...
+
 
 class _Process:
     """Steps that are under way, and the request that they wait for."""
@@ -100,7 +109,7 @@ class Driver:
         self._waiters: list[_Waiter] = []
         self._calls: deque[Callable[[], object]] = deque()
         self._loop: Callable[..., object] | None = None
-        self._timer: _Timer | None = None
+        self._timer: Timer | None = None
         self._started = 0.0
 
     def start(self, steps: Steps[Any]) -> None:
@@ -227,7 +236,7 @@ class Driver:
 
     async def _nap(self, seconds: float) -> None:
         if self._timer is None:
-            self._timer = _Timer()
+            self._timer = Timer()
         await self._timer.sleep(seconds)
 
     def close(self) -> None:
@@ -265,7 +274,7 @@ def _turn() -> Generator[None, None, None]:
     yield
 
 
-class _Timer:
+class Timer:
     """Short sleeps on a timer of the system's, read by the event loop; on the loop's own where there is none."""
 
     _CLOCK_MONOTONIC: Final = 1

@@ -11,6 +11,7 @@ folds that, and all gather the shares. A row that needs no folding is sent from 
 
 from __future__ import annotations
 
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -18,7 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist._collectives.workers import Broadcast, Crossing, Exchange, Gathering, Reduction, Transfer
+from aiodist._collectives.transfers import Broadcast, Exchange, Gathering, Reduction, Transfer
+from aiodist._collectives.workers import Crossing
 from aiodist._workers.record import PAYLOAD
 from aiodist._workers.threads import Job, Threads
 from aiodist._workers.transport import Array, Communicator, Request, Steps, as_bytes, parts_of
@@ -100,14 +102,25 @@ def take_payloads(crossing: Crossing, payloads: Sequence[memoryview], workers: i
 def carry_out(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
     """Move the values of a step, and make the results of them."""
     for transfer in crossing.transfers:
-        if isinstance(transfer, Reduction):
-            yield from _Reducing(transfer, communicator, threads).carry_out()
-        elif isinstance(transfer, Gathering):
-            yield from _gather(transfer, communicator, threads)
-        elif isinstance(transfer, Broadcast):
-            yield from _broadcast(transfer, communicator, threads)
-        else:
-            yield from _exchange(transfer, communicator, threads)
+        yield from _carry_out(transfer, communicator, threads)
+    yield from carry_out_further(crossing, communicator, threads)
+
+
+def carry_out_further(crossing: Crossing, communicator: Communicator, threads: Threads) -> Steps[None]:
+    """Move what turned out to be needed once the first has been moved: integers that are too large to be added up."""
+    for transfer in crossing.further:
+        yield from _carry_out(transfer, communicator, threads)
+
+
+def _carry_out(transfer: Transfer, communicator: Communicator, threads: Threads) -> Steps[None]:
+    if isinstance(transfer, Reduction):
+        yield from _Reducing(transfer, communicator, threads).carry_out()
+    elif isinstance(transfer, Gathering):
+        yield from _gather(transfer, communicator, threads)
+    elif isinstance(transfer, Broadcast):
+        yield from _broadcast(transfer, communicator, threads)
+    else:
+        yield from _exchange(transfer, communicator, threads)
 
 
 class _Ring:
@@ -299,6 +312,15 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
         communicator.iallgatherv(own[at : at + step], whole, counts, places) for at, counts, places in segments
     )
     return parts
+
+
+def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
+    """Return what each worker has, by rank."""
+    data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
+    sizes = np.empty(communicator.size, np.int64)
+    yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
+    parts = yield from gather_bytes(communicator, data, sizes.tolist())
+    return [pickle.loads(part.data) for part in parts]  # noqa: S301  (the engine's own data path)
 
 
 def _by_size(threads: Threads, nbytes: int, fn: Callable[..., Any], *args: Any) -> Steps[Any]:

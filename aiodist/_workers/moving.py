@@ -11,24 +11,22 @@ engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
+from aiodist._collectives.transfers import Members
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, Members, WorkerPlan, worker_plan
+from aiodist._collectives.workers import Crossing, WorkerPlan, worker_plan
 from aiodist._core.ledger import Group
 from aiodist._workers import exchange
 from aiodist._workers.channel import Channel
 from aiodist._workers.layout import Layout
 from aiodist._workers.record import FLOAT64, MOST_IN_FULL, Found
 from aiodist._workers.threads import Threads
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
+from aiodist._workers.transport import OF_VALUES, Steps
 
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
@@ -82,7 +80,8 @@ class Moving:
             return None
         plan = self._plan(slot, accumulate_of(found))
         if request.on_devices:
-            crossing = plan.begin((yield from self._on_host(slot, folded=plan.folded)))
+            work = plan.on_host(slot.values, self._devices_of(slot.group))
+            crossing = plan.begin((yield from self._threads.call(work.carry_out)))
         elif crossing is None or not found.flags_alike:
             crossing = plan.begin(_brought(slot))
         communicator = channel.communicator
@@ -90,6 +89,7 @@ class Moving:
         sizes = exchange.payload_sizes(crossing, communicator.size) if in_record else None
         if sizes is not None:
             exchange.take_payloads(crossing, channel.records.payloads(sizes), communicator.size)
+            yield from exchange.carry_out_further(crossing, communicator, self._threads)
         else:
             yield from exchange.carry_out(crossing, communicator, self._threads)
         if request.over_workers is not None:
@@ -99,19 +99,12 @@ class Moving:
 
     def _handed_out(self, slot: Rendezvous, plan: WorkerPlan, result: Any) -> Steps[Any]:
         """Return a result as replicas get it: on their devices, in their frameworks, in their own buffers."""
-        outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
-        collective = slot.request.collective
         if slot.request.on_devices:
-            from aiodist._collectives.device import from_host  # loaded where there are arrays on GPUs
-
+            outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
             slot.shared = False
-            work = from_host(collective, slot.values, result, self._devices_of(slot.group), outs)
+            work = plan.on_devices(slot.values, result, self._devices_of(slot.group), outs)
             return (yield from self._threads.call(work.carry_out))
-        assert collective.spec is not None
-        for position, buffers in (outs or {}).items():
-            own = result if plan.shared else result[position]
-            for buffer, leaf in zip(buffers, [own] if collective.spec.single else own, strict=True):
-                buffer[...] = leaf
+        _fill_outs(slot, result)
         return plan.hand_out(result)
 
     def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
@@ -130,8 +123,12 @@ class Moving:
             self._begun.pop(slot, None)
             accumulate = slot.options.accumulate
             values = (yield from self._on_host(slot)) if slot.request.on_devices else _brought(slot)
-            own = {m.replica_id: values[m.position] for m in slot.group.members if m.position not in slot.absent}
-        told = yield from gather_objects(channel.communicator, (accumulate, own))
+            there = [m for m in slot.group.members if m.position not in slot.absent]
+            if slot.request.collective.spec is not None:
+                own = {member.replica_id: values[member.position] for member in there}
+            else:
+                own = {member.replica_id: None for member in there}
+        told = yield from exchange.gather_objects(channel.communicator, (accumulate, own))
         if slot is None:
             return None
         ids = slot.group.key[0]
@@ -149,13 +146,17 @@ class Moving:
         if slot.request.over_workers is not None:
             return slot.request.over_workers.finish(slot.values, result)
         slot.shared = made.shared
-        return result if made.shared else [result[member.rank] for member in slot.group.members]
+        if not made.shared:
+            result = [result[member.rank] for member in slot.group.members]
+        _fill_outs(slot, result)
+        return result
 
-    def _on_host(self, slot: Rendezvous, *, folded: bool = False) -> Steps[Any]:
-        """Return values on GPUs as they are on the host."""
-        from aiodist._collectives.device import to_host
+    def _on_host(self, slot: Rendezvous) -> Steps[Any]:
+        """Return values on GPUs as they are on the host, each by itself."""
+        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
 
-        work = to_host(slot.request.collective, slot.values, self._devices_of(slot.group), folded)
+        options = slot.options
+        work = to_host(slot.request.collective, slot.values, self._devices_of(slot.group), options.accumulate)
         return (yield from self._threads.call(work.carry_out))
 
     def _plan(self, slot: Rendezvous, accumulate: Any) -> WorkerPlan:
@@ -199,6 +200,16 @@ def _brought(slot: Rendezvous) -> Sequence[Any]:
     return slot.values if over is None else over.bring(slot.values)
 
 
+def _fill_outs(slot: Rendezvous, result: Any) -> None:
+    """Copy a result into the replicas' own buffers."""
+    spec = slot.request.collective.spec
+    for position, out in (slot.outs or {}).items():
+        own = result if slot.shared else result[position]
+        assert spec is not None
+        for buffer, leaf in zip(out.leaves, [own] if spec.single else own, strict=True):
+            buffer[...] = leaf
+
+
 def accumulate_of(found: Found) -> Any:
     """Return the accumulator that the records have said."""
     return "float64" if found.flags & FLOAT64 else "native"
@@ -206,17 +217,11 @@ def accumulate_of(found: Found) -> Any:
 
 @lru_cache(maxsize=1024)
 def members_of(layout: Layout, replica_ids: tuple[int, ...] | None) -> Members:
-    """Return the members of a group by worker; None: of all replicas."""
+    """Return the members of a group by worker, by their ids in the group; None: of all replicas."""
     if replica_ids is None:
         return Members(layout.rank, tuple(map(tuple, layout.ids)))
-    by_worker = layout.members(replica_ids)
-    return Members(list(by_worker).index(layout.rank), tuple(by_worker.values()))
-
-
-def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
-    """Return what each worker has, by rank."""
-    data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
-    sizes = np.empty(communicator.size, np.int64)
-    yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
-    parts = yield from exchange.gather_bytes(communicator, data, sizes.tolist())
-    return [pickle.loads(part) for part in parts]  # noqa: S301  (the engine's own data path)
+    ranks: dict[int, list[int]] = {}
+    for rank, replica_id in enumerate(replica_ids):
+        ranks.setdefault(layout.worker_of(replica_id), []).append(rank)
+    workers = sorted(ranks)
+    return Members(workers.index(layout.rank), tuple(tuple(ranks[worker]) for worker in workers))

@@ -64,12 +64,14 @@ class Notice(enum.IntEnum):
         ABSENT: some of them have joined, and take part with nothing.
         JOINED: all of them have.
         END: this is no call: all its replicas have ended.
+        END_UNSURE: likewise, and it has made groups of which it is not known that others have.
     """
 
     NONE = 0
     ABSENT = 1
     JOINED = 2
     END = 3
+    END_UNSURE = 4
 
 
 class Agreement(enum.Enum):
@@ -80,6 +82,7 @@ class Agreement(enum.Enum):
         WITHOUT_SOME: those that have not joined make the same call.
         ALL_JOINED: all replicas have joined.
         ENDED: all replicas have ended.
+        ENDED_UNSURE: likewise, and some worker does not know whether others have made the groups that it has made.
         DIFFERENT: the workers are at different calls.
     """
 
@@ -87,6 +90,7 @@ class Agreement(enum.Enum):
     WITHOUT_SOME = enum.auto()
     ALL_JOINED = enum.auto()
     ENDED = enum.auto()
+    ENDED_UNSURE = enum.auto()
     DIFFERENT = enum.auto()
 
 
@@ -204,8 +208,10 @@ class RecordBuffers:
 
 
 def _agreement(least: int, greatest: int, digests_alike: bool) -> Agreement:
-    if greatest == Notice.END:
-        return Agreement.ENDED if least == Notice.END and digests_alike else Agreement.DIFFERENT
+    if greatest >= Notice.END:
+        if least < Notice.END or not digests_alike:
+            return Agreement.DIFFERENT
+        return Agreement.ENDED if greatest == Notice.END else Agreement.ENDED_UNSURE
     if least == Notice.JOINED:
         return Agreement.ALL_JOINED
     if not digests_alike:

@@ -14,7 +14,8 @@ other which replicas are there and what they bring (`Verdict.GATHER`). When all 
 join itself is the step that they have in common.
 
 **The end.** A worker whose replicas have all ended brings a record that says so. Where all do, the session is over;
-where another makes a call, that call can never be complete.
+where another makes a call, that call can never be complete. A group that has been used has been made by all its
+members' workers; of others, the workers tell each other at the end.
 
 What was rejected: to agree on what happens behind a difference, so that the session can go on. A worker would have to
 know how far each other has got, and it served programs that catch the error and go on with other calls: the error ends
@@ -60,6 +61,7 @@ class Verdict(enum.Enum):
         GATHER: they have, and some replicas have joined: all workers tell each other what each replica brings.
         FINISH_JOIN: all replicas have joined: all workers tell each other which was the last.
         OVER: all replicas have ended.
+        COMPARE_GROUPS: they have, and the workers tell each other which groups they have made.
         DIVERGED: the workers are at different calls.
     """
 
@@ -67,6 +69,7 @@ class Verdict(enum.Enum):
     GATHER = enum.auto()
     FINISH_JOIN = enum.auto()
     OVER = enum.auto()
+    COMPARE_GROUPS = enum.auto()
     DIVERGED = enum.auto()
 
 
@@ -108,7 +111,7 @@ class Session:
         self.free = ALL_FREE
         self._chain = blake2b(name.encode(), digest_size=16).digest()
         self._queue: deque[Step] = deque()
-        self._joined = self._ended = False
+        self._joined = self._ended = self._unsure = False
         self._limit: int | None = None
         self._brought = self._chain
 
@@ -122,9 +125,13 @@ class Session:
         """Note that all local replicas have joined, behind the steps posted so far."""
         self._joined = True
 
-    def end(self) -> None:
-        """Note that all local replicas have ended, behind the steps posted so far."""
-        self._ended = True
+    def end(self, *, unsure: bool = False) -> None:
+        """Note that all local replicas have ended, behind the steps posted so far.
+
+        Args:
+            unsure: they have made groups of which it is not known that others have.
+        """
+        self._ended, self._unsure = True, unsure
 
     def freeze(self, number: int | None = None) -> None:
         """Bring nothing any more from the step of that number on; None: from now on."""
@@ -147,7 +154,8 @@ class Session:
         elif self._joined:
             record = Record(self._chain, notice=Notice.JOINED, free=self.free)
         elif self._ended:
-            record = Record(self._after(_END), notice=Notice.END, free=self.free)
+            notice = Notice.END_UNSURE if self._unsure else Notice.END
+            record = Record(self._after(_END), notice=notice, free=self.free)
         else:
             return None
         self.state = State.AGREEING
@@ -167,6 +175,8 @@ class Session:
             case Agreement.ENDED:
                 self.state = State.OVER
                 return Verdict.OVER
+            case Agreement.ENDED_UNSURE:
+                verdict = Verdict.COMPARE_GROUPS
             case Agreement.ALL_JOINED:
                 self._chain, verdict = self._after(_JOINED), Verdict.FINISH_JOIN
             case Agreement.WITHOUT_SOME:
@@ -182,6 +192,10 @@ class Session:
         self.number += 1
         frozen = self._limit is not None and self.number >= self._limit
         self.state = State.FROZEN if frozen else State.IDLE
+
+    def compared(self, *, alike: bool) -> None:
+        """Note whether all workers have made the same groups: only then is the session over."""
+        self.state = State.OVER if alike else State.FROZEN
 
     def finish_join(self) -> None:
         """Note that all replicas of all workers have joined, and go on."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aiodist._workers.coordinator import Coordinator
@@ -14,7 +15,7 @@ from aiodist._workers.messages import Ask, Message, decode, encode
 if TYPE_CHECKING:
     from aiodist._workers.team import Team
 
-_ANSWER_SECONDS: Final = 0.5
+_ANSWER_SECONDS: Final = 1.0
 
 
 class SimulatedSwitchboard:
@@ -64,9 +65,13 @@ class SimulatedSwitchboard:
                 timer.start()
 
     def _answer(self, rank: int, run: int) -> None:
-        """Tell of a run in the place of a worker that has not begun it."""
+        """Tell of a run in the place of a worker that has not begun it, or whose replicas have not settled."""
         team = self._teams[rank]()
-        if team is not None and team.error is None and not team.has_told(run) and not team.knows(run):
+        if team is None or team.error is not None or team.has_told(run):
+            return
+        if team.knows(run):
+            team.driver.call(partial(team.answer_for, run, ""))
+        else:
             team.answer_for(run, "")
 
 

@@ -21,12 +21,14 @@ import numpy as np
 
 from aiodist._collectives import kinds
 from aiodist._core.analysis import Overdue
+from aiodist._core.call import Call, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group, Ledger
 from aiodist._core.snapshot import GroupKey, Snapshot
 from aiodist._workers.channel import Channel
+from aiodist._workers.exchange import gather_objects
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, ReleaseGroup, Trouble, Waiting
-from aiodist._workers.portable import to_portable
+from aiodist._workers.portable import digest_of, to_portable
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
 from aiodist._workers.session import Session, Step
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
@@ -106,9 +108,12 @@ class RunSpan:
         self._number_of_channel = channel
         self._root = Channel(Session(f"run {number}"), communicator, self)
         self._groups: dict[GroupKey, _SpannedGroup] = {}
+        self._unused: dict[GroupKey, Group] = {}
+        self._doomed: dict[GroupKey, int] = {}
         self._mover = mover
         self.told = self._finishing = False
         self._blocked: tuple[int, ...] = ()
+        self._seen: Any = None
         team.enter(self)
 
     # What the run tells.
@@ -139,14 +144,26 @@ class RunSpan:
             session.post(Step(self._team.digest(slot, position), slot, flags, payload, bool(slot.absent)))
         self._team.driver.start(self._team.guarded(channel.advance()))
 
+    def made(self, group: Group) -> None:
+        """Hear of a group with members on other workers, from the first local member that makes it."""
+        self._unused.setdefault(group.key, group)
+        if group.key in self._doomed:
+            self._run.doom(group, self._doomed.pop(group.key))
+
     def troubled(self, group: Group, overdue: Overdue | None) -> None:
         """Have all workers' snapshots analysed: every local member of a doomed group has settled."""
         self.tell(group=group, overdue=overdue)
 
     def stuck(self, replica_ids: Collection[int]) -> None:
-        """Hear which local replicas do nothing but wait in collectives."""
-        self._blocked = tuple(sorted(replica_ids))
-        self.tell_waiting()
+        """Hear which local replicas do nothing but wait in collectives.
+
+        The run says so again and again while they do. What is the same the second time is told: most waits are short.
+        """
+        seen = tuple(sorted(replica_ids)), self._run.ledger.progress()
+        if seen == self._seen:
+            self._blocked = seen[0]
+            self.tell_waiting()
+        self._seen = seen
 
     async def finish(self, failures: Mapping[int, BaseException]) -> None:
         """Meet the other workers at the end of the run; where they have not come to it, the run has failed then.
@@ -164,7 +181,7 @@ class RunSpan:
         if failures or ledger.troubled or any(replica.end != "exited" for replica in ledger.replicas):
             self.tell(failures=failures)
         else:
-            self._root.session.end()
+            self._root.session.end(unsure=bool(self._unused))
             self._team.driver.start(self._team.guarded(self._root.advance()))
 
     @property
@@ -194,6 +211,7 @@ class RunSpan:
     def _open_group(self, group: Group) -> _SpannedGroup:
         layout = self._team.layout
         workers = tuple(layout.members(group.key[0]))
+        self._unused.pop(group.key, None)
         found = self._groups[group.key] = _SpannedGroup(self._team, group, workers)
         self._team.control.send(OpenGroup(self.number, group.key, workers))
         return found
@@ -206,7 +224,7 @@ class RunSpan:
 
     def _make_channel(self, spanned: _SpannedGroup, tag: GroupTag) -> Steps[None]:
         communicator = yield from self._team.communicator_of_group(spanned.workers, tag)
-        session = Session(f"run {self.number} group {tag.group}")
+        session = Session(f"run {self.number} group {tag.group} {spanned.creation.hex()}")
         if self.told:
             session.freeze()
         spanned.tag, spanned.channel = tag.tag, Channel(session, communicator, self)
@@ -259,6 +277,20 @@ class RunSpan:
         number, last = max(everyone.tolist())
         self._run.finish_join(slot, number, last)
 
+    def compare_groups(self, channel: Channel) -> Steps[bool]:
+        """Tell the other workers which groups have been made here and never used; return whether all have made them."""
+        own = {key: _digest_of_creation(self._team, group) for key, group in self._unused.items()}
+        told = yield from gather_objects(channel.communicator, own)
+        layout = self._team.layout
+        known: dict[GroupKey, tuple[bytes, set[int]]] = {}
+        for rank, groups in enumerate(told):
+            for key, creation in groups.items():
+                first, makers = known.setdefault(key, (creation, set()))
+                makers.add(rank)
+                if creation != first:
+                    return False
+        return all(set(layout.members(key[0])) == makers for key, (_, makers) in known.items())
+
     # Trouble.
 
     def diverged(self, channel: Channel) -> None:
@@ -272,11 +304,14 @@ class RunSpan:
     def asked(self, ask: Ask) -> None:
         """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
         groups = {group.key: group for group in self._run.ledger.groups()}
-        group = None if ask.group is None else groups.get(ask.group)
-        if group is None or ask.number is None:
+        if ask.group is None or ask.number is None or self._finishing:
             self.tell()
-        else:
-            self._doom(group, ask.number)
+        elif ask.group in groups:
+            self._doom(groups[ask.group], ask.number)
+        elif self._run.ledger.replicas and set(self._team.layout.own).isdisjoint(ask.group[0]):
+            self.tell()
+        else:  # a group that is not made here yet; where it never is, somebody answers in the run's place
+            self._doomed[ask.group] = ask.number
 
     def _doom(self, group: Group, number: int) -> None:
         self._freeze(group, number)
@@ -338,6 +373,7 @@ class _SpannedGroup:
         group: the group, while somebody keeps it.
         channel: its channel, once there is one.
         tag: its communicator's tag.
+        creation: stands for the place where it was made.
         waiting: what its local members have posted before that.
     """
 
@@ -347,6 +383,7 @@ class _SpannedGroup:
         self.channel: Channel | None = None
         self.tag: int | None = None
         self.waiting: list[Rendezvous] = []
+        self.creation = _digest_of_creation(team, group)
         self._team = team
         self._released = False
 
@@ -355,3 +392,9 @@ class _SpannedGroup:
         if self.tag is not None and self.channel is not None and self.channel.is_idle and not self._released:
             self._released = True
             self._team.control.send(ReleaseGroup(self.tag))
+
+
+def _digest_of_creation(team: Team, group: Group) -> bytes:
+    code, offset = group.made_at or (None, 0)
+    call = Call("new_group", members=group.key[0], name=group.key[1])
+    return digest_of(team.settings.order_check, Post(call, path_of([(code, offset)])))

@@ -416,7 +416,13 @@ class Outside:
         """Never called: nobody joins outside of replicas."""
         raise NotImplementedError
 
-    finish_join = gather  # type: ignore[assignment]
+    def finish_join(self, channel: Channel) -> Steps[None]:
+        """Never called either."""
+        raise NotImplementedError
+
+    def compare_groups(self, channel: Channel) -> Steps[bool]:
+        """Never called: groups are made in runs."""
+        raise NotImplementedError
 
     def diverged(self, channel: Channel) -> None:
         """Hear that the workers make different calls."""

@@ -7,21 +7,22 @@ the others bring (it follows from their ranks) and works out in plain NumPy what
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, Final
 
 import numpy as np
-import optree
 
-from aiodist.replica.hands import Hands
-from aiodist.workers.arrays import ArrayGathering
-from aiodist.workers.communicator import Communicator, Request
-from aiodist.workers.leaves import Leaf
-from aiodist.workers.objects import Broadcast
-from aiodist.workers.reduction import Folding, Reduction
-from aiodist.workers.transfers import SEGMENT, AtOnce, Steps
+from aiodist._arrays.leaves import Spec
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Collective
+from aiodist._collectives.transfers import Members
+from aiodist._collectives.workers import worker_plan
+from aiodist._workers import exchange
+from aiodist._workers.exchange import SEGMENT
+from aiodist._workers.threads import Job, Threads
+from aiodist._workers.transport import Communicator, Request, Steps
 from aiodist_kernels import ReduceOp
-from aiodist_kernels.rules import rule_for
 
 Case = Callable[[Communicator], Iterator[Request]]
 
@@ -93,14 +94,36 @@ def least_of_records(c: Communicator) -> Iterator[Request]:
     assert values.tolist() == [0, ~(c.size - 1) & (2**64 - 1), 1 << 63, (1 << 63) - 1]
 
 
-def over_workers(op: ReduceOp, arrays: Sequence[np.ndarray], c: Communicator) -> Steps[list[Any]]:
-    """Reduce arrays as aiodist does, with one replica a worker."""
-    hands = Hands()
-    leaves = [Leaf(rule_for(op, array.dtype), [array], scalar=False) for array in arrays]
-    try:
-        return (yield from Reduction(op, leaves, c.size, Folding(c.rank, [1] * c.size)).carry_out(c, None, hands))
-    finally:
-        hands.close()
+class AtOnce(Threads):
+    """Calls what is for worker threads in the thread that asks."""
+
+    def begin(self, fn: Callable[..., Any], *args: Any) -> Job:
+        """Call a function."""
+        future: Future[Any] = Future()
+        future.set_result(fn(*args))
+        return Job(future)
+
+
+def over_workers(collective: Collective, values: list[Any], c: Communicator) -> Steps[Any]:
+    """Carry out a collective as aiodist does, with one replica a worker; return this one's result."""
+    plan = worker_plan(collective, Members(c.rank, tuple((rank,) for rank in range(c.size))))
+    crossing = plan.begin([values])
+    yield from exchange.carry_out(crossing, c, AtOnce())
+    return crossing.result() if plan.shared else crossing.result()[0]
+
+
+def spec_of(values: Sequence[Any], axes: Sequence[int | None]) -> Spec:
+    """Return what is said of arrays; sizes along their axes may differ between workers."""
+    shapes = tuple(
+        tuple(None if place == axis else size for place, size in enumerate(value.shape))
+        for value, axis in zip(values, axes, strict=True)
+    )
+    return Spec(shapes, tuple(value.dtype for value in values), (None,) * len(values), single=False)
+
+
+def reduced_over_workers(op: ReduceOp, arrays: list[np.ndarray], c: Communicator) -> Steps[list[Any]]:
+    """Reduce arrays."""
+    return (yield from over_workers(Collective(ALL_REDUCE, op, None, spec_of(arrays, [None] * len(arrays))), arrays, c))
 
 
 def reductions(c: Communicator) -> Iterator[Request]:
@@ -108,7 +131,7 @@ def reductions(c: Communicator) -> Iterator[Request]:
     for op in FOLDS:
         dtypes = [dtype for dtype in DTYPES if takes(op, dtype)]
         for size in SIZES:
-            results = yield from over_workers(op, [brought(c.rank, size, d) for d in dtypes], c)
+            results = yield from reduced_over_workers(op, [brought(c.rank, size, d) for d in dtypes], c)
             for dtype, result in zip(dtypes, results, strict=True):
                 check(op, result, reduced(op, size, dtype, range(c.size)))
 
@@ -118,7 +141,7 @@ def reductions_at_the_edges_of_segments(c: Communicator) -> Iterator[Request]:
     for dtype, op in ((np.dtype(np.float32), ReduceOp.SUM), (np.dtype(np.int16), ReduceOp.MAX)):
         edge = SEGMENT // dtype.itemsize
         for sizes in ([edge - 1], [edge], [edge + 1], [5, edge, edge - 5, 1]):
-            results = yield from over_workers(op, [brought(c.rank, size, dtype) for size in sizes], c)
+            results = yield from reduced_over_workers(op, [brought(c.rank, size, dtype) for size in sizes], c)
             for size, result in zip(sizes, results, strict=True):
                 check(op, result, reduced(op, size, dtype, range(c.size)))
 
@@ -242,7 +265,7 @@ def parts_of_the_workers(c: Communicator) -> Iterator[Request]:
     for number, members in enumerate([range(0, c.size, 2), range(1, c.size, 2), range(c.size)], 1):
         if c.rank not in members or len(members) < 2:
             continue
-        splitting = c.isplit(list(members), number)
+        splitting = c.icreate_group(list(members), number)
         yield splitting
         part = splitting.result()
         assert (part.rank, part.size) == (list(members).index(c.rank), len(members))
@@ -269,39 +292,49 @@ def gathered_leaves(c: Communicator) -> Iterator[Request]:
                 leaves = [leaf(rank, n * (rank + 1), dtype) for n, dtype in zip(rows, dtypes, strict=True)]
                 return [array.T for array in leaves] if axis else leaves
 
-            gathering = ArrayGathering([[array] for array in brings(c.rank)], [axis] * len(rows))
-            found = yield from gathering.carry_out(c, None, AtOnce())
+            own, axes = brings(c.rank), (axis,) * len(rows)
+            found = yield from over_workers(Collective(ALL_GATHER, None, axes, spec_of(own, axes)), own, c)
             for gathered, *parts in zip(found, *map(brings, range(c.size)), strict=True):
-                for part, wanted in zip(gathered.parts, parts, strict=True):
-                    np.testing.assert_array_equal(part, wanted, strict=True)
-                if gathered.whole is not None:
-                    np.testing.assert_array_equal(gathered.whole, np.concatenate(parts, axis), strict=True)
+                np.testing.assert_array_equal(gathered, np.concatenate(parts, axis), strict=True)
 
 
-def broadcast_objects(c: Communicator) -> Iterator[Request]:
-    """Objects with arrays of few and of many bytes, in one piece or not, read-only or not."""
+def broadcast_leaves(c: Communicator) -> Iterator[Request]:
+    """Leaves of few and of many bytes, in one piece or not, read-only or not."""
     large = np.arange(SEGMENT + 8.0).reshape(-1, 8)
+    large.flags.writeable = False
     for root in range(c.size):
-        values: list[Any] = [
-            None,
+        for values in (
             [np.arange(5)],
             [large[: SEGMENT // 64]],
-            [large, "text", *(np.full(9000, k) for k in range(9)), large[0]],
-            {"rows": large[::2], "columns": large.T, "none": large[:0]},
-            "x" * (SEGMENT + 1),
-        ]
-        for value in values:
-            steps = Broadcast(value if c.rank == root else None, root, c.rank).carry_out(c, None, AtOnce())
-            found = yield from steps
-            assert optree.tree_structure(found, none_is_leaf=True) == optree.tree_structure(value, none_is_leaf=True)
-            for leaf, wanted in zip(optree.tree_leaves(found), optree.tree_leaves(value), strict=True):
+            [large, *(np.full(9000, k) for k in range(9)), large[0]],
+            [large[::2], large.T, large[:0]],
+        ):
+            own = values if c.rank == root else [np.zeros_like(value) for value in values]
+            spec = spec_of(values, [None] * len(values))
+            found = yield from over_workers(Collective(BROADCAST, None, root, spec), own, c)
+            for leaf, wanted in zip(found, values, strict=True):
                 np.testing.assert_array_equal(leaf, wanted, strict=True)
-                assert not (isinstance(leaf, np.ndarray) and np.shares_memory(leaf, large))
+
+
+def exchanged_leaves(c: Communicator) -> Iterator[Request]:
+    """Leaves that are cut and put together along the same axis, and along different ones."""
+    for rows in (1, SEGMENT // 100):
+        for split, concat in ((0, 0), (0, 1), (1, 0)):
+
+            def brings(rank: int, rows: int = rows) -> np.ndarray:
+                whole = np.arange(rows * c.size * c.size, dtype=np.int64).reshape(rows * c.size, c.size)
+                return whole + 1_000_000 * rank
+
+            spec = spec_of([brings(0)], [None])
+            asked = Collective(ALL_TO_ALL, None, ((split, concat),), spec)
+            (found,) = yield from over_workers(asked, [brings(c.rank)], c)
+            parts = [np.split(brings(rank), c.size, split)[c.rank] for rank in range(c.size)]
+            np.testing.assert_array_equal(found, np.concatenate(parts, concat), strict=True)
 
 
 CASES: Final[list[Case]] = [
     reductions_of_the_engine, least_of_records, reductions, reductions_at_the_edges_of_segments, gatherings,
-    gatherings_in_places, gathered_leaves, broadcasts, broadcast_objects, exchanges, several_in_flight,
+    gatherings_in_places, gathered_leaves, broadcasts, broadcast_leaves, exchanges, exchanged_leaves, several_in_flight,
     duplicates_are_apart, parts_of_the_workers,
 ]  # fmt: skip
 
@@ -309,7 +342,13 @@ CASES: Final[list[Case]] = [
 def go_through(case: Case, communicator: Communicator) -> None:
     """Go through a case in a process of its own."""
     for request in case(communicator):
-        communicator.wait(request)
+        wait(request)
+
+
+def wait(request: Request) -> None:
+    """Ask for a request until it is complete."""
+    while not request.test():
+        time.sleep(0)
 
 
 def go_through_together(case: Case, communicators: Sequence[Any]) -> None:

@@ -6,28 +6,25 @@ python conformance_job.py           prints two digests a worker, the same on all
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
-from aiodist.workers.communicator import Communicator
-from aiodist.workers.engines import default_communicator
-from tests.workers.conformance import CASES, go_through
+from aiodist._workers.engines.mpi import MpiCommunicator
+from aiodist._workers.transport import Communicator, Making
+from tests.workers.conformance import CASES, go_through, wait
 from tests.workers.job import all_ordered_sums, all_values, say
 
 
 def connected() -> Communicator:
     """Return the communicator of the engine, also where there is one worker, for which the local engine would do."""
-    if environment.launched_workers() != 1:
-        return default_communicator()
-    if environment.engine_name() == "mpi":
-        from aiodist.workers.mpi import MpiCommunicator
+    return made(MpiCommunicator.of_world(environment.launched_workers() or 1))
 
-        return MpiCommunicator.of_world(1)
-    from aiodist.workers.gloo import GlooCommunicator
 
-    return GlooCommunicator.of_job(0, 1, f"{tempfile.mkdtemp()}/rendezvous")
+def made(making: Making) -> Communicator:
+    """Return a communicator, when it is made."""
+    wait(making)
+    return making.result()
 
 
 def main() -> None:
@@ -45,9 +42,7 @@ def main() -> None:
 
 def duplicate(communicator: Communicator) -> Communicator:
     """Return another communicator of the same workers."""
-    duplication = communicator.idup()
-    communicator.wait(duplication)
-    return duplication.result()
+    return made(communicator.idup())
 
 
 if __name__ == "__main__":

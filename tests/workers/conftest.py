@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiodist.collective import cycles
+from aiodist._runtime import scheduler
 from tests.workers.simulated import LOOPS
 
 
@@ -24,6 +24,6 @@ def short_pauses() -> Iterator[None]:
     What the looks find does not depend on their pace. That of programs is tested with real workers.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cycles, "PAUSE_SECONDS", 0.01)
-        patch.setattr(cycles, "_PAUSE_PER_LOOK", 1)
+        patch.setattr(scheduler, "_PAUSE_SECONDS", 0.01)
+        patch.setattr(scheduler, "_PAUSE_PER_LOOK", 1)
         yield

@@ -31,7 +31,7 @@ from aiodist import (
     ReplicaContext,
     Variable,
 )
-from aiodist.workers.communicator import Communicator
+from aiodist._workers.transport import Communicator
 
 
 def say(line: str) -> None:

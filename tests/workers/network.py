@@ -19,8 +19,8 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodist.workers.simulated import SimulatedRequest, _Operation, _World
-from aiodist.workers.simulated_control import SimulatedSwitchboard
+from aiodist._workers.engines.simulated import SimulatedRequest, _Operation, _World
+from aiodist._workers.simulated_control import SimulatedSwitchboard
 
 _RECEIVED = {"allreduce": 1, "allgather": 1, "allgatherv": 1, "bcast": 0, "alltoallv": 1}
 _SENT = {"allreduce": 0, "allgather": 0, "allgatherv": 0, "alltoallv": 0}

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from aiodist import MultiWorkerMirroredStrategy
+from aiodist._workers.engines.simulated import SimulatedCluster, SimulatedCommunicator
 from aiodist.workers.separate import SeparateProcess
-from aiodist.workers.simulated import SimulatedCluster, SimulatedCommunicator
 
 
 class OverTcp(SeparateProcess):

@@ -7,17 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from aiodist._tools.launch.switchboard import Switchboard
-from aiodist._tools.launch.worker_agent import _Lines
-from aiodist.workers import star
-from aiodist.workers.addresses import Listening, first_connection, own_numbers, plain_number
-from aiodist.workers.health import Health
-from aiodist.workers.joining import Hello
+from aiodist._workers import connection
+from aiodist._workers.addresses import Listening, first_connection, own_numbers, plain_number
+from aiodist._workers.hello import Hello
 
 HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
 
@@ -58,37 +53,12 @@ def test_star_is_made_by_either_family(family: socket.AddressFamily) -> None:
     address = replace(here.address, hosts=(HERE[family],))
     hellos = [Hello(("CPU:0",), f"machine {rank}", 1, address) for rank in range(3)]
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(lambda rank: star.connected(rank, hellos, here if rank == 0 else None), range(3)))
+        made = list(pool.map(lambda rank: connection.connected(rank, hellos, here if rank == 0 else None), range(3)))
     assert [sorted(peers) for peers in made] == [[1, 2], [0], [0]]
-    assert star.numbers(made[0]) == {1: HERE[family], 2: HERE[family]}
+    assert connection.numbers(made[0]) == {1: HERE[family], 2: HERE[family]}
     for peers in made:
         for peer in peers.values():
             peer.connection.close()
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_agents_reach_the_launcher_and_are_asked_by_either_family(
-    family: socket.AddressFamily, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("aiodist._tools.launch.switchboard.own_numbers", lambda: [HERE[family]])
-    switchboard = Switchboard(tmp_path)
-    lines = _Lines(switchboard.address, [])
-    lines.tell("ended", 3)
-    while not list(tmp_path.iterdir()):
-        switchboard.serve()
-    assert [note.name for note in tmp_path.iterdir()] == [f"ended.{lines.name}"]
-
-    told: list[Any] = []
-    hellos = [Hello(("CPU:0",), "another machine", 1, None, lines.address)]
-    health = Health(hellos, {0: HERE[family]}, lambda *found: told.append(found))
-    assert health.trouble(0, 2.0) is None
-    while not told:
-        lines.serve(1)
-    assert told[0] != (0, "?")
-    switchboard.close()
-    lines._socket.close()
-    assert lines._launcher is not None
-    lines._launcher.close()
 
 
 def test_machine_without_ipv6_listens_to_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:

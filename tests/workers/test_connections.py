@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from aiodist.workers.addresses import allow_connections
+from aiodist._workers.addresses import allow_connections
 
 resource = pytest.importorskip("resource")
 

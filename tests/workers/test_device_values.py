@@ -20,7 +20,7 @@ from aiodist import (
     set_logical_devices,
 )
 from aiodist._arrays import gpus
-from aiodist.workers.simulated import SimulatedCluster
+from aiodist._workers.engines.simulated import SimulatedCluster
 from tests.gpu.conftest import Machine, PlantedArray, plant
 from tests.kernels import arrays
 from tests.kernels.arrays import BFLOAT16, assert_same_bits

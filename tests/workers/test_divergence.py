@@ -24,7 +24,7 @@ from aiodist import (
     WorkerLostError,
     get_replica_context,
 )
-from aiodist.replica.stall import StallWatch
+from aiodist._runtime.stall import StallWatch
 from tests.runtime.programs import mirrored, run
 from tests.runtime.test_stall import Looks
 from tests.runtime.warned import warned

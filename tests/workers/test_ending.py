@@ -21,8 +21,8 @@ from aiodist import (
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import Reason
 from aiodist._tools.launch.following import _Asked, _Job
-from aiodist.workers import finalising
-from aiodist.workers.ending import is_echo, tell_of_echo
+from aiodist._workers import finalising
+from aiodist._workers.launcher import is_echo, tell_of_echo
 
 
 def error(kind: type[CollectiveError], *states: str) -> CollectiveError:

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, MirroredStrategy, Variable, get_replica_context
-from aiodist.replica.awaiting import Bell
-from aiodist.replica.home_loop import HomeLoop
+from aiodist._workers.driver import Timer
 from tests.workers.simulated import Job
 
 PAIRS = [(first, second) for first in ("asyncio", "trio") for second in ("asyncio", "trio")]
@@ -111,46 +110,21 @@ def test_a_strategy_works_in_the_next_loop_or_has_ended(first: str, second: str,
     anyio.run(_works, here, backend=second)
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_call_that_a_loop_has_not_come_to_is_made_in_the_next(closed: bool) -> None:
-    home = HomeLoop()
-    called: list[int] = []
-
-    async def move_in() -> bool:
-        return home.move_in()
-
-    left = asyncio.new_event_loop()
-    assert left.run_until_complete(move_in())
-    home.call_soon_threadsafe(called.append, 1)
-    if closed:
-        left.close()
-    assert not called
-
-    async def next_one() -> None:
-        assert home.move_in()
-        assert not home.move_in()
-        await asyncio.sleep(0)
-        assert called == [1]
-
-    asyncio.run(next_one())
-    home.call_soon_threadsafe(called.append, 2)  # no loop runs
-    assert called == [1, 2]
-    left.close()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="counts open files as Linux shows them")
 def test_a_strategy_gives_back_what_each_loop_had_of_the_system() -> None:
-    def bell_naps() -> None:
+    def driver_naps() -> None:
         async def nap() -> None:
-            await Bell(lambda fn: fn()).nap(0.0)
+            timer = Timer()
+            await timer.sleep(1e-6)
+            timer.close()
 
         asyncio.run(nap())
 
-    bell_naps()
+    driver_naps()
     gc.collect()
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        bell_naps()
+        driver_naps()
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

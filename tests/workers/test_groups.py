@@ -266,29 +266,6 @@ async def test_every_worker_raises_what_one_machine_would(layout: tuple[int, ...
         assert without_workers(str(report)) == without_workers(str(right))
 
 
-async def test_a_group_that_one_worker_has_let_go_of_is_told_by_those_who_wait_in_it() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 1:
-            return await ctx.barrier(name="end")
-        group = ctx.new_group([0, 2], "experts")
-        await group.barrier()
-        if ctx.replica_id_in_sync_group == 0:
-            await group.all_reduce("SUM", 1.0)
-        del group
-        await ctx.barrier(name="end")
-        return None
-
-    job = Job(2, 1)
-    for outcome in await job.run(program):
-        assert isinstance(outcome, IncompleteCollectiveError), outcome
-        told = (
-            "replica 2 let go of group 'experts' of replicas 0 and 2 before collective #1 of it, which replica 0 waits"
-        )
-        assert str(outcome).splitlines()[0] == f"{told} in"
-        assert str(outcome).endswith("and issue the same number of its collectives on every member.")
-        assert (outcome.report.reason, outcome.report.suspects) == ("abandoned", (2,))
-
-
 async def test_who_waits_where_no_cancellation_reaches_hears_of_a_failure_also_behind_the_first_worker() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group == 0:

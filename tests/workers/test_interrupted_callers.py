@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, MultiWorkerMirroredStrategy, Variable, get_replica_context
-from aiodist.workers.simulated import SimulatedCommunicator
+from aiodist._workers.engines.simulated import SimulatedCommunicator
 from tests.workers.interrupting import Caller
 from tests.workers.simulated import Job
 
@@ -154,7 +154,7 @@ async def test_who_waits_in_a_group_that_has_no_lane_yet_reads_who_has_left_the_
         def add_done_callback(self, fn: Callable[[], object], /) -> None:
             pass
 
-    monkeypatch.setattr(SimulatedCommunicator, "isplit", lambda *_: Never())
+    monkeypatch.setattr(SimulatedCommunicator, "icreate_group", lambda *_: Never())
     job = Job(1, 1, 1)
     waiting = anyio.Event()
 

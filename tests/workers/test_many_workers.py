@@ -18,8 +18,8 @@ from aiodist import (
     WorkerLostError,
     get_replica_context,
 )
-from aiodist.workers.simulated import SimulatedCommunicator
-from aiodist.workers.simulated_control import SimulatedSwitchboard
+from aiodist._workers.engines.simulated import SimulatedCommunicator
+from aiodist._workers.simulated_control import SimulatedSwitchboard
 from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUT = (*[1] * 64, 3, 1)

@@ -89,7 +89,7 @@ def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
 def test_initialisation_of_mpi_does_not_wait_for_ever() -> None:
     """Where MPI waits in C for a worker that has ended, no Python code runs, and nothing but a signal could end it."""
     program = (
-        "import time; from aiodist.workers import mpi; mpi.FIRST_MEETING_SECONDS = 0.05\n"
+        "import time; from aiodist._workers.engines import mpi; mpi._INIT_SECONDS = 0.05\n"
         "with mpi._bounded(): pass\n"
         "time.sleep(0.2); print('still here', flush=True)\n"
         "with mpi._bounded(): time.sleep(60)\n"
@@ -105,7 +105,7 @@ def test_initialisation_of_mpi_does_not_wait_for_ever() -> None:
 def test_crashed_worker_ends_for_mpi_does_not_handle_the_signals_of_crashes() -> None:
     """Open MPI's handlers allocate memory, and wait for ever where it was that which has crashed."""
     program = (
-        "from aiodist.workers import mpi; mpi.load_mpi()\n"
+        "from aiodist._workers.engines import mpi; mpi.load_mpi()\n"
         "caught = next(line for line in open('/proc/self/status') if line.startswith('SigCgt'))\n"
         "print([number for number in (6, 7, 8, 11) if int(caught.split()[1], 16) >> (number - 1) & 1])\n"
     )

@@ -21,9 +21,9 @@ from aiodist import (
     StallWarning,
 )
 from aiodist._core.report import Location
+from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist.replica import team
 from aiodist.workers import joining, pulse
-from aiodist.workers.simulated import SimulatedCluster
 from tests.workers.over_tcp import OverTcp
 
 WORKERS = 2

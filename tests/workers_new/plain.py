@@ -151,6 +151,7 @@ class PlainRun:
         if self.span is not None:
             if blocked:
                 self.span.stuck(blocked)
+                self.span.stuck(blocked)
         elif not self.judged:
             snapshot = self.snapshot(blocked=blocked)
             if find_cycle(snapshot) or cannot_complete(snapshot):
@@ -207,6 +208,8 @@ class _Replica:
         elif op.what == "group":
             made = member.group.new_group(member, op.ranks, None, place, 0)
             self.members.append(made)
+            if run.span is not None and made.group.size != len(made.group.members):
+                run.span.made(made.group)
             run.reconsider(made.group)
         else:
             call = Call(op.kind, op="SUM") if op.kind == "all_reduce" else Call(op.kind)
