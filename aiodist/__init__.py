@@ -50,7 +50,7 @@ from aiodist._strategy.in_force import (
 from aiodist._strategy.mirrored import MirroredStrategy
 from aiodist._strategy.v1 import CollectiveHints
 from aiodist._strategy.variable import Variable
-from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization
 from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp

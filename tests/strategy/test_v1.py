@@ -101,7 +101,7 @@ def test_strategy_over_workers_keeps_the_settings() -> None:
     kept = []
 
     class OverWorkers(MirroredStrategy):
-        def _use_cluster(self, settings: Any) -> None:
+        def use_cluster(self, settings: Any) -> None:
             kept.append(settings)
 
     OverWorkers(["CPU:0"]).configure(cluster_spec=CLUSTER, task_type="worker", task_id=1)

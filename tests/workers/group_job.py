@@ -51,7 +51,7 @@ async def main() -> None:
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
     results = strategy.experimental_local_results(await strategy.run(groups_and_joins))
     for place, result in enumerate(results):
-        say(f"replica {strategy._span[0] + place}: {result}")
+        say(f"replica {strategy.share.mine.start + place}: {result}")
     try:
         await strategy.run(opposite)
     except CollectiveMismatchError as error:

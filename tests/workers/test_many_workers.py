@@ -56,7 +56,7 @@ async def test_programs_that_gather_nothing_gather_nothing(gathered: list[int]) 
 
     async def outside(strategy: Any) -> Any:
         with strategy.scope():
-            v = Variable(float(strategy._span[0]))
+            v = Variable(float(strategy.share.mine.start))
         await strategy.run(lambda: 1)
         return v.numpy()
 
