@@ -24,8 +24,12 @@ from tests.runtime.programs import here, mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 
-AGGREGATED = {"sum": np.sum, "mean": np.mean, "only_first_replica": lambda values: values[0]}
-CHANGES = {"assign": lambda _, x: x, "assign_add": lambda old, x: old + x, "assign_sub": lambda old, x: old - x}
+AGGREGATED: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "only_first_replica": lambda values: values[0]}
+CHANGES: dict[str, Any] = {
+    "assign": lambda _, x: x,
+    "assign_add": lambda old, x: old + x,
+    "assign_sub": lambda old, x: old - x,
+}
 
 
 def variable(count: int, initial_value: Any, **settings: Any) -> Variable:

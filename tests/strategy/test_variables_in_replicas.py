@@ -47,7 +47,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             seen.append(threading.get_ident())
         return plain(*args, **settings)
 
-    monkeypatch.setattr(state, "updated", partial(spy, state.updated))
+    monkeypatch.setattr(state, "updated", partial(spy, aggregation.updated))
     return seen
 
 
