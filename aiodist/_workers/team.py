@@ -79,6 +79,11 @@ class Pending:
         self._value: Any = None
         self._error: BaseException | None = None
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the result is there, and no error."""
+        return self.done and self._error is None
+
     def complete(self, value: Any, error: BaseException | None = None) -> None:
         """Set what came of it."""
         if not self.done:
