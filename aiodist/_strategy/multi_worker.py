@@ -327,9 +327,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             yield
         except ReplicaContextError:  # it does not belong here, and is none of what all workers call
             raise
-        except Exception as error:
+        except BaseException as error:
             if self._team.layout.workers > 1 and self._team.error is None:
-                self._team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, error)
+                told = error if isinstance(error, Exception) else None
+                self._team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, told)
             raise
 
     def _path(self, frame: FrameType, call: Call) -> Path | None:
