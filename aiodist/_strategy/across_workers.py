@@ -109,18 +109,19 @@ class Workers:
         path: Path | None = call_path(frame) if paths else None
         return self.team.outside.begin(call, frame.f_code, frame.f_lasti, path, move, float64=float64)
 
-    async def perform(
-        self, call: Call, frame: FrameType, move: Move, options: CommunicationOptions | None = None
-    ) -> Any:
+    async def begin_in_order(self, call: Call, frame: FrameType, move: Move) -> Pending:
+        """Post a call behind those that this worker's tasks made before; see `begin`."""
+        async with self._in_order:
+            return self.begin(call, frame, move)
+
+    async def perform(self, call: Call, frame: FrameType, move: Move) -> Any:
         """Carry out a call that all workers make; see `begin`.
 
         Raises:
             CollectiveError: the workers disagree, or one is gone.
         """
-        async with self._in_order:
-            pending = self.begin(call, frame, move)
-        merged = self._extended.communication_options.merge(options)
-        return await self.team.awaited(pending, merged.timeout_seconds)
+        pending = await self.begin_in_order(call, frame, move)
+        return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
     async def _perform_through_host(
         self, call: Call, frame: FrameType, move: Move, through: ThroughHost, targets: Sequence[Targets] | None
@@ -138,9 +139,10 @@ class Workers:
             yield
         except ReplicaContextError:  # it does not belong here, and is none of what all workers call
             raise
-        except Exception as error:
+        except BaseException as error:
             if self.team.layout.workers > 1 and self.team.error is None:
-                self.team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, error)
+                told = error if isinstance(error, Exception) else None
+                self.team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, told)
             raise
 
     def reduce(
@@ -312,8 +314,6 @@ def _spec(prepared: _Prepared) -> Spec:
 
 def _moved(collective: Collective, prepared: _Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
     leaves, layout = prepared.leaves, team.layout
-    if not leaves:
-        return prepared.rebuild([])
     if not leaves:
         return prepared.rebuild([])
     values = [[in_native_order(leaf.arrays[position]) for leaf in leaves] for position in range(layout.local)]

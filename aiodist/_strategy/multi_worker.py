@@ -11,6 +11,7 @@ import anyio
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._core.call import Call
+from aiodist._core.report import ReplicaState
 from aiodist._data.distributed import Share
 from aiodist._data.workers import fill_up
 from aiodist._runtime import requests as arguments
@@ -161,12 +162,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if team.layout.workers == 1:
             team.check()
             return await self._run_calls(run, calls)
-        number, communicator, of_opening = await self.workers.perform(
-            Call("strategy.run", function=function_of(fn)), frame, partial(_open, team), given
-        )
-        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
-        span = run.span = RunSpan(team, of_opening, number, communicator, run, moving)
-        self.workers.run_numbers[run.ledger] = of_opening
+        span = await self._opened(run, fn, frame)
         failure: BaseException | None = None
         result = None
         over = False
@@ -186,6 +182,29 @@ class MultiWorkerMirroredStrategy(Strategy):
         if failure is not None:
             raise failure
         return result
+
+    async def _opened(self, run: Run, fn: Any, frame: FrameType) -> RunSpan:
+        """Return a run's span, once all workers have come to the run."""
+        team = self._team
+        call = Call("strategy.run", function=function_of(fn))
+        pending = await self.workers.begin_in_order(call, frame, partial(_open, team))
+        try:
+            await team.awaited(pending, run.options.timeout_seconds)
+        except anyio.get_cancelled_exc_class():
+            if pending.has_result:  # the others begin the run
+                for replica in run.ledger.replicas:
+                    run.ledger.end(replica, ReplicaState.CANCELLED)
+                self._span(run, pending).abandon()
+            raise
+        return self._span(run, pending)
+
+    def _span(self, run: Run, pending: Pending) -> RunSpan:
+        team = self._team
+        number, communicator, of_opening = pending.result()
+        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
+        run.span = span = RunSpan(team, of_opening, number, communicator, run, moving)
+        self.workers.run_numbers[run.ledger] = of_opening
+        return span
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.

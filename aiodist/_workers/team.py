@@ -79,6 +79,11 @@ class Pending:
         self._value: Any = None
         self._error: BaseException | None = None
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the result is there, and no error."""
+        return self.done and self._error is None
+
     def complete(self, value: Any, error: BaseException | None = None) -> None:
         """Set what came of it."""
         if not self.done:
@@ -390,20 +395,20 @@ class Outside:
         team.driver.start(team.guarded(self.channel.advance()))
         return slot.pending
 
-    def refuse(self, call: Call, code: Any, offset: int, error: Exception) -> None:
+    def refuse(self, call: Call, code: Any, offset: int, error: Exception | None) -> None:
         """Note that a call has raised for its arguments here: this worker does not come to it, and the others do.
 
         Args:
             call: what is known of it.
             code: the caller's code, with
             offset: the offset of the call in it.
-            error: what it raised.
+            error: what it raised; None where its caller was cancelled before it was posted.
         """
         group = self._ledger.root
         for member in group.members:
             slot = group.post(member, call, code, offset)
             group.abandon(member, slot)
-        self._refusal = f"{type(error).__name__}: {error}"
+        self._refusal = "" if error is None else f"{type(error).__name__}: {error}"
         self.tell(number=slot.number)
 
     def abandon(self, pending: Pending) -> None:
