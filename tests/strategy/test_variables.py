@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,16 @@ from tests.runtime.programs import here, mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 
-AGGREGATED = {"sum": np.sum, "mean": np.mean, "only_first_replica": lambda values: values[0]}
-CHANGES = {"assign": lambda _, x: x, "assign_add": lambda old, x: old + x, "assign_sub": lambda old, x: old - x}
+AGGREGATED: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "only_first_replica": lambda values: values[0],
+}
+CHANGES: dict[str, Callable[..., Any]] = {
+    "assign": lambda _, x: x,
+    "assign_add": lambda old, x: old + x,
+    "assign_sub": lambda old, x: old - x,
+}
 
 
 def variable(count: int, initial_value: Any, **settings: Any) -> Variable:
