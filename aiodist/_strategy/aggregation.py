@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -195,14 +195,23 @@ def aggregate(
     if op is not None:
         return frozen(fold(op, values, None, accumulate))
     if aggregation is VariableAggregation.NONE:
-        _check_equal(values, name, first)
+        check_equal(values, lambda position: differ(name, first + position, first))
     return values[0]
 
 
-def _check_equal(values: Sequence[Array], name: str, first: int) -> None:
-    for replica_id, value in enumerate(values, first):
-        if not equal(value, values[0]):
-            raise differ(name, replica_id, first)
+def check_equal(values: Sequence[Array], error: Callable[[int], Exception]) -> None:
+    """Check that arrays of one shape hold the same values; one NaN is like another.
+
+    Args:
+        values: the arrays.
+        error: returns the error for the position of the first that differs from position 0's.
+
+    Raises:
+        Exception: what ``error`` returns.
+    """
+    for position, value in enumerate(values):
+        if not _equal(value, values[0]):
+            raise error(position)
 
 
 def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
@@ -223,8 +232,7 @@ def update_differs(name: str, replica_id: int) -> ValueError:
     )
 
 
-def equal(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape hold the same values; one NaN is like another."""
+def _equal(a: Array, b: Array) -> bool:
     return a is b or bool((a == b).all()) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
 
 

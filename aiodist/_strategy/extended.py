@@ -19,7 +19,7 @@ from aiodist._arrays.values import DistributedValues, regroup, select_replica
 from aiodist._core.call import OrderCheck
 from aiodist._runtime import requests as arguments
 from aiodist._strategy import cross_device_ops
-from aiodist._strategy.aggregation import converted, equal, update_differs, updated
+from aiodist._strategy.aggregation import check_equal, converted, update_differs, updated
 from aiodist._strategy.cross_device_ops import CrossDeviceOps
 from aiodist._strategy.operands import reduction
 from aiodist._strategy.reductions import combine, copy, devices_of
@@ -117,7 +117,7 @@ class Update(NamedTuple):
         _check_unchanged(variable, self.before)
         components = self.components
         if variable.state.mirrored:
-            _check_equal(variable.name, components)
+            check_equal(components, partial(update_differs, variable.name))
             components = components[:1] * len(components)
         variable.state.put(components)
         return self.results
@@ -149,12 +149,6 @@ def _check_unchanged(variable: Variable, before: Sequence[Array]) -> None:
             f"the variable {variable.name!r} was assigned to while it was updated; in the function of an update assign "
             "to the component that it is passed, and let other assignments wait"
         )
-
-
-def _check_equal(name: str, components: Sequence[Array]) -> None:
-    for replica_id, component in enumerate(components):
-        if not equal(component, components[0]):
-            raise update_differs(name, replica_id)
 
 
 @dataclass(frozen=True)

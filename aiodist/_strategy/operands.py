@@ -239,12 +239,14 @@ def device_arrays(parts: Sequence[Any], replicas: Sequence[int]) -> tuple[Device
 def _described(parts: Sequence[Any], replicas: Sequence[int]) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
     """Return shapes, dtypes in this machine's byte order, marks, and what takes part."""
     shapes, dtypes, marks, arrays = ([*column] for column in zip(*map(describe_leaf, parts), strict=True))
-    if has_device_arrays(tuple(marks)) and not isinstance(marks[0], DeviceType):
-        raise TypeError(
-            "expected components on the host, as others are, got arrays on GPUs; let all of them be of one kind"
-        )
-    if has_foreign(tuple(marks)) or isinstance(marks[0], DeviceType):
-        _check_same("type", marks, replicas)
+    if any(marks):  # they are not all NumPy arrays
+        on_gpus = isinstance(marks[0], DeviceType)
+        if has_device_arrays(tuple(marks)) and not on_gpus:
+            raise TypeError(
+                "expected components on the host, as others are, got arrays on GPUs; let all of them be of one kind"
+            )
+        if on_gpus or has_foreign(tuple(marks)):
+            _check_same("type", marks, replicas)
     return shapes, list(map(_native, dtypes)), marks, arrays
 
 

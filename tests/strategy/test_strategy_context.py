@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-import aiodist
 from aiodist import (
     CommunicationOptions,
     MirroredStrategy,
@@ -46,45 +45,21 @@ async def test_outside_any_strategy_the_default_one_is_in_force() -> None:
     assert get_strategy() is default
 
 
-async def test_scope_is_cross_replica_context_and_gives_the_strategy() -> None:
+async def test_scope_is_cross_replica_context_and_may_be_entered_again() -> None:
     strategy = mirrored(2)
-    with strategy.scope() as given:
+    scope = strategy.scope()
+    with scope as given, scope, strategy.scope():
         assert given is strategy
         assert situation() == (strategy, True, True, True)
     assert situation()[1:] == (False, False, False)
-
-
-async def test_scope_may_be_entered_again() -> None:
-    strategy = mirrored(2)
-    scope = strategy.scope()
-    with scope, scope, strategy.scope():
-        assert situation() == (strategy, True, True, True)
-    assert not has_strategy()
-    with scope:
-        assert get_strategy() is strategy
-    assert not has_strategy()
-
-
-async def test_scope_is_left_by_an_exception() -> None:
-    with pytest.raises(KeyError), mirrored(2).scope():
+    with pytest.raises(KeyError), scope:
         raise KeyError
     assert not has_strategy()
 
 
-async def test_scope_of_another_strategy_is_refused() -> None:
+async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> None:
     strategy, other = mirrored(2), mirrored(3)
     inner = other.scope()
-    with strategy.scope():
-        with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called under another strategy"), inner:
-            pass
-        assert get_strategy() is strategy
-    with inner:
-        assert get_strategy() is other
-    assert not has_strategy()
-
-
-async def test_scope_inside_a_replica_is_refused() -> None:
-    strategy = mirrored(2)
 
     def program() -> None:
         with (
@@ -92,8 +67,25 @@ async def test_scope_inside_a_replica_is_refused() -> None:
             strategy.scope(),
         ):
             pass
+        with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
+            experimental_set_strategy(None)
 
-    await strategy.run(program)
+    with strategy.scope():
+        with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called under another strategy"), inner:
+            pass
+        calls: list[Any] = [
+            lambda: other.run(print),
+            lambda: other.reduce("SUM", PerReplica([1, 2]), None),
+            lambda: other.gather(PerReplica([np.ones(1)] * 2), 0),
+        ]
+        for call in calls:
+            with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
+                await call()
+        assert get_strategy() is strategy
+        await strategy.run(program)
+    with inner:
+        assert get_strategy() is other
+    assert not has_strategy()
 
 
 async def test_scope_of_the_default_strategy_changes_nothing() -> None:
@@ -162,14 +154,6 @@ async def test_experimental_set_strategy() -> None:
         assert situation()[1:] == (False, False, False)
 
     contextvars.copy_context().run(program)
-
-
-async def test_experimental_set_strategy_inside_a_replica() -> None:
-    def program() -> None:
-        with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
-            experimental_set_strategy(None)
-
-    await mirrored(2).run(program)
 
 
 @pytest.mark.parametrize("strategy", [3, "mirrored", MirroredStrategy])
@@ -250,30 +234,22 @@ async def test_merge_call_in_the_default_context() -> None:
     assert await get_replica_context().all_reduce("SUM", 1) == 1
 
 
-async def test_bad_input_in_the_default_context() -> None:
+async def test_default_context_refuses_what_any_other_does() -> None:
     context = get_replica_context()
     with pytest.raises(ValueError, match="from 0 to 0, got 1"):
         context.broadcast(1, source=1)
     with pytest.raises(TypeError, match="SUM of bool"):
         context.all_reduce("SUM", True)
-    assert await context.all_reduce("SUM", 1) == 1
-
-
-async def test_default_context_under_a_scope_is_refused() -> None:
-    context = get_replica_context()
     with mirrored(2).scope(), pytest.raises(ReplicaContextError, match="cross-replica context"):
         context.barrier()
 
-
-async def test_default_context_inside_a_replica_is_refused() -> None:
-    default = get_replica_context()
-
     async def program() -> Any:
         with pytest.raises(ReplicaContextError, match="each replica uses its own"):
-            default.barrier()
-        return await aiodist.get_replica_context().all_reduce("SUM", 1)
+            context.barrier()
+        return await get_replica_context().all_reduce("SUM", 1)
 
     assert await mirrored(2).run(program) == 2
+    assert await context.all_reduce("SUM", 1) == 1
 
 
 async def test_default_context_in_concurrent_tasks_and_threads() -> None:
@@ -289,41 +265,18 @@ async def test_default_context_in_concurrent_tasks_and_threads() -> None:
 
 
 async def test_default_strategy_runs_reduces_and_gathers() -> None:
-    strategy = get_strategy()
-
-    async def program(x: Any) -> Any:
-        assert get_replica_context() is not None
-        return await get_replica_context().all_reduce("SUM", x)
-
-    assert await strategy.run(program, args=(5,)) == 5
-    assert await strategy.reduce("SUM", 5, None) == 5
-    np.testing.assert_array_equal(await strategy.gather(np.arange(3), 0), np.arange(3))
-    assert strategy.experimental_local_results(5) == (5,)
-
-
-async def test_other_strategies_may_run_inside_the_default_one() -> None:
-    strategy = mirrored(2)
+    strategy, other = get_strategy(), mirrored(2)
 
     async def inner() -> Any:
         return await get_replica_context().all_reduce("SUM", 1)
 
-    async def program() -> Any:
-        return await strategy.run(inner)
+    async def program(x: Any) -> Any:
+        return await get_replica_context().all_reduce("SUM", x) + await other.run(inner)
 
-    assert await get_strategy().run(program) == 2
-
-
-async def test_mixed_strategies() -> None:
-    strategy, other = mirrored(2), mirrored(2)
-    with strategy.scope():
-        calls: list[Any] = [
-            lambda: other.run(print),
-            lambda: other.reduce("SUM", PerReplica([1, 2]), None),
-            lambda: other.gather(PerReplica([np.ones(1)] * 2), 0),
-        ]
-        for call in calls:
-            with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
-                await call()
+    assert await strategy.run(program, args=(5,)) == 7
+    assert await strategy.reduce("SUM", 5, None) == 5
+    np.testing.assert_array_equal(await strategy.gather(np.arange(3), 0), np.arange(3))
+    assert strategy.experimental_local_results(5) == (5,)
 
 
 def test_strategy_of_no_extended() -> None:

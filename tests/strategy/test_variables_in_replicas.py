@@ -22,6 +22,7 @@ from aiodist import (
     Variable,
 )
 from aiodist._strategy import state
+from aiodist._strategy.aggregation import updated
 from aiodist_kernels import policy, pool
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
 from tests.strategy.test_variables import AGGREGATED, CHANGES
@@ -47,7 +48,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             seen.append(threading.get_ident())
         return plain(*args, **settings)
 
-    monkeypatch.setattr(state, "updated", partial(spy, aggregation.updated))
+    monkeypatch.setattr(state, "updated", partial(spy, updated))
     return seen
 
 
