@@ -16,6 +16,7 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._core.call import Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
+from aiodist._core.report import ReplicaState
 from aiodist._data.distributed import Share
 from aiodist._data.workers import fill_up
 from aiodist._runtime import requests as arguments
@@ -193,12 +194,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if team.layout.workers == 1:
             team.check()
             return await self._run_calls(run, calls)
-        number, communicator, of_opening = await self._perform(
-            Call("strategy.run", function=function_of(fn)), frame, partial(_open, team), given
-        )
-        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
-        span = run.span = RunSpan(team, of_opening, number, communicator, run, moving)
-        self._run_numbers[run.ledger] = of_opening
+        span = await self._opened(run, fn, frame)
         failure: BaseException | None = None
         result = None
         over = False
@@ -218,6 +214,29 @@ class MultiWorkerMirroredStrategy(Strategy):
         if failure is not None:
             raise failure
         return result
+
+    async def _opened(self, run: Run, fn: Any, frame: FrameType) -> RunSpan:
+        """Return a run's span, once all workers have come to the run."""
+        team = self._team
+        async with self._in_order:
+            pending = self._begin(Call("strategy.run", function=function_of(fn)), frame, partial(_open, team))
+        try:
+            await team.awaited(pending, run.options.timeout_seconds)
+        except anyio.get_cancelled_exc_class():
+            if pending.has_result:  # the others begin the run
+                for replica in run.ledger.replicas:
+                    run.ledger.end(replica, ReplicaState.CANCELLED)
+                self._spanning(run, pending).abandon()
+            raise
+        return self._spanning(run, pending)
+
+    def _spanning(self, run: Run, pending: Pending) -> RunSpan:
+        team = self._team
+        number, communicator, of_opening = pending.result()
+        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
+        run.span = span = RunSpan(team, of_opening, number, communicator, run, moving)
+        self._run_numbers[run.ledger] = of_opening
+        return span
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
@@ -289,14 +308,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         result = await self._team.awaited(pending, self._extended.communication_options.timeout_seconds)
         return await through.up(result, targets)
 
-    async def _perform(
-        self, call: Call, frame: FrameType, move: Move, options: CommunicationOptions | None = None
-    ) -> Any:
+    async def _perform(self, call: Call, frame: FrameType, move: Move) -> Any:
         """Carry out a call that all workers make outside of replicas."""
         async with self._in_order:
             pending = self._begin(call, frame, move)
-        merged = self._extended.communication_options.merge(options)
-        return await self._team.awaited(pending, merged.timeout_seconds)
+        return await self._team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
     def _begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
         sharing.check_all_workers_are_here()
@@ -311,9 +327,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             yield
         except ReplicaContextError:  # it does not belong here, and is none of what all workers call
             raise
-        except Exception:
+        except Exception as error:
             if self._team.layout.workers > 1 and self._team.error is None:
-                self._begin(Call(f"{kind} (refused)"), frame, _nothing)
+                self._team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, error)
             raise
 
     def _path(self, frame: FrameType, call: Call) -> Path | None:
@@ -336,11 +352,6 @@ def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, i
     of_opening = channel.session.number
     number, communicator = yield from team.choose_channel(channel)
     return number, communicator, of_opening
-
-
-def _nothing(channel: Channel, found: Found) -> Steps[None]:  # noqa: ARG001
-    """Move nothing."""
-    yield from ()
 
 
 class MultiWorkerExtended(StrategyExtended):
