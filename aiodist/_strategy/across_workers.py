@@ -20,7 +20,6 @@ from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark, Spec
-from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored
 from aiodist._collectives.host import frozen, in_native_order
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, Collective

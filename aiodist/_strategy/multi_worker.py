@@ -29,7 +29,7 @@ from aiodist._workers.channel import Channel
 from aiodist._workers.moving import Moving
 from aiodist._workers.record import Found
 from aiodist._workers.span import RunSpan
-from aiodist._workers.team import Team
+from aiodist._workers.team import Pending, Team
 from aiodist._workers.transport import Steps
 
 

@@ -92,7 +92,7 @@ def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, 
 def _in_one_order(arrays: Sequence[Array]) -> bool:
     """Tell whether all lie without gaps, all in C's order or all in Fortran's."""
     flags = [array.flags for array in arrays]
-    return all([each.c_contiguous for each in flags]) or all([each.f_contiguous for each in flags])
+    return all(each.c_contiguous for each in flags) or all(each.f_contiguous for each in flags)
 
 
 def _addresses(places: tuple[int, ...]) -> Any:

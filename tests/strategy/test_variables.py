@@ -25,17 +25,12 @@ from tests.runtime.programs import here, mirrored, replica, still_works
 
 pytestmark = pytest.mark.anyio
 
-<<<<<<< HEAD
-AGGREGATED: dict[str, Any] = {"sum": np.sum, "mean": np.mean, "only_first_replica": lambda values: values[0]}
-CHANGES: dict[str, Any] = {
-=======
 AGGREGATED: dict[str, Callable[..., Any]] = {
     "sum": np.sum,
     "mean": np.mean,
     "only_first_replica": lambda values: values[0],
 }
 CHANGES: dict[str, Callable[..., Any]] = {
->>>>>>> strat
     "assign": lambda _, x: x,
     "assign_add": lambda old, x: old + x,
     "assign_sub": lambda old, x: old - x,
