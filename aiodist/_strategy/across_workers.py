@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import anyio
+import anyio.lowlevel
 
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
@@ -70,7 +71,7 @@ class Workers:
         self.meeting = Meeting(communicator, extended.devices, settings)
         self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._joined: Team | None = None
-        self._in_order = anyio.Lock()
+        self._lock: tuple[Any, anyio.Lock] | None = None
         if not self.meeting.is_in_one_thread:
             self._joined = self.team  # so that the order in which strategies are first used does not matter
 
@@ -107,6 +108,14 @@ class Workers:
         paths = self._extended.order_check is OrderCheck.CALL_PATH and call.name is None
         path: Path | None = call_path(frame) if paths else None
         return self.team.outside.begin(call, frame.f_code, frame.f_lasti, path, move, float64=float64)
+
+    @property
+    def _in_order(self) -> anyio.Lock:
+        """Held while a call is posted; a lock belongs to the event loop in which it is first used."""
+        loop = anyio.lowlevel.current_token()
+        if self._lock is None or self._lock[0] != loop:
+            self._lock = loop, anyio.Lock()
+        return self._lock[1]
 
     async def begin_in_order(self, call: Call, frame: FrameType, move: Move) -> Pending:
         """Post a call behind those that this worker's tasks made before; see `begin`."""

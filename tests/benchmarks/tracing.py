@@ -67,7 +67,9 @@ def ring() -> None:
     """Print what it takes to keep one agreed collective in the recorder's ring, once for all replicas."""
     kept: deque[tuple[Any, ...]] = deque(maxlen=HISTORY)
     call, code = Call("barrier"), ring.__code__
-    took = min(timeit.repeat(lambda: kept.append((0, call, code, 0, None, None, ())), number=100_000, repeat=9)) / 100_000
+    took = (
+        min(timeit.repeat(lambda: kept.append((0, call, code, 0, None, None, ())), number=100_000, repeat=9)) / 100_000
+    )
     empty = min(timeit.repeat(lambda: None, number=100_000, repeat=9)) / 100_000
     print(f"\nThe recorder's ring: {(took - empty) * 1e9:.0f} ns a collective, whatever the number of replicas.")
 

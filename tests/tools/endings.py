@@ -1,6 +1,6 @@
-"""A program that ends in one way or another, for jobs of `aiodist run`.
+"""A program that ends in one way or another, for jobs of `aiodist run`: python endings.py NAME ARGUMENT...
 
-Every worker prints its process and its agent's first. The word says what it does then.
+Every worker prints its process and its agent's first; then it calls the function of that name.
 """
 
 from __future__ import annotations
@@ -12,44 +12,32 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 
-def main(what: str, *arguments: str) -> None:
-    """Do what the word says."""
-    print(f"worker {os.getpid()} of agent {os.getppid()} {arguments}", flush=True)
-    ENDINGS[what](*arguments)
-
-
-def end(code: str, *_: str) -> None:
-    """End with an exit code."""
+def ends(code: str, *_: str) -> None:
     sys.exit(int(code))
 
 
 def one_ends(code: str, path: str) -> None:
-    """End, if this is the first worker to get here; else stay."""
     if first(path):
         sys.exit(int(code))
     time.sleep(60)
 
 
-def child(code: str) -> None:
-    """Leave a process behind."""
+def leaves_a_process(code: str) -> None:
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     sys.exit(int(code))
 
 
-def stubborn() -> None:
-    """Ignore what asks for the end."""
+def is_stubborn() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, lambda *_: print("no end", flush=True))
     while True:
         time.sleep(60)
 
 
-def orderly() -> None:
-    """Tidy up when the end is asked for, as a program does that saves what it has."""
+def tidies_up() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("tidied up"))
     try:
         time.sleep(60)
@@ -57,20 +45,17 @@ def orderly() -> None:
         sys.exit("tidied up")
 
 
-def flood() -> None:
-    """Print for ever."""
+def floods() -> None:
     while True:
         print("x" * 1000)
 
 
 def one_has_no_strategy(path: str) -> None:
-    """Make a strategy, unless this is the first worker to get here."""
     if not first(path):
         importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
 
 
 def has_memory() -> None:
-    """Print which shared memory MPI has made, and stay."""
     importlib.import_module("aiodist").MultiWorkerMirroredStrategy()
     lines = Path("/proc/self/maps").read_text().splitlines()
     for path in sorted({line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}):
@@ -107,17 +92,7 @@ def first(path: str) -> bool:
     return True
 
 
-ENDINGS: dict[str, Callable[..., None]] = {
-    "child": child,
-    "end": end,
-    "flood": flood,
-    "has children": has_children,
-    "has memory": has_memory,
-    "one ends": one_ends,
-    "one has no strategy": one_has_no_strategy,
-    "orderly": orderly,
-    "stubborn": stubborn,
-}
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    name, *arguments = sys.argv[1:]
+    print(f"worker {os.getpid()} of agent {os.getppid()} {tuple(arguments)}", flush=True)
+    globals()[name](*arguments)

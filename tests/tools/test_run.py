@@ -34,7 +34,7 @@ def test_exit_code_arguments_and_whole_lines_of_output_are_passed_on(
     jobs: Jobs, workers: int, program: list[str]
 ) -> None:
     words = ["3", "-m", "two words", "it's", '"', "$HOME", "*"]
-    job = jobs.start(["-n", str(workers), *program, "end", *words])
+    job = jobs.start(["-n", str(workers), *program, "ends", *words])
     assert job.end() == 3, job.output
     told = re.escape(str(tuple(words)))
     lines = [rf"\[{rank}\] worker \d+ of agent \d+ {told}" for rank in range(workers)]
@@ -45,7 +45,7 @@ def test_exit_code_arguments_and_whole_lines_of_output_are_passed_on(
 
 
 def test_child_that_was_there_before_the_job_outlives_it() -> None:
-    script = 'sleep 60 >/dev/null 2>&1 & echo "older $!"; exec "$0" -m aiodist run -n 1 "$1" end 0'
+    script = 'sleep 60 >/dev/null 2>&1 & echo "older $!"; exec "$0" -m aiodist run -n 1 "$1" ends 0'
     run = ["/bin/sh", "-c", script, sys.executable, PROGRAM]
     output = subprocess.check_output(run, env=environment(), text=True, timeout=LIMIT_SECONDS)
     os.kill(int(output.split()[1]), signal.SIGKILL)  # which would fail
@@ -54,7 +54,7 @@ def test_child_that_was_there_before_the_job_outlives_it() -> None:
 @NEEDS_MPI
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGHUP", 129), ("SIGKILL", -signal.SIGKILL)])
 def test_launcher_that_is_told_to_end(jobs: Jobs, tmp_path: Path, name: str, code: int) -> None:
-    job = jobs.start(["-n", "2", PROGRAM, "orderly"], TMPDIR=str(tmp_path))  # a killed one leaves a folder there
+    job = jobs.start(["-n", "2", PROGRAM, "tidies_up"], TMPDIR=str(tmp_path))  # a killed one leaves a folder there
     job.workers(2)
     job.process.send_signal(signal.Signals[name])
     assert job.end() == code, job.output
@@ -63,7 +63,7 @@ def test_launcher_that_is_told_to_end(jobs: Jobs, tmp_path: Path, name: str, cod
 
 
 def test_agent_or_worker_that_is_told_to_end_and_second_interruption(jobs: Jobs) -> None:
-    agent, worker, launcher = (jobs.start(["-n", "1", PROGRAM, "stubborn"]) for _ in range(3))
+    agent, worker, launcher = (jobs.start(["-n", "1", PROGRAM, "is_stubborn"]) for _ in range(3))
     os.kill(worker.workers(1)[0][1], signal.SIGKILL)
     os.kill(agent.workers(1)[0][0], signal.SIGHUP)
     launcher.workers(1)
@@ -76,9 +76,9 @@ def test_agent_or_worker_that_is_told_to_end_and_second_interruption(jobs: Jobs)
 @NEEDS_MPI
 def test_workers_that_do_not_end_by_themselves(jobs: Jobs, tmp_path: Path) -> None:
     """Jobs that take some seconds each, all at once."""
-    failing = jobs.start(["-n", "2", PROGRAM, "one ends", "3", str(tmp_path / "ends")])
-    waiting = jobs.start(["-n", "2", PROGRAM, "one has no strategy", str(tmp_path / "has none")])
-    stubborn = jobs.start(["-n", "2", PROGRAM, "stubborn"])
+    failing = jobs.start(["-n", "2", PROGRAM, "one_ends", "3", str(tmp_path / "ends")])
+    waiting = jobs.start(["-n", "2", PROGRAM, "one_has_no_strategy", str(tmp_path / "has none")])
+    stubborn = jobs.start(["-n", "2", PROGRAM, "is_stubborn"])
     stubborn.workers(2)
     stubborn.process.send_signal(signal.SIGTERM)
     assert [job.end() for job in (failing, waiting, stubborn)] == [3, 1, 143], waiting.output
@@ -88,7 +88,7 @@ def test_workers_that_do_not_end_by_themselves(jobs: Jobs, tmp_path: Path) -> No
 
 @NEEDS_MPI
 def test_killed_workers_leave_no_file(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.start(["-n", "2", PROGRAM, "has memory"], TMPDIR=str(tmp_path))
+    job = jobs.start(["-n", "2", PROGRAM, "has_memory"], TMPDIR=str(tmp_path))
     job.read_until("all told", 2)
     memory = {Path(path) for path in re.findall(r"memory (\S+)", job.output)}
     assert any(path.exists() for path in memory)
@@ -100,7 +100,7 @@ def test_killed_workers_leave_no_file(jobs: Jobs, tmp_path: Path) -> None:
 
 @NEEDS_MPI
 def test_children_of_workers_are_no_workers(jobs: Jobs) -> None:
-    job = jobs.start(["-n", "2", PROGRAM, "has children"])
+    job = jobs.start(["-n", "2", PROGRAM, "has_children"])
     assert job.end() == 0, job.output
     assert len(re.findall(r"child: .*was started by a worker of the job .*, and is none itself", job.output)) == 2
 
@@ -108,12 +108,12 @@ def test_children_of_workers_are_no_workers(jobs: Jobs) -> None:
 @NEEDS_MPI
 def test_closed_output_hinders_nobody_and_processes_that_a_worker_leaves_are_ended(jobs: Jobs) -> None:
     closed = ["sh", "-c", 'exec "$@" <&- >&-', "sh"]
-    assert jobs.start(["-n", "2", PROGRAM, "child", "0"], before=closed).end() == 0
+    assert jobs.start(["-n", "2", PROGRAM, "leaves_a_process", "0"], before=closed).end() == 0
 
 
 @NEEDS_MPI
 def test_reader_that_goes_away_ends_the_job(jobs: Jobs) -> None:
-    job = jobs.start(["-n", "2", PROGRAM, "flood"])
+    job = jobs.start(["-n", "2", PROGRAM, "floods"])
     job.workers(2)
     assert job.process.stdout is not None
     job.process.stdout.close()

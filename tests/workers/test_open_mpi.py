@@ -58,7 +58,7 @@ def test_exit_codes_and_what_jobs_leave(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def test_folder_of_a_launcher_that_is_killed(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.start(["-n", "2", ENDINGS, "orderly"], TMPDIR=str(tmp_path))
+    job = jobs.start(["-n", "2", ENDINGS, "tidies_up"], TMPDIR=str(tmp_path))
     job.workers(2)
     children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
     for child in children:
@@ -67,7 +67,7 @@ def test_folder_of_a_launcher_that_is_killed(jobs: Jobs, tmp_path: Path) -> None
 
 
 def test_what_open_mpi_leaves_lies_in_the_folder_of_the_job(jobs: Jobs, tmp_path: Path) -> None:
-    job = jobs.start(["-n", "2", ENDINGS, "orderly"], TMPDIR=str(tmp_path))
+    job = jobs.start(["-n", "2", ENDINGS, "tidies_up"], TMPDIR=str(tmp_path))
     job.workers(2)
     job.process.kill()
     job.end()
