@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
@@ -183,9 +183,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             WorkerLostError: a worker is gone.
             ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
         """
-        return self._run_from(caller(), fn, args, kwargs, options)
+        return self._run_from(caller(self._extended.order_check), fn, args, kwargs, options)
 
-    async def _run_from(self, frame: FrameType, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+    async def _run_from(self, frame: Site, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
         with self._noting_refusal("strategy.run", frame):
             calls = self._calls(fn, args, kwargs)
             given = arguments.options(options, None)
@@ -215,11 +215,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise failure
         return result
 
-    async def _opened(self, run: Run, fn: Any, frame: FrameType) -> RunSpan:
+    async def _opened(self, run: Run, fn: Any, frame: Site) -> RunSpan:
         """Return a run's span, once all workers have come to the run."""
         team = self._team
-        async with self._in_order:
-            pending = self._begin(Call("strategy.run", function=function_of(fn)), frame, partial(_open, team))
+        pending = await self._posted(Call("strategy.run", function=function_of(fn)), frame, partial(_open, team))
         try:
             await team.awaited(pending, run.options.timeout_seconds)
         except anyio.get_cancelled_exc_class():
@@ -254,7 +253,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
         """
-        frame = caller()
+        frame = caller(self._extended.order_check)
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
@@ -282,7 +281,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
         """
-        frame = caller()
+        frame = caller(self._extended.order_check)
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
@@ -297,31 +296,41 @@ class MultiWorkerMirroredStrategy(Strategy):
         self,
         call: Call,
         move: Move,
-        frame: FrameType,
+        frame: Site,
         through: ThroughHost,
         targets: Sequence[tuple[int, ...]] | None = None,
     ) -> Any:
-        async with self._in_order:  # values on GPUs are copied down before the call is posted
-            if through.down is not None:
-                await through.down()
-            pending = self._begin(call, frame, move)
+        pending = await self._posted(call, frame, move, through.down)
         result = await self._team.awaited(pending, self._extended.communication_options.timeout_seconds)
         return await through.up(result, targets)
 
-    async def _perform(self, call: Call, frame: FrameType, move: Move) -> Any:
+    async def _perform(self, call: Call, frame: Site, move: Move) -> Any:
         """Carry out a call that all workers make outside of replicas."""
-        async with self._in_order:
-            pending = self._begin(call, frame, move)
+        pending = await self._posted(call, frame, move)
         return await self._team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
-    def _begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
+    def _site_of(self, frame: FrameType) -> Site:
+        return site_of(frame, self._extended.order_check)
+
+    async def _posted(
+        self, call: Call, frame: Site, move: Move, before: Callable[[], Awaitable[object]] | None = None
+    ) -> Pending:
+        """Post a call in its turn, when values on GPUs have been copied down; the others wait for it from now on."""
+        with self._noting_refusal(call.kind, frame):
+            async with self._in_order:
+                if before is not None:
+                    await before()
+        return self._begin(call, frame, move)
+
+    def _begin(self, call: Call, frame: Site, move: Move) -> Pending:
         sharing.check_all_workers_are_here()
         float64 = self._extended.communication_options.accumulate == "float64"
         outside = self._team.outside
-        return outside.begin(call, frame.f_code, frame.f_lasti, self._path(frame, call), move, float64=float64)
+        path = None if call.name is not None else frame.path
+        return outside.begin(call, frame.f_code, frame.f_lasti, path, move, float64=float64)
 
     @contextmanager
-    def _noting_refusal(self, kind: str, frame: FrameType) -> Iterator[None]:
+    def _noting_refusal(self, kind: str, frame: Site) -> Iterator[None]:
         """Tell the other workers, which wait for this call, if its arguments are wrong."""
         try:
             yield
@@ -332,10 +341,6 @@ class MultiWorkerMirroredStrategy(Strategy):
                 told = error if isinstance(error, Exception) else None
                 self._team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, told)
             raise
-
-    def _path(self, frame: FrameType, call: Call) -> Path | None:
-        paths = self._extended.order_check is OrderCheck.CALL_PATH and call.name is None
-        return call_path(frame) if paths else None
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -363,7 +368,7 @@ class MultiWorkerExtended(StrategyExtended):
             return await super()._reduce(what, reduce_op, pairs, options)
         strategy = self._required(what)
         assert isinstance(strategy, MultiWorkerMirroredStrategy)
-        frame = caller()
+        frame = caller(self.order_check)
         with strategy._noting_refusal("extended.reduce_to", frame):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
@@ -380,7 +385,7 @@ class MultiWorkerExtended(StrategyExtended):
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
-        return await sharing.update_together(self._strategy, make, variable, caller())
+        return await sharing.update_together(self._strategy, make, variable, caller(self.order_check))
 
 
 def _in_group_of_this_worker() -> bool:
@@ -390,15 +395,35 @@ def _in_group_of_this_worker() -> bool:
     return group is not None and group.size == len(group.members)
 
 
-def caller() -> FrameType:
-    """Return the innermost frame that is not the strategy's own."""
+class Site(NamedTuple):
+    """Where a call stands, as it was when it was made: its frame goes on while it is awaited.
+
+    Attributes:
+        f_code: the caller's code, with
+        f_lasti: the offset of the call in it.
+        path: the call sites of all its callers, where calls are compared by paths.
+    """
+
+    f_code: CodeType
+    f_lasti: int
+    path: Path | None
+
+
+def site_of(frame: FrameType, order_check: OrderCheck) -> Site:
+    """Return where a frame is now."""
+    path = call_path(frame) if order_check is OrderCheck.CALL_PATH else None
+    return Site(frame.f_code, frame.f_lasti, path)
+
+
+def caller(order_check: OrderCheck) -> Site:
+    """Return where the innermost frame is that is not the strategy's own."""
     frame: FrameType | None = _getframe(1)
     while frame is not None and frame.f_back is not None:
         if not frame.f_globals.get("__name__", "").startswith(_OWN):
-            return frame
+            break
         frame = frame.f_back
     assert frame is not None
-    return frame
+    return site_of(frame, order_check)
 
 
 _OWN = ("aiodist._strategy", "aiodist._strategy", "aiodist._runtime", "aiodist._data")

@@ -57,8 +57,9 @@ def _call(kind: str, variable: Variable, subject: str | None, name: str | None) 
 
 def created_outside(variable: V, value: Array, name: str | None, frame: FrameType) -> V:
     """Let all workers create a variable under the strategy's scope."""
-    pending = variable._strategy._begin(
-        _call("Variable", variable, None, name), frame, partial(_create, variable, value)
+    strategy = variable._strategy
+    pending = strategy._begin(
+        _call("Variable", variable, None, name), strategy._site_of(frame), partial(_create, variable, value)
     )
     variable._subject = f"outside {pending.number}"
     return variable
@@ -198,7 +199,7 @@ def check_assignable(variable: Variable, method: str, value: Any) -> None:
 
 
 async def update_together(
-    strategy: Any, make: Callable[[], Awaitable[Update]], variable: Any, frame: FrameType
+    strategy: Any, make: Callable[[], Awaitable[Update]], variable: Any, frame: Any
 ) -> Update:
     """Make an update of a variable, and compare that of a mirrored one with the other workers'.
 
@@ -206,7 +207,7 @@ async def update_together(
         strategy: the strategy.
         make: makes this worker's.
         variable: the variable, as the user has given it.
-        frame: that which has called.
+        frame: where it was called.
 
     Raises:
         CollectiveError: the workers do not meet.
