@@ -31,7 +31,7 @@ def canonical(device: str) -> str:
         device: "CPU:0", "/cpu:1", "GPU:0", "cuda:0", "/job:localhost/replica:0/task:0/device:GPU:0"; in any case.
 
     Raises:
-        TypeError: ``device`` is no string.
+        TypeError: ``device`` is not a string.
         ValueError: it is not spelled as a device, or its kind is unknown.
     """
     if not isinstance(device, str):
@@ -91,21 +91,21 @@ def _require(name: str) -> None:
 
 
 def set_logical_devices(device: str, count: int) -> None:
-    """Let one physical GPU serve as several devices, so that several replicas run on it.
+    """Split one physical GPU into several logical devices, so that several replicas run on it.
 
-    The logical devices of all GPUs are numbered through: after ``set_logical_devices("GPU:0", 2)`` on a machine with
-    two GPUs, GPU:0 and GPU:1 are the first, GPU:2 is the second. Each has a stream of its own; memory is shared. CPUs
-    need no splitting: CPU:k exists for every k.
+    The logical devices of all GPUs are numbered consecutively: after ``set_logical_devices("GPU:0", 2)`` on a machine
+    with two GPUs, GPU:0 and GPU:1 are the first, and GPU:2 is the second. Each has a stream of its own; they share the
+    memory. CPUs need no splitting: CPU:k exists for every k.
 
     Args:
-        device: a physical GPU, by the name that it has before anything is split.
-        count: how many devices it serves as.
+        device: a physical GPU, by its name before any GPU is split.
+        count: the number of logical devices.
 
     Raises:
         DeviceNotFoundError: there is no such GPU.
-        RuntimeError: a strategy already uses GPUs by the names that they have now.
-        TypeError: ``device`` is no string, or ``count`` no integer.
-        ValueError: ``device`` is misspelled or no GPU, or ``count`` is less than 1.
+        RuntimeError: a strategy uses GPUs already.
+        TypeError: ``device`` is not a string, or ``count`` is not an int.
+        ValueError: ``device`` is misspelled or not a GPU, or ``count`` is less than 1.
     """
     name = canonical(device)
     if not name.startswith("GPU:"):

@@ -109,7 +109,7 @@ def difference(a: Structure, b: Structure, root: str, here: str, there: str) -> 
         there: whose ``b`` is.
 
     Returns:
-        E.g. ``value['w'] stands on replica 1 only, value['b'][0] is (*, *) on replica 0 and * on replica 1``.
+        E.g. ``value['w'] is on replica 1 only, value['b'][0] is (*, *) on replica 0 and * on replica 1``.
     """
     found = [*islice(_differences(a, b, root, here, there), _MOST_DIFFERENCES + 1)]
     more = ", …" if len(found) > _MOST_DIFFERENCES else ""
@@ -127,7 +127,7 @@ def _differences(a: Structure, b: Structure, path: str, here: str, there: str) -
     for children, others, side in ((mine, theirs, here), (theirs, mine, there)):
         for entry in children:
             if entry not in others:
-                yield f"{_brief(entry)} stands on {side} only"
+                yield f"{_brief(entry)} is on {side} only"
     for entry in common:
         yield from _differences(mine[entry], theirs[entry], entry, here, there)
 

@@ -1,4 +1,4 @@
-"""How collectives are carried out, as far as a user may say: never what they mean."""
+"""The options that a user may set for collectives; they never change what a collective means."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ class CommunicationOptions:
     """Options of collectives. They are not compared between replicas and never change what a collective means.
 
     Attributes:
-        bytes_per_pack: how many bytes of consecutive leaves a large reduction takes at a time; a pack closes when it
-            has more, as in TensorFlow. 0 lets aiodist choose. Never changes a result; replica 0's choice counts.
-        timeout_seconds: raise `CollectiveTimeoutError` this long after the first arrival, in seconds; None waits.
-        implementation: "auto", "ring" or "nccl", in any case: a hint, as in TensorFlow, that never changes anything.
-        accumulate: "native", or "float64" for float32, float16 and bfloat16 sums and products that are accumulated
-            in float64 and rounded once; replica 0's choice counts.
-        reduction: "fast", or "ordered" for reductions over several workers that give the same bits for every layout
-            of the same replicas over workers; a setting of the strategy's, which calls do not change.
+        bytes_per_pack: large reductions take consecutive leaves in packs; a pack closes when it has more bytes than
+            this, as in TensorFlow. 0 lets aiodist choose. It never changes a result; replica 0's value is used.
+        timeout_seconds: a collective raises `CollectiveTimeoutError` this many seconds after the first arrival. The
+            smallest number that a replica gives is used. None: no timeout.
+        implementation: "auto", "ring" or "nccl", in any case; a hint, as in TensorFlow, without effect.
+        accumulate: "native", or "float64", which accumulates float32, float16 and bfloat16 sums and products in float64
+            and rounds once; replica 0's value is used.
+        reduction: "fast", or "ordered", which gives the same bits however the same replicas are spread over workers.
+            It is set for a strategy; calls do not change it.
 
     Raises:
-        TypeError: a value of the wrong type.
-        ValueError: a value out of its range.
+        TypeError: a value has the wrong type.
+        ValueError: a value is out of range.
     """
 
     bytes_per_pack: int = 0
@@ -47,10 +48,10 @@ class CommunicationOptions:
         object.__setattr__(self, "reduction", _choice("reduction", self.reduction, _REDUCTIONS))
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
-        """Return these options with those of ``options`` that are not at their default put over them.
+        """Return these options, overridden by those of ``options`` that are not at their defaults.
 
         Raises:
-            TypeError: ``options`` are none.
+            TypeError: ``options`` is neither `CommunicationOptions` nor None.
         """
         if options is None:
             return self

@@ -1,4 +1,4 @@
-"""IndexedSlices: some rows of a tall array, as the gradient of an embedding has them."""
+"""IndexedSlices: some rows of an array, such as the gradient of an embedding."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from aiodist_kernels.arguments import check_unmasked
 
 
 class IndexedSlices:
-    """Rows of an array, with the index of each; rows that are not named are zero. An index may come several times.
+    """Rows of an array with their indices; all other rows are zero. An index may occur several times.
 
-    `all_reduce`, `Strategy.reduce` and `StrategyExtended.reduce_to` add rows of the same index and give
-    `IndexedSlices` again, with ascending indices that come once. Replicas may have different numbers of rows. Nothing
-    makes an array of it but the caller: `np.add.at(dense, slices.indices, slices.values)`.
+    `ReplicaContext.all_reduce`, `Strategy.reduce` and `StrategyExtended.reduce_to` add rows with the same index, and
+    return `IndexedSlices` whose indices are ascending and distinct. Replicas may have different numbers of rows. It is
+    never made dense implicitly; do that with `np.add.at(dense, slices.indices, slices.values)`.
 
     Args:
         values: the rows, an array with at least one axis. It is not copied.
-        indices: one index a row, integers of 0 or more.
-        dense_shape: the shape of the whole array; None where it is not known.
+        indices: an index of 0 or more for each row, one-dimensional, of an integer dtype.
+        dense_shape: the shape of the whole array; None if it is not known.
 
     Raises:
-        TypeError: indices or a shape that are no integers; masked values.
-        ValueError: not one index for each row; a negative index or one beyond the shape; rows of another shape than
-            ``dense_shape`` has.
+        TypeError: ``indices`` or ``dense_shape`` are not integers, or ``values`` is masked.
+        ValueError: the numbers of indices and rows differ; an index is negative or beyond the shape; the rows have
+            another shape than those of ``dense_shape``.
     """
 
     __slots__ = ("_dense_shape", "_indices", "_values")
@@ -48,12 +48,12 @@ class IndexedSlices:
 
     @property
     def dense_shape(self) -> tuple[int, ...] | None:
-        """The shape of the whole array; None where it is not known."""
+        """The shape of the whole array; None if it is not known."""
         return self._dense_shape
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of the whole array, as far as it is known."""
+        """The shape of the whole array; its first size is None if it is not known."""
         return self._dense_shape or (None, *self._values.shape[1:])
 
     @property

@@ -15,16 +15,17 @@ T = TypeVar("T")
 
 
 class DistributedValues(Generic[T]):
-    """A value with one component for each replica; base of `PerReplica` and `Mirrored`.
+    """A value with one component for each replica; base class of `PerReplica` and `Mirrored`.
 
-    It is not iterable and has no arithmetic: outside a replica it is not *one* array. Pass it to `strategy.run`, whose
-    replicas get a component each, or combine the components with `strategy.reduce` or `strategy.gather`.
+    It is not iterable and has no arithmetic, because outside a replica it is not one array: these raise `TypeError`.
+    Pass it to `Strategy.run`, which gives each replica its component, or combine the components with `Strategy.reduce`
+    or `Strategy.gather`.
 
     Args:
         values: the components, in replica-id order.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no components.
     """
 
     __slots__ = ("_values",)
@@ -68,13 +69,13 @@ class DistributedValues(Generic[T]):
 
 
 class PerReplica(DistributedValues[T]):
-    """A value that differs between replicas: what `run` returns, and what it takes apart again."""
+    """A value that may differ between replicas. `Strategy.run` returns it, and gives each replica its component."""
 
     __slots__ = ()
 
 
 class Mirrored(DistributedValues[T]):
-    """A value that is the same on every replica, kept once for each."""
+    """A value that is equal on every replica, with a component for each."""
 
     __slots__ = ()
 

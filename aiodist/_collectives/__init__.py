@@ -1,6 +1,15 @@
-"""What each collective computes: one definition a kind, and what carries it out (floor 4).
+"""What each collective computes: one definition a kind, and three executors that carry it out (floor 4).
 
-In the order of imports: `work` is a result that worker threads make. `plan` says of which inputs, folded, cut or put
-together, each result is made, for any shapes. `kinds` is the table of collectives: what each accepts, and its plan.
-`out` checks and compares callers' buffers. `host` carries plans out over host memory. `execution` chooses.
+Modules, in order; each imports only from those above it and from lower floors:
+
+- `work`: results that worker threads or devices make.
+- `plan`: of which inputs, folded, cut or put together, each result is made, for any shapes.
+- `kinds`: the table of collectives: what each accepts, and its plan.
+- `out`: callers' own buffers for results.
+- `host`: the executor over host memory.
+- `device`: the executor over GPUs, and the way between them and the host.
+- `execution`: which executor carries out what.
+- `ordered`: folds along a tree, whose bits depend on no layout.
+- `transfers`: what workers exchange.
+- `workers`: the executor over workers.
 """

@@ -231,7 +231,8 @@ class HostExecutor:
         kind, spec = collective.kind, collective.spec
         self.size = size
         self.positions = [position for position in range(size) if position not in absent]
-        self.op, self.accumulate = collective.op, accumulate
+        self.op = collective.op
+        self.accumulate: Accumulate = accumulate
         self.single = spec is not None and spec.single
         plans = collective.without(absent).plans(len(self.positions))
         self.leaves = [_leaf(plan, *fields) for plan, *fields in zip(plans, *spec[:3], strict=True)] if spec else []

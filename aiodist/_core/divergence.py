@@ -19,7 +19,6 @@ from aiodist._core.text import count, ids_briefly, place
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4
-_OR_ELSE = ", or makes the two in another order"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
     if odd.keys[0] in usual.keys:
         skipped = usual.calls[: usual.keys.index(odd.keys[0])]
         may_follow = len(skipped) == len(odd.calls) == 1  # it waits in the one call, so the other may come after it
-        return _skipped(usual, odd, skipped, certain=not may_follow, or_else=_OR_ELSE if may_follow else "")
+        return _skipped(usual, odd, skipped, certain=not may_follow, or_swapped=may_follow)
     if usual.keys[0] in odd.keys:
         added = odd.calls[: odd.keys.index(usual.keys[0])]
         return _added(usual, odd, added)
@@ -86,7 +85,7 @@ def _swapped(usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bo
 
 
 def _skipped(
-    usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool, how: str = "", or_else: str = ""
+    usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool, how: str = "", or_swapped: bool
 ) -> Divergence:
     first, last = calls[0].sequence_number, calls[-1].sequence_number
     others = ids_briefly(usual.replicas)
@@ -95,10 +94,9 @@ def _skipped(
         what = f"skipped {kind} at {where}, which {others} made as #{first}"
     else:
         what = f"skipped {len(calls)} calls, from {kind} at {where} on, which {others} made as #{first} to #{last}"
-    are = "is" if len(odd.replicas) == 1 else "are"
-    it = "it" if len(odd.replicas) == 1 else "they"
-    who = ids_briefly(odd.replicas)
-    text = f"{_upper(how + who)} {what}; {it} {are} at their #{last + 1}{or_else}."
+    its, it_makes = ("its", "it makes") if len(odd.replicas) == 1 else ("their", "they make")
+    or_else = f", or {it_makes} the two in another order" if or_swapped else ""
+    text = f"{_upper(how + ids_briefly(odd.replicas))} {what}; {its} next call is #{last + 1} of the others{or_else}."
     return Divergence(DivergenceKind.SKIPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
 
 
@@ -175,8 +173,8 @@ def _by_rounds(past: Past, usual: Side, odd: Side) -> Divergence | None:
     if ahead:
         number = usual.calls[0].sequence_number
         calls = [past.calls[index]._replace(sequence_number=number + j) for j, index in enumerate(expected[:ahead])]
-        or_else = _OR_ELSE if ahead == 1 else ""
-        return _skipped(usual, odd, calls, certain=False, how="going by the rounds before, ", or_else=or_else)
+        how = "going by the rounds before, "
+        return _skipped(usual, odd, calls, certain=False, how=how, or_swapped=ahead == 1)
     call, next_call = odd.calls[0], usual.calls[0]
     if call.location == next_call.location:  # one call, of which something differs, and that is told
         return None

@@ -51,7 +51,7 @@ class RunRecord:
         self._devices = tuple(devices)
         self._in_progress = in_progress
         if in_progress:
-            _ = self._groups  # as it stands now; that of a run that has ended stays as it is
+            _ = self._groups  # as they are now; those of a run that has ended do not change
 
     @cached_property
     def _groups(self) -> list[GroupRecord]:

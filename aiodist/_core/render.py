@@ -56,8 +56,8 @@ def cycle_text(steps: Sequence[Step]) -> str:
             f"{ids(step.replica_id for step in steps)} wait for each other, each in another group's collective",
             *(f"  {line}," for line in lines[:-1]),
             f"  {lines[-1]}",
-            "Issue the collectives of groups in the same order on every replica, or let a task of its own issue each",
-            "group's.",
+            "Issue the collectives of groups in the same order on every replica, or issue those of each group in a",
+            "task of their own.",
         ]
     )
 
@@ -89,7 +89,7 @@ def _headline(findings: Findings) -> str:
 def _abandoned(findings: Findings, number: str) -> str:
     if findings.refusals:
         raised = next(iter(findings.refusals.values()))
-        return f"{_ids(findings.refusals)} did not come to {number}, for the call raised there: {raised}"
+        return f"{_ids(findings.refusals)} did not make {number}, because its call raised: {raised}"
     was = "was" if len(findings.abandoned) == 1 else "were"
     return f"{_ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
 
@@ -129,7 +129,7 @@ def _what_is_late(findings: Findings) -> str:
         return (
             "its merge function has not returned"
             if _merges(findings)
-            else "all have arrived, and their values have not"
+            else "all have arrived, but their values have not"
         )
     return f"{_ids(missing)} {'has' if len(missing) == 1 else 'have'} not arrived, {_wait(arrived)} in it"
 
@@ -304,7 +304,7 @@ def _structures_differ(_: Reason, a: Call, on_a: str, b: Call, on_b: str) -> lis
         return [f"The structures differ: a single value on {single}, a nest on {nest}."]
     alone = [(path, on_a) for path in a.paths if path not in b.paths]
     alone += [(path, on_b) for path in b.paths if path not in a.paths]
-    told = [f"value{path} stands on {replicas} only" for path, replicas in alone[:_MOST_PATHS]]
+    told = [f"value{path} is on {replicas} only" for path, replicas in alone[:_MOST_PATHS]]
     more = f", and {len(alone) - _MOST_PATHS} more" if len(alone) > _MOST_PATHS else ""
     return [f"The structures differ: {', '.join(told) or _skeletons_differ(a, on_a, b, on_b)}{more}."]
 
@@ -315,7 +315,7 @@ def _arguments_differ(a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
         return [f"The arguments differ: {number} against {other_number} positional arguments, {on_a} against {on_b}."]
     alone = sorted(set(names) ^ set(other_names))
     if alone:
-        return [f"The arguments differ: {', '.join(alone)} stands on one side only."]
+        return [f"The arguments differ: only one side has {', '.join(alone)}."]
     return [f"The arguments differ: {_skeletons_differ(a, on_a, b, on_b)}."]
 
 
@@ -426,9 +426,9 @@ def hints(findings: Findings) -> list[str]:
 def _of_its_own(findings: Findings) -> list[str]:
     """Return what is to be said of joins and of the creation of groups alone."""
     if findings.joining and findings.reason is Reason.EXITED:
-        return ["Where one replica joins, all must: await ctx.join() behind the loop, on every way out of it."]
+        return ["If one replica joins, all must: await ctx.join() after the loop, on every path out of it."]
     if findings.sequence_number < 0 and findings.reason is Reason.CALL_SITE:
-        return ["Every member must make the group at the same place; where the places are to meet, give it a name."]
+        return ["Every member must make the group at the same place, or give the group the same name."]
     return []
 
 
@@ -447,7 +447,7 @@ def _by_divergence(findings: Findings) -> list[str]:
 
 
 _BRANCHED = (Reason.KIND, Reason.STRUCTURE, Reason.SHAPE, Reason.DTYPE, Reason.REDUCE_OP, Reason.AXIS, Reason.SOURCE)
-_JOIN = "One that has run out of data can stand by instead: await ctx.join()."
+_JOIN = "A replica that has run out of data can join instead: await ctx.join()."
 _UNEVEN = [
     "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
     "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
@@ -459,8 +459,8 @@ _RACE = [
 ]
 _SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
 _ITEMS = [
-    "It is one line, in a loop over what differs by replica: give the loop the same items in the same order on every",
-    "replica, with zeros where one has no value, or reduce one dict.",
+    "The calls are on one line, in a loop over items that differ by replica: iterate over the same items in the same",
+    "order on every replica, with zeros where one has no value, or reduce one dict.",
 ]
 _CONDITION = [
     "A condition on a replica's own data is the usual cause: reduce the condition first, e.g.",
@@ -475,7 +475,7 @@ def _on_one_line(findings: Findings) -> bool:
 
 def _abandoned_hint(findings: Findings) -> list[str]:
     if findings.refusals:
-        return ["An error in the arguments is raised there alone; what all workers do together waits for every one."]
+        return ["Only that worker raises the error in its arguments; the others wait for its call."]
     return [
         "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",
         "whole run, or set CommunicationOptions(timeout_seconds=...).",
@@ -536,7 +536,7 @@ def _timeout_hint(findings: Findings) -> list[str]:
         return [runs] if _merges(findings) else []
     waits = " ".join(replica.waits_for or "" for replica in findings.replicas)
     if "Lock" in waits or "Semaphore" in waits:
-        return ["A lock that is held across a collective keeps the others from coming to it: release it before."]
+        return ["A lock that is held across a collective keeps the others from reaching it: release it first."]
     return ["The places where the missing replicas are now are in report.replicas[i].stack."]
 
 

@@ -1,7 +1,7 @@
 """Reports: the structured description of a disagreement between replicas.
 
-A report is a value: it refers to no tasks, frames or arrays, and can be pickled, compared and kept. `str(report)` is the
-text for a person.
+A report is a value: it refers to no tasks, frames or arrays, and can be pickled, compared and kept. `str(report)` is
+the text for a person.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ them: integer arrays whose first axis counts elements. An element is one example
 an array of indices after it; only the indices of an element that is taken are looked up in the data. So a shuffle moves
 eight bytes an example, and a whole epoch passes through a stage in a few array operations.
 
-The order depends on the seed, on the number of the iteration and on the repetition within it, and on nothing else:
-what another iteration left unread, or how far a background thread had come, does not matter. Those numbers are the
-**epoch**.
+The order depends only on the seed, the number of the iteration and the repetition within it; the last two are the
+**epoch**. It does not matter what another iteration left unread, or how far a background thread has got.
 """
 
 from __future__ import annotations
@@ -136,21 +135,21 @@ class _Pipeline:
 
 
 class NumpyDataset:
-    """Examples that lie in NumPy arrays; `Strategy.experimental_make_numpy_dataset` gives one.
+    """A dataset of examples in NumPy arrays; `Strategy.experimental_make_numpy_dataset` makes one.
 
-    It is iterable, and asynchronously iterable. Its elements are single examples until `batch` stacks them. Each method
-    returns a new dataset and leaves this one as it is; they apply in the order in which they are written::
+    It is an iterable and an async iterable. Its elements are single examples until `batch` stacks them. Each method
+    returns a new dataset and does not change this one; methods apply in the order in which they are written::
 
         strategy.experimental_make_numpy_dataset((images, labels)).shuffle(seed=0).batch(32).prefetch(2)
 
-    Elements are copies, the arrays are not: they are read while the dataset is iterated.
+    The arrays are not copied; they are read during iteration. Elements are copies.
 
     Args:
-        arrays: a nest of arrays with the same size along their first axis, which counts the examples.
+        arrays: a nest of arrays with equal sizes along the first axis, which is the number of examples.
 
     Raises:
-        TypeError: a leaf is no NumPy array.
-        ValueError: the sizes along the first axis differ; an array has no first axis; there is none at all.
+        TypeError: a leaf is not a NumPy array.
+        ValueError: the sizes along the first axis differ, an array has no axis, or there are no arrays.
     """
 
     def __init__(self, arrays: Any) -> None:
@@ -160,58 +159,58 @@ class NumpyDataset:
     def shuffle(self, seed: int) -> NumpyDataset:
         """Return a dataset with the elements in random order.
 
-        The order is another one at each iteration, and in each repetition. It depends on the seed, on how often this
-        dataset has been iterated before, and on the repetition, and on nothing else.
+        Each iteration and each repetition has an order of its own. It depends only on the seed, the number of earlier
+        iterations of this dataset, and the repetition.
 
         Args:
-            seed: from 0.
+            seed: an int of 0 or more.
 
         Raises:
-            TypeError: the seed is no integer.
-            ValueError: it is negative; the dataset is endless.
+            TypeError: ``seed`` is not an int.
+            ValueError: ``seed`` is negative, or the dataset is endless.
         """
         if any(isinstance(stage, Repeat) and stage.count is None for stage in self._pipeline.stages):
             raise ValueError("an endless dataset cannot be shuffled; write .shuffle(seed) before .repeat()")
         return NumpyDataset(self._pipeline.then(Shuffle(_checked("seed", seed, 0))))
 
     def batch(self, n: int, drop_remainder: bool = False) -> NumpyDataset:
-        """Return a dataset whose elements are n consecutive ones of this, stacked.
+        """Return a dataset whose elements are n consecutive elements of this one, stacked along a new first axis.
 
         Args:
-            n: how many, from 1.
-            drop_remainder: whether a last batch of less than n is left out.
+            n: the size of a batch, at least 1.
+            drop_remainder: whether to leave out a last batch of fewer than n.
 
         Raises:
-            TypeError: n is no integer.
-            ValueError: it is below 1. (While iterating: batches of unequal size cannot be batched again.)
+            TypeError: ``n`` is not an int.
+            ValueError: ``n`` is less than 1; while iterating, batches of different sizes cannot be batched again.
         """
         batched = self._pipeline.then(Batch(_checked("n", n, 1), bool(drop_remainder)))
         return NumpyDataset(replace(batched, ahead=-(-batched.ahead // n)))  # what was prefetched before, in batches
 
     def repeat(self, k: int | None = None) -> NumpyDataset:
-        """Return a dataset that goes through this one k times, or without end.
+        """Return a dataset that repeats this one k times, or endlessly.
 
         Args:
-            k: how often, from 0; None: without end, unless there are no elements.
+            k: the number of repetitions; None: endlessly, unless there are no elements.
 
         Raises:
-            TypeError: k is no integer.
-            ValueError: it is negative.
+            TypeError: ``k`` is not an int.
+            ValueError: ``k`` is negative.
         """
         return NumpyDataset(self._pipeline.then(Repeat(None if k is None else _checked("k", k, 0))))
 
     def prefetch(self, k: int) -> NumpyDataset:
         """Return a dataset with the same elements, up to k of them made ahead of time in a background thread.
 
-        Each iteration has a thread. It ends with the iteration: at the last element, or when the iterator is dropped,
-        by a `break`, an exception or a cancellation.
+        Each iteration has a thread. It ends after the last element, or when the iterator is dropped because of a
+        ``break``, an exception or a cancellation.
 
         Args:
-            k: how many elements, from 1.
+            k: the number of elements, at least 1.
 
         Raises:
-            TypeError: k is no integer.
-            ValueError: it is below 1.
+            TypeError: ``k`` is not an int.
+            ValueError: ``k`` is less than 1.
         """
         return NumpyDataset(replace(self._pipeline, ahead=_checked("k", k, 1)))
 

@@ -1,4 +1,4 @@
-"""Distributed datasets: what a strategy's loop iterates over, one nest of per-replica values a step."""
+"""Distributed datasets: they give a nest of per-replica values for each step of a training loop."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InputContext:
-    """What a dataset function is told; see `Strategy.distribute_datasets_from_function`.
+    """The argument of a dataset function; see `Strategy.distribute_datasets_from_function`.
 
     Args:
         num_input_pipelines: how many times the function is called, over all workers.
         input_pipeline_id: which of those calls this is, from 0.
-        num_replicas_in_sync: how many replicas work in step.
+        num_replicas_in_sync: the number of replicas.
 
     Raises:
-        ValueError: a count below 1, or an id that is not below the number of pipelines.
+        ValueError: a count is less than 1, or the id is not less than the number of pipelines.
     """
 
     num_input_pipelines: int = 1
@@ -87,10 +87,10 @@ class InputContext:
         _check_id("input_pipeline_id", self.input_pipeline_id, self.num_input_pipelines)
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Return a replica's share of a global batch.
+        """Return the number of a replica's examples in a global batch.
 
         Raises:
-            ValueError: the global batch does not divide evenly.
+            ValueError: the size of the global batch is not divisible by the number of replicas.
         """
         size, rest = divmod(global_batch_size, self.num_replicas_in_sync)
         if rest:
@@ -103,14 +103,14 @@ class InputContext:
 
 @dataclass(frozen=True, slots=True)
 class ValueContext:
-    """What a value function is told; see `Strategy.experimental_distribute_values_from_function`.
+    """The argument of a value function; see `Strategy.experimental_distribute_values_from_function`.
 
     Args:
-        replica_id_in_sync_group: the replica that the value is for, from 0.
-        num_replicas_in_sync: how many replicas work in step.
+        replica_id_in_sync_group: the id of the replica that the value is for, from 0.
+        num_replicas_in_sync: the number of replicas.
 
     Raises:
-        ValueError: a count below 1, or an id that is not below it.
+        ValueError: the count is less than 1, or the id is not less than the count.
     """
 
     replica_id_in_sync_group: int = 0
@@ -128,16 +128,16 @@ def _check_id(name: str, value: int, count: int) -> None:
 
 
 class DistributedDataset:
-    """A dataset that gives, for each step, a nest of per-replica values: pass it to `Strategy.run` as an argument.
+    """A dataset that gives a nest of per-replica values for each step; pass it to `Strategy.run` as an argument.
 
-    It is asynchronously iterable, and iterable where its source is. A plain source is advanced in the event loop, which
-    waits meanwhile. Each iteration begins one of the source, so a source that is an iterator itself serves only once.
+    It is an async iterable, and also a plain one if its source is. A plain source runs in the event loop and blocks it.
+    Each iteration starts the source anew, so a source that is an iterator can be iterated only once.
 
-    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` give one.
+    `Strategy.experimental_distribute_dataset` and `Strategy.distribute_datasets_from_function` make one.
 
     Args:
-        source: an iterable or an async iterable of batches.
-        rule: how its batches become steps.
+        source: an iterable or async iterable of batches.
+        rule: how batches become steps.
 
     Raises:
         TypeError: the source is not iterable.
@@ -167,15 +167,15 @@ class DistributedDataset:
 
 
 class DistributedIterator:
-    """An iterator of a `DistributedDataset`: `await anext(iterator)`, and `next(iterator)` where the source is plain.
+    """An iterator over a `DistributedDataset`: ``await anext(iterator)``, or ``next(iterator)`` with a plain source.
 
-    A cancellation in the middle of a step loses no batch: the next call goes on from there, where the source does (an
-    async generator that is cancelled while it waits has ended: that is Python's rule). `close` or `aclose` end the
-    source's iterator at once; one that is dropped ends by itself.
+    A cancellation in the middle of a step loses no batch: the next call continues there. (An async generator that is
+    cancelled while it waits has ended, as everywhere in Python.) `close` and `aclose` end the source's iterator at
+    once; without them it ends when this one is dropped.
 
     Args:
         batches: the source's iterator.
-        rule: how its batches become steps.
+        rule: how batches become steps.
     """
 
     def __init__(self, batches: Any, rule: StepRule) -> None:
@@ -234,13 +234,13 @@ class DistributedIterator:
             raise
 
     def close(self) -> None:
-        """End the source's iterator, where it is plain and has an end of its own (as a generator has)."""
+        """Close the source's iterator if it is a plain one that can be closed, such as a generator."""
         self._taken.clear()
         if hasattr(self._batches, "close"):
             self._batches.close()
 
     async def aclose(self) -> None:
-        """End the source's iterator, plain or asynchronous, where it has an end of its own."""
+        """Close the source's iterator, plain or asynchronous, if it can be closed."""
         if hasattr(self._batches, "aclose"):
             self._taken.clear()
             await self._batches.aclose()

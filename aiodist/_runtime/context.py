@@ -289,8 +289,8 @@ class ReplicaContext(Block):
             name: replaces the call site.
 
         Returns:
-            A handle; its await gives a nest like ``value``, with sizes along ``split_axis`` divided by n and those along
-            ``concat_axis`` multiplied by n.
+            A handle; its await gives a nest like ``value``, with sizes along ``split_axis`` divided by n and those
+            along ``concat_axis`` multiplied by n.
 
         Raises:
             ValueError: an array has no such axis, or its size is not divisible by n; at the await, a replica has

@@ -457,6 +457,11 @@ class WaitGraph:
             sentence = f"{sentence}, which {self._clause(waiter)[0]}"
         return sentence
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether every wait of the cycle is certain: none is guessed by an object that both have at hand."""
+        return all(edge.certain for edge in self.cycle())
+
     def cycle_text(self) -> str:
         """Return the cycle as a sentence; empty when there is none."""
         clauses = [f"{verb(edge.waiter.suspension)}{where(edge.waiter)}{_whom_of(edge)}" for edge in self.cycle()]
@@ -547,8 +552,7 @@ def look_at_run(ledger: Ledger) -> Look:
             waits[replica.id] = graph.sentence(waiter)
     circle = graph.cycle_text()
     if circle:
-        certain = all(edge.certain for edge in graph.cycle())
-        circle = f"They {'wait' if certain else 'may be waiting'} for each other: {circle}"
+        circle = f"They {'wait' if graph.is_certain else 'may be waiting'} for each other: {circle}"
     return Look(waits, circle, {replica_id: tuple(found) for replica_id, found in calls.items()})
 
 
@@ -573,12 +577,14 @@ def never_go_on(ledger: Ledger, pending: Iterable[Context], graph: WaitGraph | N
     waits: dict[Any, list[Any]] = {}
     blockers: dict[Any, Sequence[Any]] = {}
     own: dict[int, list[int]] = {}
+    mine = {id(replica) for replica in ledger.replicas}
     for waiter in graph.waiters:
         node = id(waiter.task)
         replica = replica_of(waiter.task) if waiter.member is None else waiter.member.replica
         if replica is not None:
             own.setdefault(id(replica), []).append(node)
-        found = () if _has_time_limit(waiter) else _blockers(graph, waiter)
+        elsewhere = replica is not None and id(replica) not in mine  # of another run: a proof over several is not tried
+        found = () if elsewhere or _has_time_limit(waiter) else _blockers(graph, waiter)
         waits[node] = [("wait", node, index) for index in range(len(found))]
         blockers.update({("wait", node, index): each for index, each in enumerate(found)})
     for context in pending:
@@ -606,11 +612,11 @@ def _blockers(graph: WaitGraph, waiter: Waiter) -> Sequence[Sequence[Any]]:
         if enders:
             return [[id(each.task) for each in enders]]
         return [[*(("replica", id(m.replica)) for m in slot.group.members if not m.has_posted(slot)), *elsewhere]]
-    enders = [id(each.task) for each in graph.enders(waiter)]
+    tasks = [id(each.task) for each in graph.enders(waiter)]
     if kind is Awaited.TASK:
-        return [enders] if enders and len(enders) == len(things) else ()
+        return [tasks] if tasks and len(tasks) == len(things) else ()
     if kind in (Awaited.LOCK, Awaited.SEMAPHORE):
-        return [[each] for each in enders]
+        return [[each] for each in tasks]
     return ()
 
 

@@ -75,24 +75,30 @@ class _Seen:
         self.progress: tuple[int, ...] = ()
         self.since = 0.0
         self.told = False
+        self.look_after = PROOF_SECONDS
 
 
 class StallWatch:
     """Looks after the runs of one event loop.
 
     Args:
-        seconds: how long they may stand still.
+        seconds: how long they may stand still before a warning; 0 for no warning.
         after: calls a function in the event loop, after that many seconds.
         clock: tells the time, in seconds.
     """
 
     def __init__(self, seconds: float, after: After, clock: Callable[[], float]) -> None:
         self._seconds = seconds
-        self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE)
+        self._pause = min(seconds / _LOOKS, _LONGEST_PAUSE) if seconds else _LONGEST_PAUSE
         self._after = after
         self._clock = clock
         self._runs: dict[WatchedRun, _Seen] = {}
         self._ticks = False
+
+    @property
+    def warns(self) -> bool:
+        """Whether it warns at all; else it only looks for deadlocks."""
+        return bool(self._seconds)
 
     def add(self, run: WatchedRun) -> None:
         """Look after a run from now on."""
@@ -115,15 +121,18 @@ class StallWatch:
     def _look(self, run: WatchedRun, seen: _Seen) -> None:
         now, progress = self._clock(), run.ledger.progress()
         if progress != seen.progress:
-            seen.progress, seen.since, seen.told = progress, now, False
+            seen.progress, seen.since, seen.told, seen.look_after = progress, now, False, PROOF_SECONDS
             return
         still = now - seen.since
-        slot = _waited_for(run) if still >= min(PROOF_SECONDS, self._seconds) and not seen.told else None
+        warns = self.warns and still >= self._seconds and not seen.told
+        looks = still >= seen.look_after
+        slot = _waited_for(run) if warns or looks else None
         if slot is None:
             return
-        if still >= PROOF_SECONDS:
+        if looks:
+            seen.look_after = 2 * still  # whoever waits long is looked at ever more seldom
             run.look_for_deadlock()
-        if still >= self._seconds and not run.closed:
+        if warns and not run.closed:
             seen.told = True
             _warn(run, slot, still)
 
@@ -149,7 +158,7 @@ def _warn(run: WatchedRun, slot: Slot, seconds: float) -> None:
             f"no replica has made progress for {seconds:.3g} s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
             *lines[:_MOST_LINES],
             *more,
-            *([f"in a circle: {cycle}"] if cycle else []),
+            *([f"{'in a circle' if graph.is_certain else 'perhaps in a circle'}: {cycle}"] if cycle else []),
             *([_ELSEWHERE] if slot.matched and run.span is not None else []),
         ]
     )
@@ -192,7 +201,7 @@ def _loop_here() -> Any:
 
 def _new_watch(loop: Any) -> StallWatch | None:
     seconds = stall_seconds()
-    if not seconds or getattr(loop, "proves_deadlock", False):
+    if getattr(loop, "proves_deadlock", False):
         return None
     if isinstance(loop, asyncio.AbstractEventLoop):
         here = ref(loop)

@@ -1,4 +1,4 @@
-"""Which worker of which cluster this process is: the settings that strategies over several workers take."""
+"""The cluster of a strategy over several workers, and which worker this process is."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ class ClusterSettings(NamedTuple):
     """A cluster, and this process's place in it.
 
     Attributes:
-        spec: by job name, the addresses of its tasks.
+        spec: the addresses of each job's tasks, by job name.
         task_type: this process's job.
-        task_id: its index there.
+        task_id: this process's index in the job, from 0.
     """
 
     spec: Mapping[str, tuple[str, ...]]
@@ -21,11 +21,11 @@ class ClusterSettings(NamedTuple):
 
     @classmethod
     def of(cls, cluster_spec: Any, task_type: Any, task_id: Any) -> ClusterSettings | None:
-        """Return the settings that are given; None where none are.
+        """Return the given settings; None if there are none.
 
         Raises:
-            TypeError: one is of another type.
-            ValueError: some are missing, or name a task that the cluster does not have.
+            TypeError: a setting has the wrong type.
+            ValueError: a setting is missing, or the cluster does not have such a task.
         """
         if cluster_spec is None and task_type is None and task_id is None:
             return None

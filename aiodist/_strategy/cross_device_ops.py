@@ -1,7 +1,7 @@
-"""Cross-device ops by their TensorFlow names: hints at how values are reduced across devices, never what comes out.
+"""Cross-device ops by their TensorFlow names: hints, which never change a result.
 
-There, they choose an algorithm, and with it an order of additions. Here every reduction is a left fold in replica-id
-order, so that results do not depend on the choice; what is left of it is a hint at the implementation.
+In TensorFlow they choose an algorithm, and with it an order of additions. Here every reduction is a left fold in
+replica-id order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aiodist._arrays.options import CommunicationOptions
 
 
 class CrossDeviceOps:
-    """A way to reduce values across devices; base of those that have names. By itself it lets aiodist choose."""
+    """A hint at how to reduce values across devices; the base class of the named ones."""
 
     implementation = "auto"
 
@@ -22,20 +22,20 @@ class CrossDeviceOps:
         return f"{type(self).__name__}({settings})"
 
     def _options(self) -> CommunicationOptions:
-        """Return what it says of collectives that say nothing themselves."""
+        """Return the communication options that correspond to it."""
         return CommunicationOptions(implementation=self.implementation)
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """Reduce on one device, and copy the result to the others.
+    """A hint by its TensorFlow name: reduce on one device, and copy the result to the others.
 
     Args:
-        reduce_to_device: the device; None lets aiodist choose.
-        accumulation_fn: None; how components are added is the reduce op's affair.
+        reduce_to_device: the device, or None.
+        accumulation_fn: None; the reduce op determines how values are combined.
 
     Raises:
-        TypeError, ValueError: ``reduce_to_device`` names no device.
-        ValueError: an ``accumulation_fn``.
+        TypeError: ``reduce_to_device`` is not a string.
+        ValueError: ``reduce_to_device`` is misspelled, or ``accumulation_fn`` is not None.
     """
 
     def __init__(self, reduce_to_device: str | None = None, accumulation_fn: None = None) -> None:
@@ -48,14 +48,14 @@ class ReductionToOneDevice(CrossDeviceOps):
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):
-    """Reduce inside groups of devices, then across the groups.
+    """A hint by its TensorFlow name: reduce inside groups of devices, then across the groups.
 
     Args:
-        num_packs: how many packs small values are put into, 0 or more; never changes a result.
+        num_packs: how many packs to put small values into, 0 or more.
 
     Raises:
-        TypeError: ``num_packs`` is no int.
-        ValueError: it is negative.
+        TypeError: ``num_packs`` is not an int.
+        ValueError: ``num_packs`` is negative.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -63,14 +63,14 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
 
 
 class NcclAllReduce(CrossDeviceOps):
-    """A hint by its TensorFlow name; nothing is reduced with NCCL.
+    """A hint by its TensorFlow name; aiodist does not use NCCL.
 
     Args:
-        num_packs: how many packs small values are put into, 0 or more; never changes a result.
+        num_packs: how many packs to put small values into, 0 or more.
 
     Raises:
-        TypeError: ``num_packs`` is no int.
-        ValueError: it is negative.
+        TypeError: ``num_packs`` is not an int.
+        ValueError: ``num_packs`` is negative.
     """
 
     implementation = "nccl"
@@ -88,10 +88,10 @@ def _num_packs(number: Any) -> int:
 
 
 def check(ops: Any) -> CommunicationOptions:
-    """Return what cross-device ops say of collectives.
+    """Return the communication options that correspond to cross-device ops; None stands for none.
 
     Raises:
-        TypeError: they are none.
+        TypeError: ``ops`` has another type.
     """
     if ops is None:
         return CommunicationOptions()

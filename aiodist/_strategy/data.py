@@ -1,4 +1,4 @@
-"""What a strategy does with data: the methods that `Strategy` inherits."""
+"""A strategy's data methods, which `Strategy` inherits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from aiodist._strategy.scope import require_cross_replica
 
 
 class DataMethods:
-    """The data methods of a strategy, which has `num_replicas_in_sync` replicas."""
+    """The data methods of a strategy."""
 
     if TYPE_CHECKING:
 
@@ -29,25 +29,27 @@ class DataMethods:
 
     @property
     def _share(self) -> Share:
-        """The replicas that are here: all of them, unless there are other workers."""
+        """The replicas of this process: all of them, unless there are other workers."""
         return Share(self.num_replicas_in_sync, range(self.num_replicas_in_sync))
 
     def experimental_distribute_dataset(self, dataset: Any, options: None = None) -> DistributedDataset:
         """Return a dataset that gives each replica its part of every global batch.
 
         A global batch of m examples is cut along the first axis into n consecutive parts of ceil(m/n), the last ones
-        short or empty. With one replica the batches come as they are. With several workers every worker iterates over
-        the same global batches, and takes the parts of its own replicas.
+        short or empty. With one replica the batches are passed on unchanged. Over several workers every worker iterates
+        over the same global batches, and takes the parts of its own replicas.
 
         Args:
-            dataset: an iterable or async iterable of global batches: nests of arrays of equal first size, e.g. a
-                `NumpyDataset` or a PyTorch ``DataLoader``.
+            dataset: an iterable or async iterable of global batches: nests of arrays with equal sizes along the first
+                axis, e.g. a `NumpyDataset` or a PyTorch ``DataLoader``.
             options: None.
 
         Raises:
-            ReplicaContextError: called, or iterated, inside a replica; called under another strategy.
-            TypeError: the dataset is not iterable; options. While iterating: a leaf of a batch is no array.
-            ValueError: while iterating: the arrays of a batch differ in their first size, or one has no first axis.
+            ReplicaContextError: called or iterated inside a replica, or called under another strategy.
+            TypeError: the dataset is not iterable, or ``options`` is not None; while iterating, a leaf of a batch is
+                not an array.
+            ValueError: while iterating, the arrays of a batch have different sizes along the first axis, or one has no
+                axis.
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_options(options)
@@ -56,26 +58,27 @@ class DataMethods:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
     ) -> DistributedDataset:
-        """Return a dataset over the per-replica batches that a function's dataset yields: n of them make a step.
+        """Return a dataset of the per-replica batches that a function's dataset yields. Each step takes n of them.
 
-        The k-th batch of a step is replica k's. Where less than n are left for the last step, the replicas without one
-        get arrays of no rows, otherwise like replica 0's: nothing is dropped, and a MEAN along the first axis divides
-        by the true count.
+        The k-th batch of a step is replica k's. If fewer than n are left for the last step, the other replicas get
+        arrays without rows that are otherwise like replica 0's: nothing is dropped, and a MEAN along the first axis
+        divides by the true count.
 
-        With several workers the function makes this worker's pipeline, and a step takes a batch for each local replica.
-        The workers agree at every step whether any has a batch left: so all end together, and replicas without a batch
-        get arrays of no rows, also those of a worker whose pipeline has ended early. Iterate asynchronously then.
+        Over several workers the function makes this worker's pipeline, and a step takes a batch for each local replica.
+        The workers agree at every step whether any of them has a batch left, so that all end together. Replicas without
+        a batch get arrays without rows, also on a worker whose pipeline has ended early. Iterate asynchronously there.
 
         Args:
-            dataset_fn: called once, now, on every worker, with an `InputContext` that says which pipeline is its own;
-                returns an iterable or async iterable.
+            dataset_fn: called once, at this call, on every worker, with an `InputContext` that says which pipeline to
+                make; returns an iterable or async iterable.
             options: None.
 
         Raises:
-            CollectiveError: while iterating: the workers do not meet.
-            ReplicaContextError: called, or iterated, inside a replica; called under another strategy.
-            TypeError: the function is none, or a coroutine function; what it returns is not iterable; options.
-            ValueError: while iterating: the batches of a step differ in structure.
+            CollectiveError: while iterating, the workers disagree.
+            ReplicaContextError: called or iterated inside a replica, or called under another strategy.
+            TypeError: ``dataset_fn`` is not a plain function or does not return an iterable, or ``options`` is not
+                None.
+            ValueError: while iterating, the batches of a step differ in structure.
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_options(options)
@@ -88,7 +91,7 @@ class DataMethods:
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
     ) -> DistributedDataset:
-        """Do the same as `distribute_datasets_from_function`, of which this is the older name.
+        """Call `distribute_datasets_from_function`; this is its older name.
 
         Raises:
             ReplicaContextError, TypeError, ValueError: as `distribute_datasets_from_function`.
@@ -96,18 +99,18 @@ class DataMethods:
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
-        """Return a nest of per-replica values that a function makes, one replica after the other.
+        """Return a nest of per-replica values that a function makes, in replica order.
 
         Args:
             value_fn: called once for each local replica, with a `ValueContext`; returns nests of equal structure.
 
         Returns:
-            The nest with a `PerReplica` for each leaf, equal ones too, but none for a None that all have; with one
-            replica, what the function returned.
+            The nest with a `PerReplica` for each leaf; None stays None where all replicas have it. With one replica,
+            what the function returned.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: the function is none, or a coroutine function.
+            TypeError: ``value_fn`` is not a plain function.
             ValueError: the structures differ.
         """
         require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
@@ -116,16 +119,16 @@ class DataMethods:
         return regroup(values, "values", mine, always_wrap=True)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> NumpyDataset:
-        """Return a dataset of the examples in a nest of NumPy arrays: row k of each array is the k-th example's.
+        """Return a dataset of the examples in a nest of NumPy arrays, where row k of each array is example k's.
 
         Args:
-            numpy_input: the arrays; they are not copied.
+            numpy_input: the arrays, of equal size along the first axis; they are not copied.
             session: None.
 
         Raises:
             ReplicaContextError: called inside a replica, or under another strategy.
-            TypeError: a leaf is no NumPy array; a session.
-            ValueError: the arrays differ in their first size, or one has no first axis.
+            TypeError: a leaf is not a NumPy array, or ``session`` is not None.
+            ValueError: the arrays have different sizes along the first axis, or one has no axis.
         """
         require_cross_replica(self, "strategy.experimental_make_numpy_dataset")
         if session is not None:
@@ -134,7 +137,7 @@ class DataMethods:
 
 
 def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
-    """Return the parts of a step's only batch that belong to the replicas that are here."""
+    """Return the parts of a step's only batch that belong to this process's replicas."""
     (batch,) = batches
     parts = cut(batch, share.replicas)
     if len(share.mine) == share.replicas:
@@ -160,7 +163,11 @@ def _check_options(options: Any) -> None:
 
 
 def _called(fn: Any, name: str, context: InputContext | ValueContext) -> Any:
-    """Return what a function that makes data returns for a context."""
+    """Return what a dataset or value function returns for a context.
+
+    Raises:
+        TypeError: it is not a plain function.
+    """
     if not callable(fn):
         raise TypeError(f"{name} must be a function of one {type(context).__name__}, got {fn!r}")
     if inspect.iscoroutinefunction(fn):

@@ -1,4 +1,4 @@
-"""Which strategy is in force here: the functions that ask, and the one that sets it."""
+"""The strategy in force: functions that return it, and one that sets it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def has_strategy() -> bool:
 
 
 def in_cross_replica_context() -> bool:
-    """Return whether this is under a strategy's scope, or in a merge function, and not inside a replica."""
+    """Return whether this is in a strategy's scope or in a merge function, and not inside a replica."""
     return isinstance(current.get(), CrossReplica)
 
 
 def get_replica_context() -> ReplicaContext | Any:  # in a replica function nobody should have to rule out None
-    """Return this replica's context; None in cross-replica context; outside any strategy, the default replica's."""
+    """Return this replica's context; None in cross-replica context; without a strategy, the default replica's."""
     here = current.get()
     if isinstance(here, CrossReplica):
         return None
@@ -36,13 +36,14 @@ def get_replica_context() -> ReplicaContext | Any:  # in a replica function nobo
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
-    """Put a strategy in force from here on, as if all that follows stood under its scope; None for the default one.
+    """Enter a strategy's cross-replica context for good, in this thread or task and in tasks started from now on.
 
-    It holds in this thread or task, and in tasks that it starts.
+    Args:
+        strategy: the strategy; None for the default one.
 
     Raises:
         ReplicaContextError: called inside a replica.
-        TypeError: ``strategy`` is none.
+        TypeError: ``strategy`` has another type.
     """
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"expected a strategy or None, got {strategy!r}")

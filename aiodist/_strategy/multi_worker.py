@@ -361,7 +361,7 @@ def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, i
 
 
 class MultiWorkerExtended(StrategyExtended):
-    """What stands behind a strategy on several workers; devices, components and destinations are this worker's."""
+    """The devices and settings of a strategy on several workers; devices and components are this worker's."""
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         if _in_group_of_this_worker():

@@ -1,4 +1,4 @@
-"""Scopes: blocks in cross-replica context of a strategy, and the check of what belongs there."""
+"""Scopes: a strategy's cross-replica context, and the check that a call is made in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Scope:
-    """A with-block in cross-replica context of a strategy; it gives the strategy. It may be entered again."""
+    """A context manager that enters a strategy's cross-replica context, and gives the strategy; reusable."""
 
     def __init__(self, strategy: Strategy) -> None:
         self._strategy = strategy
@@ -35,7 +35,7 @@ class Scope:
 
 
 def components_here(strategy: Strategy) -> int:
-    """Return how many components per-replica values of a strategy have here: fewer in the merge function of a group."""
+    """Return how many components per-replica values have here: in a group's merge function, one for each member."""
     here = current.get()
     if isinstance(here, CrossReplica) and here.strategy is strategy:
         return here.size
@@ -43,7 +43,7 @@ def components_here(strategy: Strategy) -> int:
 
 
 def replicas_here(strategy: Strategy) -> Sequence[int]:
-    """Return the ids of the replicas, over all workers, that these components are of."""
+    """Return the ids, over all workers, of the replicas that have the components here."""
     here = current.get()
     if isinstance(here, CrossReplica) and here.strategy is strategy and here.group is not None:
         return [member.replica_id for member in here.group.members]
@@ -52,10 +52,10 @@ def replicas_here(strategy: Strategy) -> Sequence[int]:
 
 
 def require_cross_replica(strategy: object, what: str) -> None:
-    """Check that this is not inside a replica, nor under another strategy.
+    """Check that a call is made outside of replicas and of other strategies' scopes.
 
     Raises:
-        ReplicaContextError: it is.
+        ReplicaContextError: it is not.
     """
     here = current.get()
     if here is None or here.strategy._is_default:

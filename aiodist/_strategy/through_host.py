@@ -66,10 +66,10 @@ class ThroughHost:
 
     def _land(self) -> list[Any]:
         """Make ready to copy down; return the leaves on the host."""
-        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
+        from aiodist._collectives.device import bring_down  # loaded where there are arrays on GPUs
 
         marks = [mark for mark, arrays in self._there.values() for _ in arrays]
-        run = to_host(marks, [[array] for _, arrays in self._there.values() for array in arrays], [0], self._names)
+        run = bring_down(marks, [[array] for _, arrays in self._there.values() for array in arrays], [0], self._names)
         self.down = partial(_finished, run)
         landed, leaves = iter(run.landed()), list(self._leaves)
         for place, (_, there) in self._there.items():
@@ -104,11 +104,11 @@ class ThroughHost:
 
     async def _launched(self, leaves: Mapping[int, Any], ordinals: Sequence[int]) -> list[list[Any]]:
         """Return arrays with the values of these leaves, which are on the host: by leaf, one on each GPU."""
-        from aiodist._collectives.device import from_host, staged
+        from aiodist._collectives.device import bring_up, staged
 
         arrays = await call_off_loop(list(leaves.values()), lambda: staged([np.asarray(v) for v in leaves.values()]))
         marks = [self._there[place][0] for place in leaves]
-        run = from_host(marks, [[array] for array in arrays], [ordinals] * len(arrays), self._names)
+        run = bring_up(marks, [[array] for array in arrays], [ordinals] * len(arrays), self._names)
         return await _finished(run)
 
 

@@ -1,4 +1,4 @@
-"""The names of TensorFlow 1: each a door to what has taken its place, kept together here."""
+"""The names of TensorFlow 1, each of which calls its successor."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CollectiveHints = CommunicationOptions
 
 
 class V1Strategy:
-    """What strategies are called by in TensorFlow 1. New programs use the names that the docstrings give."""
+    """A strategy's methods by their names in TensorFlow 1. New programs use the names that the docstrings give."""
 
     if TYPE_CHECKING:
 
@@ -43,15 +43,15 @@ class V1Strategy:
             """Return the components of a nest of per-replica values."""
 
     async def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
-        """Run a function on every replica, on the next element of an iterator if there is one; now `run`.
+        """Run a function on every replica, with the next element of an iterator if there is one; now `run`.
 
         Args:
-            fn: a function of no argument, or of one with ``input_iterator``.
+            fn: a function of no argument, or of one argument with ``input_iterator``.
             input_iterator: an iterator or asynchronous iterator of per-replica values.
 
         Raises:
-            StopAsyncIteration: the iterator has no further element.
-            TypeError: it is no iterator.
+            StopAsyncIteration: the iterator is exhausted.
+            TypeError: ``input_iterator`` is not an iterator.
             Exception: as `run`.
         """
         return await self.run(fn, () if input_iterator is None else (await _next(input_iterator),))
@@ -75,7 +75,7 @@ class V1Strategy:
         return self.experimental_local_results(value)
 
     async def group(self, value: Any, name: str | None = None) -> None:
-        """Wait for whatever is to be awaited in a value, component by component.
+        """Await all awaitables in a value, component by component.
 
         Args:
             value: a nest of per-replica values.
@@ -97,24 +97,28 @@ class V1Strategy:
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Say which worker of a cluster this process is, for strategies that span several.
+        """Say which worker of a cluster this process is, for strategies over several workers.
 
         Args:
             session_config: ignored; there are no sessions.
-            cluster_spec: by job name, the addresses of its tasks.
+            cluster_spec: the addresses of each job's tasks, by job name.
             task_type: this process's job.
-            task_id: its index there.
+            task_id: this process's index in the job.
 
         Raises:
-            TypeError: an argument of the wrong type.
-            ValueError: the settings contradict each other, or the strategy is for one process alone.
+            TypeError: an argument has the wrong type.
+            ValueError: the settings contradict each other, or the strategy is for one process.
         """
         settings = ClusterSettings.of(cluster_spec, task_type, task_id)
         if settings is not None:
             self._use_cluster(settings)
 
     def _use_cluster(self, settings: ClusterSettings) -> None:
-        """Keep the settings of a cluster; a strategy that spans several workers does."""
+        """Keep the settings of a cluster.
+
+        Raises:
+            ValueError: the strategy is for one process.
+        """
         raise ValueError(
             f"{type(self).__name__} is for one process and cannot use {settings.task_type!r} {settings.task_id} of a "
             "cluster; MultiWorkerMirroredStrategy is for several"
@@ -124,10 +128,10 @@ class V1Strategy:
         """Return a copy of a configuration with this strategy's devices and collective settings filled in.
 
         Args:
-            config_proto: a mapping; it is left as it is, and nothing in it is shared with the copy.
+            config_proto: a mapping, which is copied deeply.
 
         Raises:
-            TypeError: it is no mapping.
+            TypeError: ``config_proto`` is not a mapping.
         """
         if not isinstance(config_proto, Mapping):
             raise TypeError(f"update_config_proto expects a mapping of settings, got {config_proto!r}")
@@ -136,7 +140,7 @@ class V1Strategy:
         return {**deepcopy(dict(config_proto)), "devices": list(extended.devices), "collectives": collectives}
 
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[None]:
-        """Return a with-block in which variables are created on the devices of another; see ``extended``'s.
+        """Return a context manager in which variables are created on the devices of another; see ``extended``'s.
 
         Raises:
             TypeError, ValueError: as `StrategyExtended.colocate_vars_with`.

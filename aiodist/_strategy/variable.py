@@ -1,9 +1,9 @@
-"""Variables: state with one component for each replica, kept the same on all of them, or brought together on reading.
+"""Variables: state with one component for each replica, equal on all of them, or aggregated when it is read.
 
-Components are arrays that never change: an assignment puts others in their place. So a value that was read stays what
-it was, whatever is assigned later, by whichever replica, and the replicas of a mirrored variable share one array.
+Components are arrays that never change; an assignment replaces them. So later assignments do not change a value that
+was read, and the replicas of a mirrored variable share one array.
 
-Below this floor nobody knows of variables: a collective takes one as the array that it reads as (`ArrayLike`).
+Lower floors know nothing of variables: a collective takes one as an array (`ArrayLike`).
 """
 
 from __future__ import annotations
@@ -31,47 +31,48 @@ from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchr
 
 
 class Variable(ArrayLike):
-    """State of a strategy, with one component for each replica. It reads as an array, and is an operand like one.
+    """State of a strategy, with one component for each replica. It can be used as an array.
 
     A **mirrored** variable (``synchronization`` "auto" or "on_write") has the same value on every replica. A
-    **sync-on-read** one ("on_read") has a value on each, and ``aggregation`` makes one of them when it is read.
+    **sync-on-read** variable ("on_read") has a value on each replica, and reading it outside of replicas combines them
+    by ``aggregation``.
 
-    A read in a replica gives its own component; elsewhere it gives the aggregate. An assignment in a replica is
+    A read in a replica gives the replica's own component, elsewhere the aggregate. An assignment in a replica is
     awaited, elsewhere it is not::
 
-        await variable.assign_add(x)      # in a replica; for a mirrored variable all replicas meet in it, and what
-                                          # they assign is aggregated
+        await variable.assign_add(x)      # in a replica; for a mirrored variable this is a collective, which
+                                          # aggregates the replicas' values
         variable.assign_add(x)            # anywhere else
 
-    Created under a scope it belongs to that strategy, outside any to the default strategy, with one component. Created
-    in a replica function it is made once, with replica 0's initial value; every replica creates the same variables in
-    the same order, and gets the identical object.
+    A variable that is created under a scope belongs to that strategy; without a scope it belongs to the default
+    strategy, and has one component. In a replica function every replica creates the same variables in the same order;
+    each is made once, with replica 0's initial value, and all replicas get the same object.
 
     Args:
         initial_value: an array or number, or a function that returns one. It is copied.
-        trainable: whether an optimiser should change it; None: yes, unless it is sync-on-read.
-        name: what errors and reports call it; None: "Variable". Where several places of a replica function are to
-            create one variable, it stands in for the place.
-        dtype: of its components; None: that of ``np.asarray(initial_value)``.
+        trainable: whether an optimiser should change it; None: True, unless it is sync-on-read.
+        name: the name in errors and reports; None: "Variable". If several places of a replica function create one
+            variable, the name replaces the place.
+        dtype: the components' dtype; None: that of ``np.asarray(initial_value)``.
         synchronization: a `VariableSynchronization`, or its name.
         aggregation: a `VariableAggregation`, or its name.
 
     Raises:
         ReplicaContextError: created in a replica's worker thread.
-        TypeError: the initial value is no array of numbers, or does not fit ``dtype``; SUM or MEAN of bool.
-        ValueError: an unknown synchronization or aggregation, or synchronization NONE; MEAN of integers; a trainable
-            variable that is sync-on-read; the replicas create different variables.
+        TypeError: the initial value is not an array of numbers, or does not fit ``dtype``; SUM or MEAN of bool.
+        ValueError: an unknown synchronization or aggregation, or synchronization NONE; MEAN of integers; a
+            sync-on-read variable that is trainable; the replicas create different variables.
     """
 
     __slots__ = ("__weakref__", "_change", "_components", "_requests", "_spec", "_strategy", "_subject")
-    _change: Any  # an assignment that is still being made, or None
+    _change: Any  # an assignment in progress, or None
     _components: list[Array]
     _requests: dict[tuple[str, str | None], Request]
     _spec: Spec
     _strategy: Any  # None: the default one
     _subject: str  # tells it from others of its name
 
-    # Another replica may already have made what this call creates: so it is made here, and not in __init__.
+    # Another replica may already have made the variable, so __new__ makes or finds it, not __init__.
     def __new__(
         cls,
         initial_value: Any,
@@ -134,7 +135,7 @@ class Variable(ArrayLike):
         return variable
 
     def _put(self, components: Sequence[Array]) -> None:
-        """Set the components: read-only arrays, whose memory is nobody else's; replicas may have one in common."""
+        """Set the components: read-only arrays that nobody else can change; replicas may share one."""
         self._components = list(components)
 
     def __repr__(self) -> str:
@@ -144,7 +145,7 @@ class Variable(ArrayLike):
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The variable's name in errors and reports."""
         return self._spec.name
 
     @property
@@ -164,17 +165,17 @@ class Variable(ArrayLike):
 
     @property
     def synchronization(self) -> VariableSynchronization:
-        """When its components are brought together, ON_WRITE or ON_READ."""
+        """When its components are combined, ON_WRITE or ON_READ."""
         return self._spec.synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How what replicas assign, or its components, become one."""
+        """How the replicas' values or components are combined."""
         return self._spec.aggregation
 
     @property
     def values(self) -> tuple[Array, ...]:
-        """The components, read-only arrays, in replica-id order."""
+        """The components, as read-only arrays in replica-id order; over several workers this worker's."""
         return tuple(self._present())
 
     @property
@@ -197,12 +198,12 @@ class Variable(ArrayLike):
     # Reading.
 
     def read_value(self) -> Array:
-        """Return the value: in a replica its own component, elsewhere the aggregate; a read-only array.
+        """Return the value as a read-only array: in a replica its own component, elsewhere the aggregate.
 
         Raises:
-            ReplicaContextError: replica 0, whose initial value it gets, has not created it yet.
-            ValueError: it belongs to another strategy than the replica; or it is sync-on-read with aggregation NONE,
-                and read outside a replica.
+            ReplicaContextError: replica 0, which gives the initial value, has not created the variable yet.
+            ValueError: the variable belongs to another strategy; or it is sync-on-read with aggregation NONE, and read
+                outside of replicas.
         """
         components = self._present()
         if self._strategy is None:
@@ -225,10 +226,10 @@ class Variable(ArrayLike):
         return frozen_copy(aggregating.aggregate(self.aggregation, components, self.name))
 
     def _replica(self, verb: str) -> ReplicaContext | None:
-        """Return the context of the replica that this is in; None outside.
+        """Return the current replica's context; None outside of replicas.
 
         Raises:
-            ValueError: it is a replica of another strategy.
+            ValueError: the replica belongs to another strategy.
         """
         here = current.get()
         if not isinstance(here, ReplicaContext):
@@ -244,22 +245,22 @@ class Variable(ArrayLike):
     # Assigning.
 
     def assign(self, value: Any, *, name: str | None = None) -> Any:
-        """Give the variable another value.
+        """Assign a value.
 
-        In a replica the call returns an awaitable, whose await gives the variable. For a mirrored variable it is a
-        collective: what the replicas assign is aggregated, and with aggregation NONE must be equal. For a sync-on-read
-        variable it changes the replica's own component at once.
+        In a replica the call returns an awaitable, whose await gives the variable. For a mirrored variable this is a
+        collective: the replicas' values are aggregated; with aggregation NONE they must be equal. For a sync-on-read
+        variable the call changes the replica's own component at once.
 
-        Elsewhere the call applies at once and returns the variable. A sync-on-read variable of aggregation SUM gets
-        components that add up to the value. A `Mirrored` value is one value; a `PerReplica` is what replicas would
-        have assigned.
+        Outside of replicas the call takes effect at once and returns the variable. A sync-on-read variable with SUM
+        gets components that add up to the value. A `Mirrored` is one value; a `PerReplica` stands for what the replicas
+        would assign.
 
         Args:
             value: an array or number of the variable's shape; nothing is broadcast.
-            name: stands in for the call site of the collective.
+            name: replaces the call site of the collective.
 
         Raises:
-            CollectiveError: (at the await) the replicas did not meet in the assignment.
+            CollectiveError: at the await, the replicas disagree.
             OverflowError: a Python int that the variable's dtype cannot hold.
             ReplicaContextError: called in a replica's worker thread.
             TypeError: the value does not fit the variable's dtype.
@@ -268,21 +269,25 @@ class Variable(ArrayLike):
         return self._assign("assign", value, name, _getframe(1))
 
     def assign_add(self, value: Any, *, name: str | None = None) -> Any:
-        """Add a value, as `assign` gives one: to a mirrored variable, what the replicas' values are aggregated to.
+        """Add a value; to a mirrored variable, the aggregate of the replicas' values. Otherwise as `assign`.
 
         Args:
             value: an array or number of the variable's shape.
-            name: stands in for the call site of the collective.
+            name: replaces the call site of the collective.
 
         Raises:
-            ValueError: as `assign`; and outside a replica, for a sync-on-read variable of aggregation SUM, where it
-                cannot be told whether the value counts once or for each replica.
+            ValueError: as `assign`; also outside of replicas for a sync-on-read variable with SUM, because it is not
+                clear whether the value counts once or for each replica.
             CollectiveError, OverflowError, ReplicaContextError, TypeError: as `assign`.
         """
         return self._assign("assign_add", value, name, _getframe(1))
 
     def assign_sub(self, value: Any, *, name: str | None = None) -> Any:
-        """Subtract a value; see `assign_add`."""
+        """Subtract a value, as `assign_add` adds one.
+
+        Raises:
+            Exception: as `assign_add`.
+        """
         return self._assign("assign_sub", value, name, _getframe(1))
 
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
@@ -302,7 +307,7 @@ class Variable(ArrayLike):
         """Return another variable of the same strategy with the same value, as `copy.deepcopy` does.
 
         Raises:
-            ReplicaContextError: in a replica, where each would make one of its own.
+            ReplicaContextError: called in a replica, where each would make a variable of its own.
         """
         if isinstance(current.get(), ReplicaContext):
             raise ReplicaContextError(
@@ -326,7 +331,7 @@ _OWN_OR_VALUE = "create it in that one's scope(), or pass its value, variable.nu
 
 
 def _owner(here: ReplicaContext | CrossReplica | None) -> Any:
-    """Return the strategy whose variables are at home here; None for the default one."""
+    """Return the strategy in force; None for the default one."""
     return None if here is None or here.strategy._is_default else here.strategy
 
 
@@ -334,7 +339,7 @@ def _synchronization(value: Any) -> VariableSynchronization:
     """Return ON_WRITE or ON_READ.
 
     Raises:
-        ValueError: it is NONE, or no synchronization.
+        ValueError: it is NONE or unknown.
     """
     how = VariableSynchronization(value)
     if how is VariableSynchronization.NONE:
@@ -350,7 +355,7 @@ def _trainable(value: bool | None, how: VariableSynchronization) -> bool:
 
 
 def as_distributed(leaf: Any) -> Any:
-    """Return a variable's components as a mirrored or per-replica value; anything else as it is."""
+    """Return a variable's components as a mirrored or per-replica value; anything else unchanged."""
     if not isinstance(leaf, Variable):
         return leaf
     return Mirrored(leaf.values) if leaf._mirrored else PerReplica(leaf.values)

@@ -1,4 +1,4 @@
-"""How a variable's components are kept together, and how what replicas assign to it becomes one value."""
+"""When and how a variable's components are combined."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class _NamedChoice(enum.StrEnum):
 
 
 class VariableSynchronization(_NamedChoice):
-    """When the components of a variable are brought together. Strings of any case are accepted for members.
+    """When the components of a variable are combined. Strings of any case are accepted for members.
 
     Attributes:
         AUTO: as ON_WRITE.
-        NONE: never; no strategy has such variables, as in TensorFlow.
-        ON_WRITE: at every assignment: a mirrored variable, whose components are always the same.
-        ON_READ: when it is read in cross-replica context: each replica assigns to its own component.
+        NONE: never; not allowed for a strategy's variables, as in TensorFlow.
+        ON_WRITE: at every assignment, so that all components are equal: a mirrored variable.
+        ON_READ: when it is read outside of replicas; each replica assigns to its own component.
     """
 
     AUTO = "auto"
@@ -37,13 +37,13 @@ class VariableSynchronization(_NamedChoice):
 
 
 class VariableAggregation(_NamedChoice):
-    """How the values that replicas assign, or their components, become one. Strings of any case are accepted.
+    """How replicas' values or components are combined. Strings of any case are accepted for members.
 
     Attributes:
-        NONE: not at all: what replicas assign to a mirrored variable must be equal.
-        SUM: their sum.
-        MEAN: their mean.
-        ONLY_FIRST_REPLICA: replica 0's.
+        NONE: not at all; values assigned to a mirrored variable must be equal.
+        SUM: the sum.
+        MEAN: the mean.
+        ONLY_FIRST_REPLICA: replica 0's value.
     """
 
     NONE = "none"
@@ -53,7 +53,7 @@ class VariableAggregation(_NamedChoice):
 
     @property
     def reduce_op(self) -> ReduceOp | None:
-        """The reduction that it is; None for NONE and ONLY_FIRST_REPLICA."""
+        """The corresponding reduction; None for NONE and ONLY_FIRST_REPLICA."""
         return _REDUCE_OPS.get(self)
 
 

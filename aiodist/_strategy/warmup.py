@@ -1,8 +1,4 @@
-"""Warming up: the kernels that a strategy's reductions will need, compiled before they are needed.
-
-Without it, the first large reduction of its sort waits until its kernel is compiled; before that, and for small values,
-NumPy serves, with the same bits.
-"""
+"""Warming up: compiles the kernels that a strategy's reductions will need before they are needed."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ Enabled by name only, with ``-p aiodist.testing.pytest_plugin`` or, in the top `
         ctx = aiodist.get_replica_context()
         assert await ctx.all_reduce("SUM", 1) == 4
 
-The test function is what each replica runs; fixtures are made once and given to all replicas in all schedules.
+The test function is the replica function; fixtures are made once and passed to all replicas in all schedules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Let a marked test function be one that runs it on replicas: a plain function, whatever other plugins look for."""
+    """Replace a marked test function by a plain function that runs it on replicas, whatever other plugins look for."""
     __tracebackhide__ = True
     marker = pyfuncitem.get_closest_marker("replicas")
     if marker is None:
@@ -59,7 +59,7 @@ def _explore(fn: Callable[..., Any], options: dict[str, Any], **kwargs: Any) -> 
 
 
 def _own_part(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame on that is not an event loop's or ours; None when there is no other."""
+    """Return a traceback from the first frame that is not an event loop's or ours; None if there is none."""
     while traceback is not None and is_plumbing(traceback.tb_frame):
         traceback = traceback.tb_next
     return traceback
@@ -71,11 +71,11 @@ def _options(
     return {"n": n, "schedules": schedules, "seed": seed, "replay": replay, "timeout": timeout}
 
 
-_options.__qualname__ = "pytest.mark.replicas"  # for the error where a marker has other arguments
+_options.__qualname__ = "pytest.mark.replicas"  # for the error when a marker has other arguments
 
 
 def _function(obj: Any) -> Callable[..., Any]:
-    """Return the test function itself, where another plugin has wrapped a coroutine function in a plain one."""
+    """Return the test function itself if another plugin has wrapped a coroutine function in a plain one."""
     wrapped = getattr(obj, "__wrapped__", None)
     function: Callable[..., Any] = wrapped if inspect.iscoroutinefunction(wrapped) else obj
     return function

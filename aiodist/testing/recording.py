@@ -1,26 +1,22 @@
-"""Records of collectives: which were made, in order, to compare with others or with a list."""
+"""Recordings of collectives: which were made, in order, to compare with others or with a list."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from aiodist._core.instrument import Observer, observing
 from aiodist._core.ledger import Slot
 from aiodist._core.report import CallRecord
 from aiodist._core.text import count, shown
 
-if TYPE_CHECKING:
-    pass
-
 
 class Recording:
-    """The collectives that were completed, in that order: those of the runs that began while it was made.
+    """The collectives that were completed, in order, of the runs that began while it was made.
 
-    It has a length, can be iterated over and indexed, and gives a `CallRecord` each: what was asked, and where. The
-    call site is that of the replica that came first.
+    It is a sequence of `CallRecord`: each says what was called and where, at the call site of the replica that called
+    first.
     """
 
     def __init__(self) -> None:
@@ -44,7 +40,7 @@ class Recording:
 
     @property
     def calls(self) -> list[str]:
-        """What was asked, as texts, e.g. ``all_reduce(SUM, float32[3])``."""
+        """The calls as text, e.g. ``all_reduce(SUM, float32[3])``."""
         return [record.call for record in self._records]
 
 
@@ -55,7 +51,7 @@ class _Recorder(Observer):
         self._recording = recording
 
     def completed(self, slot: Slot) -> None:
-        """Record it."""
+        """Record a collective that has its result."""
         if slot.error is None and slot.number >= 0:
             first = slot.first
             self._recording.add(CallRecord(slot.number, str(first.call), first.location))
@@ -79,11 +75,11 @@ def assert_same_collectives(
     """Check that two programs made the same collectives in the same order; call sites are not compared.
 
     Args:
-        actual: a recording, or what it consists of, or texts as in `Recording.calls`.
-        expected: likewise.
+        actual: a recording, its records, or texts as in `Recording.calls`.
+        expected: the same.
 
     Raises:
-        AssertionError: they differ; the text is a diff.
+        AssertionError: they differ; the message is a diff.
     """
     left, right = _texts(expected), _texts(actual)
     if left == right:

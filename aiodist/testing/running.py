@@ -21,11 +21,11 @@ _SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Explored:
-    """What came of an exploration in which nothing failed.
+    """The result of an exploration in which nothing failed.
 
     Attributes:
-        schedules: how many schedules were run: fewer than were asked for where the program leaves no choice.
-        results: what the replicas returned in the first of them, one entry each.
+        schedules: how many schedules were run: fewer than requested if the program leaves no choice.
+        results: what the replicas returned in the first of them, one entry per replica.
     """
 
     schedules: int
@@ -41,26 +41,26 @@ def run_replicas(
     replay: str | None = None,
     timeout: float | None = _SECONDS,
 ) -> tuple[Any, ...]:
-    """Run a replica function once, on a controlled loop, in asyncio's order.
+    """Run a replica function once, on a controlled event loop, in asyncio's order.
 
-    Time is virtual there: sleeps take none, and timeouts come when nothing else can.
+    Time is virtual there: sleeps take no time, and a timeout fires only when nothing else can happen before it.
 
     Args:
         fn: the replica function.
-        n: on how many CPU replicas; or a strategy.
+        n: the number of CPU replicas, or a strategy.
         args: its arguments, as for `Strategy.run`.
-        kwargs: its keyword arguments, likewise.
-        replay: a schedule that failed, as `explore` and ``aiodist check`` print it, to run in that order.
-        timeout: how long it may take, in real seconds; None: as long as it likes.
+        kwargs: its keyword arguments, as for `Strategy.run`.
+        replay: a failing schedule to repeat, as `explore` and ``aiodist check`` print it.
+        timeout: limit in real seconds; None for no limit.
 
     Returns:
-        What the replicas returned, one entry each.
+        What the replicas returned, one entry per replica.
 
     Raises:
         DeadlockError: nothing can run any more.
-        CollectiveError: replicas did not meet, or took longer than ``timeout``.
-        RuntimeError: called in a coroutine: it makes an event loop of its own.
-        ValueError: ``n`` is no number of replicas; ``replay`` is no schedule.
+        CollectiveError: replicas disagreed, or took longer than ``timeout``.
+        RuntimeError: an event loop runs already: call it from a plain function, not from a coroutine.
+        ValueError: ``n`` is not a number of replicas; ``replay`` is not a schedule.
         Exception: what a replica raised.
     """
     __tracebackhide__ = True
@@ -85,27 +85,27 @@ def explore(
     replay: str | None = None,
     timeout: float | None = _SECONDS,
 ) -> Explored:
-    """Run a replica function under many schedules: orders in which ready tasks run. Stop at the first that fails.
+    """Run a replica function under many schedules, which are orders of ready tasks; stop at the first that fails.
 
-    The first is asyncio's order, the second its reverse; then come random ones, and ones directed at the places where
-    the order can be another. A failing schedule is reduced to the fewest changes that still fail; notes on the error
-    tell what they are, and how to run it again. What a run changes outside the function, the next one finds changed.
+    The first is asyncio's order, the second its reverse; then random schedules alternate with ones directed at places
+    where the order can differ. A failing schedule is reduced to the fewest changes that still fail; notes on the error
+    say what they are and how to repeat the run. What a run changes outside the function stays changed for the next.
 
     Args:
         fn: the replica function.
-        n: on how many CPU replicas; or a strategy.
+        n: the number of CPU replicas, or a strategy.
         schedules: how many to run at most.
-        seed: what they are drawn from, and the random numbers of `random` and `numpy.random` in the program.
+        seed: seed of the schedules, and of `random` and `numpy.random` in the program.
         args: the function's arguments, as for `Strategy.run`.
-        kwargs: its keyword arguments, likewise.
+        kwargs: its keyword arguments, as for `Strategy.run`.
         replay: the one schedule to run instead.
-        timeout: how long a run may take, in real seconds; None: as long as it likes.
+        timeout: limit of one run in real seconds; None for no limit.
 
     Raises:
         DeadlockError: nothing can run any more.
-        CollectiveError: replicas did not meet, or took longer than ``timeout``.
-        RuntimeError: called in a coroutine: it makes an event loop of its own.
-        ValueError: ``n`` is no number of replicas; ``schedules`` is less than 1; ``replay`` is no schedule.
+        CollectiveError: replicas disagreed, or took longer than ``timeout``.
+        RuntimeError: an event loop runs already: call it from a plain function, not from a coroutine.
+        ValueError: ``n`` is not a number of replicas; ``schedules`` is less than 1; ``replay`` is not a schedule.
         Exception: what a replica raised.
     """
     __tracebackhide__ = True
@@ -134,14 +134,14 @@ def _program(
 
 def _cpus(n: object) -> Strategy:
     if not isinstance(n, int) or n < 1:
-        raise ValueError(f"n must be a number of replicas, from 1 on, or a strategy, got {n!r}")
+        raise ValueError(f"n must be a number of replicas, at least 1, or a strategy, got {n!r}")
     return MirroredStrategy([f"CPU:{index}" for index in range(n)])
 
 
 def _check_no_loop() -> None:
     if running_on_trio() or _asyncio_runs():
         raise RuntimeError(
-            "aiodist.testing runs replicas on an event loop of its own, and one runs here already: "
+            "aiodist.testing runs replicas on its own event loop, and another one runs here already: "
             "call it from a plain function, not from a coroutine"
         )
 
@@ -155,7 +155,7 @@ def _asyncio_runs() -> bool:
 
 
 def _tell(exploration: exploring.Exploration, failure: Result) -> None:
-    """Note on an error how it came about."""
+    """Note on an error in which schedule it was found."""
     assert failure.error is not None
     changes = len(failure.schedule.changes)
     if changes:

@@ -195,7 +195,7 @@ def cut(
     target = empty_like(buffers[0], plan.rule.result) if out is None else out
     in_one_go = plan.rule.contiguous and not buffers[0].dtype.isnative
     if in_one_go or not same_order([*buffers, target]) or spoils(target, buffers):
-        return Pieces(target, (partial(quietly, plan.fold, plan.rule, buffers, target),))
+        return Pieces(target, (lambda: quietly(plan.fold, plan.rule, buffers, target),))
     size = buffers[0].size
     step = max(GRAIN, -(-size // max(parts, 1) // GRAIN) * GRAIN)
     starts = range(0, size, step)

@@ -73,10 +73,10 @@ def test_paths_are_code() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "text"),
     [
-        ({"w": 1}, {"w": 1, "b": 2}, "value['b'] stands on there only"),
-        ([1, 2], [1], "value[1] stands on here only"),
+        ({"w": 1}, {"w": 1, "b": 2}, "value['b'] is on there only"),
+        ([1, 2], [1], "value[1] is on here only"),
         ([1], (1,), "value is [*] on here and (*,) on there"),
-        ({"w": {"x": 1}, "b": 1}, {"w": {"y": 1}, "b": 1}, "value['w']['x'] stands on here only"),
+        ({"w": {"x": 1}, "b": 1}, {"w": {"y": 1}, "b": 1}, "value['w']['x'] is on here only"),
         ({"w": 1, "b": (1,)}, {"w": 1, "b": 1}, "value['b'] is (*,) on here and * on there"),
         ({"w": [1, None]}, {"w": [1, 1]}, "value['w'][1] is None on here and * on there"),
         (Pair(1, 2), OtherPair(1, 2), "value is Pair(left=*, right=*) on here and OtherPair(left=*, right=*) on there"),

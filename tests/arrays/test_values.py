@@ -131,11 +131,11 @@ def test_nests_are_regrouped_leaf_by_leaf() -> None:
 @pytest.mark.parametrize(
     ("values", "path"),
     [
-        (({"a": 1}, {"b": 1}), r"value\['a'\] stands on replica 0 only, value\['b'\] stands on replica 1 only"),
-        (((1, 2), (1,)), r"value\[1\] stands on replica 0 only"),
+        (({"a": 1}, {"b": 1}), r"value\['a'\] is on replica 0 only, value\['b'\] is on replica 1 only"),
+        (((1, 2), (1,)), r"value\[1\] is on replica 0 only"),
         (((1, 2), [1, 2]), r"value is \(\*, \*\) on replica 0 and \[\*, \*\] on replica 1"),
         (({"a": (1,)}, {"a": 1}), r"value\['a'\] is \(\*,\) on replica 0 and \* on replica 1"),
-        (({"a": None}, {}), r"value\['a'\] stands on replica 0 only"),
+        (({"a": None}, {}), r"value\['a'\] is on replica 0 only"),
         ((None, (1,)), r"value is \* on replica 0 and \(\*,\) on replica 1"),
     ],
 )

@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from aiodist import CollectiveTimeoutError, DeadlockError, Reason, get_replica_context
+from aiodist import CollectiveMismatchError, CollectiveTimeoutError, DeadlockError, Reason, get_replica_context
 from tests.checking.programs import Main, mirrored, result, value, work_until_the_loop_waits
 from tests.project.paths import ROOT
 
@@ -364,6 +364,19 @@ def test_thread_that_never_comes_is_waited_for_until_the_time_is_up() -> None:
     assert isinstance(error, CollectiveTimeoutError)
     assert "At work in threads: 'Thread-" in str(error)
     assert "--timeout" in str(error)
+
+
+def test_disagreement_says_more_than_that_another_replica_runs_forever() -> None:
+    async def replica() -> None:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group == 2:
+            while True:  # noqa: ASYNC110  (programs do)
+                await asyncio.sleep(0)
+        await ctx.all_reduce(("SUM", "MAX")[ctx.replica_id_in_sync_group], 1.0)
+
+    error = result(lambda: mirrored(3).run(replica), seconds=0.05).error
+    assert isinstance(error, CollectiveMismatchError)
+    assert error.report.reason is Reason.REDUCE_OP
 
 
 def test_echo_of_a_deadlock_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,22 +24,6 @@ def exploration(main: Main, schedules: int = 100, seed: int = 0) -> Exploration:
 # Programs with a bug that shows in some orders only.
 
 
-async def first_come() -> None:
-    """Whoever comes first does the work that all should do: in the default order replica 0, as all expect."""
-    done: list[int] = []
-
-    async def replica() -> None:
-        ctx = get_replica_context()
-        for _ in range(5):
-            await ctx.barrier()
-        done.append(ctx.replica_id_in_sync_group)
-        if done[0] == ctx.replica_id_in_sync_group != 0:
-            await ctx.all_reduce("SUM", 1.0)
-        await ctx.barrier()
-
-    await mirrored(4).run(replica)
-
-
 async def racing_children() -> None:
     """Two child tasks of each replica issue a collective each, in whatever order they are started."""
 
@@ -72,7 +56,7 @@ async def late_flag() -> None:
     await mirrored(2).run(replica)
 
 
-WRONG = [(first_come, CollectiveMismatchError), (racing_children, CollectiveMismatchError), (late_flag, LookupError)]
+WRONG = [(racing_children, CollectiveMismatchError), (late_flag, LookupError)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -110,7 +94,7 @@ def test_exploration_depends_on_its_seed_alone() -> None:
     assert printed == "".join(summary(main) for main, _ in WRONG)
 
 
-# Correct programs.
+# Correct programs; tests/faults has more.
 
 
 async def overlapping() -> None:
@@ -125,51 +109,12 @@ async def overlapping() -> None:
     assert [strategy.experimental_local_results(r)[2] for r in results] == [[0.0, 3.0, 6.0, 9.0]] * 2
 
 
-async def merging() -> None:
-    async def sum_up(strategy: Any, values: Any) -> Any:
-        await asyncio.sleep(0)
-        return await strategy.reduce("SUM", values, axis=None)
-
-    async def replica() -> Any:
-        ctx = get_replica_context()
-        async with asyncio.timeout(5):
-            await ctx.barrier()
-        return await ctx.merge_call(sum_up, args=(np.float64(ctx.replica_id_in_sync_group),))
-
-    strategy = mirrored(4)
-    assert strategy.experimental_local_results(await strategy.run(replica))[0] == 6.0
-
-
-async def queues_and_locks() -> None:
-    """Each replica hands a value to the next by a queue, and changes what is shared under a lock."""
-    queues: list[asyncio.Queue[int]] = [asyncio.Queue(1) for _ in range(3)]
-    lock, inside = asyncio.Lock(), 0
-
-    async def replica() -> int:
-        nonlocal inside
-        ctx = get_replica_context()
-        me, total = ctx.replica_id_in_sync_group, 0
-        for step in range(5):
-            await queues[(me + 1) % 3].put(step)
-            total += await queues[me].get()
-            async with lock:
-                inside += 1
-                await asyncio.sleep(0)
-                assert inside == 1
-                inside -= 1
-            total = int(await ctx.all_reduce("MAX", total))
-        return total
-
-    assert await mirrored(3).run(replica) == 10
-
-
-@pytest.mark.parametrize("main", [overlapping, merging, queues_and_locks])
-def test_correct_program_passes_under_every_schedule(main: Main) -> None:
-    seen: list[int] = []
-    found = explore(coroutine_program(main), schedules=60, seed=0, seconds=20, before=seen.append)
+def test_correct_program_passes_under_every_schedule() -> None:
+    announced: list[int] = []
+    found = explore(coroutine_program(overlapping), schedules=60, seed=0, seconds=20, before=announced.append)
     assert found.failure is None, found.failure.error
     assert found.schedules == 60
-    assert seen == list(range(60))
+    assert announced == list(range(60))
 
 
 def test_program_without_a_choice_has_one_schedule() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives import kinds
-from aiodist._collectives.device import DeviceExecutor, from_host, staged, to_host
+from aiodist._collectives.device import DeviceExecutor, bring_down, bring_up, staged
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
@@ -130,7 +130,7 @@ def test_folds_come_down_in_the_accumulator(plant: Plant, ordinals: list[int], o
     machine = plant(2, walls=WALLS)
     values = [arrays.buffers(seed, 3, shape, dtype) for seed, shape in enumerate([(3, 5), (7,), ()])]
     columns = [column_of(machine, column, ordinals) for column in values]
-    run = to_host([mark for mark, _ in columns], [column for _, column in columns], None, (), op)
+    run = bring_down([mark for mark, _ in columns], [column for _, column in columns], None, (), op)
     parts = finished(run.work(lambda by_leaf: by_leaf))
     fold, accumulator = part_of(rule_for(op, dtype)).op, rule_for(op, dtype).accumulator
     for (part,), column in zip(parts, values, strict=True):
@@ -145,7 +145,7 @@ def test_there_and_back(plant: Plant) -> None:
     values = [arrays.buffers(seed, 3, (4, 3), SINGLE) for seed in range(2)]
     columns = [column_of(machine, column, [0, 1, 1]) for column in values]
     marks = [mark for mark, _ in columns]
-    run = to_host(marks, [column for _, column in columns], [2, 0])
+    run = bring_down(marks, [column for _, column in columns], [2, 0])
     promised = run.landed()
     down = finished(run.work(lambda by_leaf: by_leaf))
     for found, early, column in zip(down, promised, values, strict=True):
@@ -153,7 +153,7 @@ def test_there_and_back(plant: Plant) -> None:
         assert_same_bits(found[1], column[0])
         assert [array is other for array, other in zip(found, early, strict=True)] == [True, True]
     shared, each = staged([values[0][0]]), staged(values[1])
-    up = finished(from_host(marks, [shared, each], [[1, 0, 1]] * 2).work(lambda by_leaf: by_leaf))
+    up = finished(bring_up(marks, [shared, each], [[1, 0, 1]] * 2).work(lambda by_leaf: by_leaf))
     assert [array.ordinal for array in up[0]] == [1, 0, 1]
     for array, expected in zip([*up[0], *up[1]], [values[0][0]] * 3 + values[1], strict=True):
         assert_same_bits(array.numpy(), expected)

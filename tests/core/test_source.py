@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from aiodist._core.report import Location
 from aiodist._core import source
+from aiodist._core.report import Location
 
 PROGRAM = """\
 async def program(ctx, odd, scope):

@@ -79,7 +79,7 @@ def test_group_gives_the_kth_batch_to_replica_k_and_fills_up_with_batches_withou
 
 
 def test_group_of_other_structures_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"batches must have the same structure: value\['x'\] stands on replica 0"):
+    with pytest.raises(ValueError, match=r"batches must have the same structure: value\['x'\] is on replica 0"):
         group([{"x": np.arange(2)}, {"y": np.arange(2)}], 2)
 
 

@@ -49,11 +49,6 @@ class Case:
     def name(self) -> str:
         return self.program.__name__
 
-    @property
-    def on_any_loop(self) -> bool:
-        """Whether the fault shows in plain order on an ordinary event loop, which cannot prove a deadlock."""
-        return not self.scheduled and self.reason is not Reason.DEADLOCK
-
     def named_lines(self) -> list[str]:
         """Return the places that the report must name, as ``file.py:line``."""
         lines, first = inspect.getsourcelines(self.program)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-import aiodist
-from aiodist import CollectiveError
+from aiodist import CollectiveError, Reason, get_replica_context
 from aiodist._checking.explore import Program, coroutine_program, explore
 from aiodist._checking.explore import run as run_under
 from aiodist._checking.schedule import LastFirst, Order, Random
@@ -23,12 +25,47 @@ for _file in sorted(Path(__file__).parent.glob("*.py")):
 
 FAULTS = [case for case in CASES if case.error is not None]
 TWINS = [case for case in CASES if case.error is None]
-SEEDS = 20
+SCHEDULES = 12
 MOST_SCHEDULES = 100
 
 
 def each(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+def check_error(case: Case, error: BaseException | None) -> None:
+    """Check that an error says what the case asks: class, reason, replicas, lines; or that there is none."""
+    assert type(error) is (case.error or type(None)), error
+    if isinstance(error, CollectiveError):
+        assert error.report.reason is case.reason, error
+        assert case.suspects is None or error.report.suspects == case.suspects, error
+        missing = [place for place in case.named_lines() if place not in str(error.report)]
+        assert not missing, f"{missing} not named in\n{error.report}"
+
+
+def loops(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the event loops that a case runs on."""
+    yield "asyncio", {}
+    if importlib.util.find_spec("uvloop"):
+        yield "asyncio", {"use_uvloop": True}
+    if case.anyio:
+        yield "trio", {}
+
+
+@each([case for case in CASES if not case.scheduled and case.reason is not Reason.DEADLOCK])
+def test_case_on_every_event_loop(case: Case) -> None:
+    async def main() -> Exception | None:
+        strategy, found = mirrored(REPLICAS), None
+        try:
+            with anyio.fail_after(20):
+                await run(strategy, case.bound())
+        except Exception as error:  # noqa: BLE001  (whatever it is, the case says)
+            found = error
+        await still_works(strategy)
+        return found
+
+    for backend, options in loops(case):
+        check_error(case, anyio.run(main, backend=backend, backend_options=options))
 
 
 def program_of(case: Case) -> Program:
@@ -38,75 +75,36 @@ def program_of(case: Case) -> Program:
         program = case.bound()
 
         async def replica() -> object:
-            return await program(aiodist.get_replica_context())
+            return await program(get_replica_context())
 
         await mirrored(REPLICAS).run(replica)
 
     return coroutine_program(main)
 
 
-def check_verdict(case: Case, error: BaseException | None) -> None:
-    """Check that an error says what the case asks: class, reason, replicas, lines."""
-    assert case.error is not None
-    assert type(error) is case.error, error
-    if isinstance(error, CollectiveError):
-        assert error.report.reason is case.reason, error
-        assert case.suspects is None or error.report.suspects == case.suspects, error
-        missing = [place for place in case.named_lines() if place not in str(error.report)]
-        assert not missing, f"{missing} not named in\n{error.report}"
-
-
-@pytest.mark.anyio
-@each([case for case in FAULTS if case.on_any_loop])
-async def test_fault_is_named(case: Case, anyio_backend_name: str) -> None:
-    if anyio_backend_name == "trio" and not case.anyio:
-        pytest.skip("the program is written for asyncio")
-    strategy = mirrored(REPLICAS)
-    with anyio.fail_after(20), pytest.raises(BaseException) as caught:  # noqa: PT011  (check_verdict looks at the type)
-        await run(strategy, case.bound())
-    check_verdict(case, caught.value)
-    await still_works(strategy)
-
-
-@pytest.mark.anyio
-@each(TWINS)
-async def test_correct_twin_passes(case: Case, anyio_backend_name: str) -> None:
-    if anyio_backend_name == "trio" and not case.anyio:
-        pytest.skip("the program is written for asyncio")
-    await run(mirrored(REPLICAS), case.bound())
-
-
-def orders() -> list[Order]:
-    """Return the orders that a fault must show in: the plain one, its reverse, random ones."""
-    return [Order(), LastFirst(), *(Random(random.Random(seed)) for seed in range(SEEDS))]
-
-
-@each([case for case in FAULTS if not case.scheduled])
-def test_fault_is_named_alike_under_every_schedule(case: Case) -> None:
-    for seed, order in enumerate(orders()):
-        check_verdict(case, run_under(program_of(case), order, seed=seed, seconds=20).error)
+def orders(schedules: int = SCHEDULES) -> list[Order]:
+    """Return the orders that a fault must show in: the default one, its reverse, random ones."""
+    return [Order(), LastFirst(), *(Random(random.Random(seed)) for seed in range(schedules - 2))]
 
 
 @pytest.mark.leaves_tasks  # asyncio.gather leaves its other tasks alone when one fails
-@each([case for case in FAULTS if case.scheduled])
-@pytest.mark.parametrize("seed", range(3))
-def test_race_is_found_by_exploring(case: Case, seed: int) -> None:
-    found = explore(program_of(case), schedules=MOST_SCHEDULES, seed=seed, seconds=20)
-    assert found.failure is not None
-    check_verdict(case, found.failure.error)
+@each(CASES)
+def test_case_under_many_schedules(case: Case) -> None:
+    program = program_of(case)
+    if case.scheduled:
+        for seed in range(3):
+            found = explore(program, schedules=MOST_SCHEDULES, seed=seed, seconds=20)
+            assert found.failure is not None
+            check_error(case, found.failure.error)
+    elif case.error is not None:
+        for seed, order in enumerate(orders()):
+            check_error(case, run_under(program, order, seed=seed, seconds=20).error)
+    else:
+        found = explore(program, schedules=SCHEDULES, seed=0, seconds=20)
+        assert found.failure is None, f"a false alarm under {found.failure.schedule}:\n{found.failure.error}"
 
 
-@each(TWINS)
-def test_correct_twin_passes_under_every_schedule(case: Case) -> None:
-    found = explore(program_of(case), schedules=SEEDS, seed=0, seconds=20)
-    assert found.failure is None, f"a false alarm under {found.failure.schedule}:\n{found.failure.error}"
-
-
-def test_faults_name_a_line_wherever_a_report_is_made() -> None:
-    for case in FAULTS:
-        assert case.reason is None or case.scheduled or case.named_lines(), case.name
-
-
-def test_there_are_enough_of_both() -> None:
+def test_faults_name_lines_wherever_there_is_a_report_and_there_are_enough_of_both() -> None:
+    assert all(case.reason is None or case.scheduled or case.named_lines() for case in FAULTS)
     assert len(FAULTS) >= 40
     assert len(TWINS) >= 20

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from aiodist import CommunicationOptions, Reason, ReduceOp, ReplicaContext
@@ -28,14 +28,18 @@ async def timeout_around_one_collective(ctx: ReplicaContext, over: anyio.Event) 
 
 @incomplete(Reason.ABANDONED, 2, anyio=False, shared=anyio.Event)
 async def cancelled_child_task(ctx: ReplicaContext, cancelled: anyio.Event) -> None:
+    issued = anyio.Event()
+
     async def reduce() -> None:
-        await ctx.all_reduce(SUM, LOSS)  # named
+        handle = ctx.all_reduce(SUM, LOSS)  # named
+        issued.set()
+        await handle
 
     if ctx.replica_id_in_sync_group == 0:
         await cancelled.wait()
     task = asyncio.create_task(reduce())
     if ctx.replica_id_in_sync_group == 2:
-        await asyncio.sleep(0.01)
+        await issued.wait()
         task.cancel()
         cancelled.set()
     await asyncio.gather(task, return_exceptions=True)
@@ -46,13 +50,14 @@ async def cancelled_child_task(ctx: ReplicaContext, cancelled: anyio.Event) -> N
 async def never_comes(ctx: ReplicaContext, never: anyio.Event) -> None:
     if ctx.replica_id_in_sync_group == 3:
         await never.wait()  # named
-    await ctx.all_reduce(SUM, LOSS, CommunicationOptions(timeout_seconds=0.25))  # named
+    await ctx.all_reduce(SUM, LOSS, CommunicationOptions(timeout_seconds=0.05))  # named
 
 
 @correct(peers=True)
 async def slow_replica(ctx: ReplicaContext) -> None:
     for _ in range(3):
-        await anyio.sleep(0.002 * ctx.replica_id_in_sync_group)
+        for _ in range(10 * ctx.replica_id_in_sync_group):
+            await anyio.lowlevel.checkpoint()
         await ctx.all_reduce(SUM, LOSS)
 
 
@@ -60,7 +65,7 @@ async def slow_replica(ctx: ReplicaContext) -> None:
 async def computes_in_a_thread(ctx: ReplicaContext) -> None:
     for step in range(3):
         if ctx.replica_id_in_sync_group == step:
-            await ctx.run_sync(time.sleep, 0.002)
+            await ctx.run_sync(sum, range(10_000))
         await ctx.all_reduce(SUM, LOSS)
 
 

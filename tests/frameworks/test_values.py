@@ -9,9 +9,9 @@ import pytest
 
 import aiodist
 from aiodist import CollectiveMismatchError, PerReplica
+from tests.collectives.kinds_of_values import Pair
 from tests.frameworks import toy
 from tests.frameworks.frameworks import Framework, seen
-from tests.collectives.kinds_of_values import Pair
 from tests.runtime.programs import here, mirrored, on_each, replica
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist._gpu.steps import HOST
-from aiodist_kernels.cuda.kernels import reduce_all
+from aiodist_kernels.cuda.folds import reduce_all
 from aiodist_kernels.cuda.simulated import Memory as Machine
 from aiodist_kernels.numpy_tier import quietly
 

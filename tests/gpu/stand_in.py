@@ -34,7 +34,7 @@ from aiodist._gpu.enqueue import Queue
 from aiodist._gpu.schedule import Batch
 from aiodist._gpu.steps import HOST, Job, Move, Place, whole
 from aiodist_kernels import ReduceOp, reduce
-from aiodist_kernels.cuda.kernels import reduce_all
+from aiodist_kernels.cuda.folds import reduce_all
 from aiodist_kernels.cuda.simulated import Memory as Machine
 from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.rules import rule_for

@@ -264,13 +264,6 @@ def test_lease_that_the_collector_has_ended_shows_its_block_to_nobody() -> None:
     assert blocks.idle_bytes == LEAST
 
 
-def test_block_serves_what_is_little_smaller(made: list[int]) -> None:
-    blocks = Pool()
-    for nbytes in (8192, 8000, 7700, 3000, 8190):
-        blocks.empty((nbytes,), np.dtype(np.uint8))
-    assert made == [8192, 3072]
-
-
 @given(nbytes=st.integers(1, 1 << 24))
 def test_block_wastes_no_more_than_an_eighth(nbytes: int) -> None:
     blocks = Pool()
@@ -288,12 +281,6 @@ def test_many_results_of_one_size_lie_in_blocks_earlier(made: list[int], monkeyp
     assert len(made) == 10  # those of one step, while those of the one before are held
     assert (kept[0] == 1 + buffers[1]).all()
     assert reduce_alike(ReduceOp.SUM, buffers).flags.owndata
-
-
-def test_small_results_come_from_numpy(made: list[int]) -> None:
-    array = pool.results.empty((LEAST // 4 - 1,), SINGLE)
-    assert array.flags.owndata
-    assert not made
 
 
 def test_longest_idle_goes_first() -> None:

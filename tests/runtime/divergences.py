@@ -88,19 +88,19 @@ DIVERGENCES = {
         Reason.STRUCTURE,
         lambda c: c.all_reduce(SUM, {"w": zeros(3)}),
         lambda c: c.all_reduce(SUM, {"v": zeros(3)}),
-        "value['v'] stands on replica 1 only",
+        "value['v'] is on replica 1 only",
     ),
     "a key more": Divergence(
         Reason.STRUCTURE,
         lambda c: c.all_reduce(SUM, {"w": zeros(3)}),
         lambda c: c.all_reduce(SUM, {"w": zeros(3), "b": {"x": zeros(1)}}),
-        "value['b']['x'] stands on replica 1 only",
+        "value['b']['x'] is on replica 1 only",
     ),
     "None for a leaf": Divergence(
         Reason.STRUCTURE,
         lambda c: c.all_reduce(SUM, {"w": zeros(3), "b": zeros(1)}),
         lambda c: c.all_reduce(SUM, {"w": zeros(3), "b": None}),
-        "value['b'] stands on replicas 0 and 2 only",
+        "value['b'] is on replicas 0 and 2 only",
     ),
     "arguments of a merge": Divergence(
         Reason.STRUCTURE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodist import ReplicaContext, StallWarning
+from aiodist import DeadlockError, ReplicaContext, StallWarning
 from aiodist._arrays.environment import stall_seconds
 from aiodist._runtime.stall import StallWatch, watch_here
 from tests.runtime.programs import Program, mirrored, run
@@ -60,12 +61,14 @@ async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int 
         await run(mirrored(replicas), program)
 
 
-def lock_across_a_barrier() -> Program:
+def lock_across_a_barrier(seconds: float = 3600.0) -> Program:
+    """Let replicas wait for each other, within a time limit, which may end it."""
     lock = anyio.Lock()
 
     async def program(ctx: ReplicaContext) -> None:
-        async with lock:
-            await ctx.barrier()
+        with anyio.move_on_after(seconds):
+            async with lock:
+                await ctx.barrier()
 
     return program
 
@@ -88,6 +91,19 @@ async def test_who_stands_still_is_told_once_with_the_circle(looks: Looks) -> No
         ]
 
     await while_it_runs(lock_across_a_barrier(), act)
+
+
+async def test_who_waits_for_each_other_for_ever_ends_after_a_second(looks: Looks) -> None:
+    async def later() -> None:
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(5):
+            looks.pass_time(0.5)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(later)
+        with pytest.raises(DeadlockError, match="replicas 0-2 wait for each other, and nothing else") as caught:
+            await run(mirrored(3), lock_across_a_barrier(math.inf))
+    assert (caught.value.report.reason, caught.value.report.suspects) == ("deadlock", (1, 2))
 
 
 async def test_replicas_that_get_on_are_not_warned_of(looks: Looks) -> None:
@@ -156,7 +172,9 @@ async def test_a_real_timer_looks_after_a_real_run(monkeypatch: pytest.MonkeyPat
 async def test_zero_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist._runtime.stall._watches", {})
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0")
-    assert watch_here() is None
+    watch = watch_here()
+    assert watch is not None
+    assert not watch.warns
 
 
 def test_a_loop_that_proves_a_standstill_is_not_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
+from importlib.metadata import entry_points
 
 import pytest
 
-from tests.project.paths import environment
+pytest_plugins = ["pytester"]
 
-TESTS = """
+PASSING = """
 import asyncio
 import numpy as np
 import pytest
@@ -67,59 +65,65 @@ async def test_deadlock():
 @pytest.mark.replicas(2)
 async def test_assertion():
     assert get_replica_context().replica_id_in_sync_group == 0
+
+@pytest.mark.replicas(2, shedules=100)
+async def test_misspelt():
+    pass
 """
 
 
-# Plugins that have nothing to do with it, and take as long to import as all the rest.
-WITHOUT = [word for name in ("benchmark", "hypothesispytest", "sybil") for word in ("-p", f"no:{name}")]
+@pytest.fixture(autouse=True)
+def no_other_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
 
 
-def run_pytest(folder: Path, text: str, *arguments: str) -> tuple[int, str]:
-    (folder / "test_it.py").write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *WITHOUT, *arguments],
-        cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+def run_pytest(pytester: pytest.Pytester, text: str, *arguments: str) -> tuple[dict[str, int], str]:
+    """Run a file of tests; return how many passed and failed, and the output."""
+    pytester.makepyfile(test_it=text)
+    found = pytester.runpytest_inprocess("--strict-markers", "-p", "no:cacheprovider", *arguments)
+    return found.parseoutcomes(), found.stdout.str()
 
 
-@pytest.mark.parametrize("beside", [[], ["-o", "asyncio_mode=auto"], ["-o", "anyio_mode=auto"]])
-def test_marked_functions_run_on_replicas(tmp_path: Path, beside: list[str]) -> None:
-    code, output = run_pytest(tmp_path, TESTS, "-p", "aiodist.testing.pytest_plugin", "--strict-markers", *beside)
-    assert code == 0, output
-    assert re.search(r"(6|10) passed", output)  # anyio runs each of four twice, once for each of its event loops
+def set_to(*options: str) -> list[str]:
+    return [word for option in options for word in ("-o", option)]
 
 
-def test_failure_shows_the_report_and_the_way_to_repeat_it(tmp_path: Path) -> None:
-    code, output = run_pytest(tmp_path, FAILING, "-p", "aiodist.testing.pytest_plugin")
-    assert code == 1
-    assert "3 failed" in output
+@pytest.mark.parametrize(
+    ("beside", "passed"),
+    [
+        ([], 6),
+        (
+            [
+                "-p",
+                "pytest_asyncio.plugin",
+                *set_to("asyncio_mode=auto", "asyncio_default_fixture_loop_scope=function"),
+            ],
+            6,
+        ),
+        (["-p", "anyio.pytest_plugin", *set_to("anyio_mode=auto")], 10),  # four of them on both of its event loops
+    ],
+)
+def test_marked_functions_run_on_replicas(pytester: pytest.Pytester, beside: list[str], passed: int) -> None:
+    outcomes, output = run_pytest(pytester, PASSING, "-p", "aiodist.testing.pytest_plugin", *beside)
+    assert outcomes.pop("passed") == passed, output
+    assert not {"failed", "errors"} & outcomes.keys(), output
+
+
+def test_failure_shows_the_report_and_the_way_to_repeat_it(pytester: pytest.Pytester) -> None:
+    pytester.makeconftest('pytest_plugins = ["aiodist.testing.pytest_plugin"]')
+    outcomes, output = run_pytest(pytester, FAILING)
+    assert outcomes["failed"] == 4
     assert "replicas disagree at collective #1" in output
-    replay = re.search(r"to run it again: replay='([^']*)'", output)
-    assert replay
     assert "nothing can run any more" in output
     assert "assert 1 == 0" in output
+    assert "TypeError: pytest.mark.replicas() got an unexpected keyword argument 'shedules'" in output
     assert "explore.py" not in output
 
-    again = FAILING.replace("schedules=100", f"replay={replay[1]!r}")
-    code, output = run_pytest(tmp_path, again, "-p", "aiodist.testing.pytest_plugin", "-k", "race")
-    assert code == 1
+    replay = re.search(r"to run it again: replay='([^']*)'", output)
+    assert replay
+    _, output = run_pytest(pytester, FAILING.replace("schedules=100", f"replay={replay[1]!r}", 1), "-k", "race")
     assert "in the schedule given, with 1 change" in output
 
 
-def test_marker_with_other_arguments_is_told_as_such(tmp_path: Path) -> None:
-    text = FAILING.replace("schedules=100", "shedules=100")
-    code, output = run_pytest(tmp_path, text, "-p", "aiodist.testing.pytest_plugin", "-k", "race")
-    assert code == 1
-    assert "TypeError: pytest.mark.replicas() got an unexpected keyword argument 'shedules'" in output
-
-
-def test_plugin_is_not_enabled_by_itself(tmp_path: Path) -> None:
-    code, output = run_pytest(tmp_path, TESTS, "--strict-markers")
-    assert code != 0
-    assert "'replicas' not found in `markers`" in output
-
-
-def test_plugin_can_be_named_in_a_conftest(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["aiodist.testing.pytest_plugin"]\n')
-    assert run_pytest(tmp_path, TESTS, "-k", "on_replicas")[0] == 0
+def test_plugin_is_not_enabled_by_itself() -> None:
+    assert not [each for each in entry_points(group="pytest11") if each.value.startswith("aiodist")]

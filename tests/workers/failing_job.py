@@ -67,14 +67,15 @@ async def main() -> None:
             ("raises", lambda strategy: strategy.run(does_not)),
             ("gathers", gathers),
         ):
+            before = strategy
             strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"], communication_options=options)
+            before.close()  # now that all have come through what they did with it
             try:
                 told = repr(await operation(strategy))
             except (RuntimeError, MemoryError) as error:
                 told = f"{type(error).__name__}: {error}".partition("\n")[0]
             planning.fails = False
             say(f"{where} {name} {rank}: {told}")
-            strategy.close()
 
 
 if __name__ == "__main__":

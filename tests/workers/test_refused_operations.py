@@ -68,8 +68,8 @@ async def test_call_that_raises_for_its_arguments_on_one_worker_fails_on_the_oth
         else:
             assert isinstance(found[2], IncompleteCollectiveError)
             assert found[2].report.suspects == (1,)
-            raised = f"for the call raised there: {type(outcomes[1][2]).__name__}: {outcomes[1][2]}"
-            assert str(found[2]).startswith(f"replica 1 did not come to collective #2, {raised}\n")
+            raised = f"because its call raised: {type(outcomes[1][2]).__name__}: {outcomes[1][2]}"
+            assert str(found[2]).startswith(f"replica 1 did not make collective #2, {raised}\n")
 
 
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
@@ -83,7 +83,7 @@ async def test_others_hear_of_such_a_call_also_where_nothing_else_is_called_ther
                 await call(strategy, True)
             await heard.wait()
             return None
-        with pytest.raises(IncompleteCollectiveError, match="for the call raised there"):
+        with pytest.raises(IncompleteCollectiveError, match="because its call raised"):
             await call(strategy, False)
         heard.set()
         return None

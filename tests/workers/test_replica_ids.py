@@ -72,7 +72,7 @@ async def test_results_of_other_structures() -> None:
     async def one(strategy: MultiWorkerMirroredStrategy) -> None:
         await strategy.run(lambda: {aiodist.get_replica_context().replica_id_in_sync_group: 1})
 
-    assert "value[2] stands on replica 2 only" in str((await Job(2, 2).everywhere(one))[1])
+    assert "value[2] is on replica 2 only" in str((await Job(2, 2).everywhere(one))[1])
 
 
 @pytest.mark.parametrize("workers", [(4,), (2, 2)])

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Write the whole timeline of the runs that begin inside the block to a file, for Perfetto, Chrome and `aiodist`.
+    """Write the timeline of all runs that begin inside the block to a file, for Perfetto, Chrome and ``aiodist trace``.
 
-    The block can enclose ``asyncio.run`` or ``trio.run``, any number of runs, or a part of a coroutine. It sees the
-    runs of its own task or thread, and of tasks that those start; concurrent runs may have traces of their own. When
-    the block ends, also by an exception, the file appears, complete; or not at all. Read it with
-    ``aiodist trace show`` and ``aiodist trace html``, or open it in https://ui.perfetto.dev. Setting the environment
-    variable ``AIODIST_TRACE`` to a path does the same for every run of a process. On several workers a trace has the
-    replicas of its own process.
+    The block may enclose ``asyncio.run`` or ``trio.run``, any number of runs, or a part of a coroutine. It records the
+    runs of its own task or thread and of tasks started there; concurrent runs may have traces of their own. The file
+    appears when the block ends, also by an exception, and is complete; if it cannot be written, there is none. Read it
+    with ``aiodist trace show`` and ``aiodist trace html``, or open it in https://ui.perfetto.dev. The environment
+    variable ``AIODIST_TRACE`` with a path does the same for every run of a process. Over several workers a trace has
+    the replicas of its own process.
 
     Args:
-        path: the file, usually ``….json``; one that exists is replaced.
+        path: the file, usually ``….json``; an existing file is replaced.
 
     Yields:
         The path.

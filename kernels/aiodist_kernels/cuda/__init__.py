@@ -4,9 +4,10 @@
 It compiles kernels and says how to launch them; it never touches a device. Importing this package loads neither Numba
 nor CUDA. Its modules, each of which imports only from those above it:
 
-    provider   the one file that chooses who compiles for CUDA
+    folds      the fold of one vector of lanes, written once for the compiler and for the simulator
     forms      which kernels there are, and the tables by which work is dealt out to their threads
-    kernels    how threads go over leaves and buffers
     simulated  what a kernel calls, for the simulator
+    provider   the one file that chooses who compiles for CUDA
+    kernels    how threads go over leaves and buffers
     compiled   what a kernel calls, for the compiler; its PTX
 """

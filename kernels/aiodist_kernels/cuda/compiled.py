@@ -19,8 +19,9 @@ from llvmlite import ir
 
 from aiodist_kernels import lanes
 from aiodist_kernels.cuda import provider
+from aiodist_kernels.cuda.folds import fold_all, reduce_all
 from aiodist_kernels.cuda.forms import Form
-from aiodist_kernels.cuda.kernels import fold_all, make, reduce_all
+from aiodist_kernels.cuda.kernels import make
 from aiodist_kernels.lanes import Builder, Value, function
 from aiodist_kernels.rules import Finish, Lane, Recipe, Step
 
@@ -47,20 +48,20 @@ class Emitter:
         self.vector = vector
 
     def load(self, address: Value, index: Value) -> Value:
-        """See `kernels.Machine`."""
+        """See `folds.Machine`."""
         lane = self.recipe.storage
         place = self._place(address, index, lane)
         read = self._load_words if self.vector else self._load_lanes
         return self._widen(read(place, lane))
 
     def fold(self, total: Value, value: Value) -> Value:
-        """See `kernels.Machine`."""
+        """See `folds.Machine`."""
         if self.recipe.step is Step.COMPLEX_MULTIPLY:
             return self._multiply_complex(total, value)
         return lanes.fold(self.builder, self.recipe, total, value)
 
     def finish(self, total: Value, count: Value) -> Value:
-        """See `kernels.Machine`; `count` is an integer."""
+        """See `folds.Machine`; `count` is an integer."""
         spread = total
         if self.recipe.finish is not Finish.NOTHING:
             spread = lanes.spread_count(self.builder, self.recipe, count, self.width)
@@ -69,7 +70,7 @@ class Emitter:
         return lanes.finish(self.builder, self.recipe, total, spread)
 
     def store(self, address: Value, index: Value, value: Value) -> None:
-        """See `kernels.Machine`."""
+        """See `folds.Machine`."""
         place = self._place(address, index, self.recipe.result)
         write = self._store_words if self.vector else self._store_lanes
         write(place, value, self.recipe.result)

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist_kernels.arguments import Array
+from aiodist_kernels.cuda.folds import fold_all, reduce_all
 from aiodist_kernels.cuda.forms import Form
-from aiodist_kernels.cuda.kernels import fold_all, reduce_all
 from aiodist_kernels.numpy_tier import quietly
 from aiodist_kernels.rules import Finish, Lane, Recipe, Step, to_odd_float32
 
@@ -30,7 +30,7 @@ class Memory:
         self.vector = vector
 
     def load(self, address: int, index: int) -> Array:
-        """See `kernels.Machine`."""
+        """See `folds.Machine`."""
         lane = self.recipe.storage
         bits = self._memory(address, index, lane).copy()
         numbers: Array
@@ -43,7 +43,7 @@ class Memory:
         return numbers.astype(_dtype(self.recipe.accumulator))
 
     def fold(self, total: Array, value: Array) -> Array:
-        """See `kernels.Machine`."""
+        """See `folds.Machine`."""
         if self.recipe.step is Step.COMPLEX_MULTIPLY:
             kind = f"c{2 * total.itemsize}"
             product: Array = np.multiply(total.view(kind), value.view(kind)).view(total.dtype)
@@ -60,7 +60,7 @@ class Memory:
         return np.where(is_first | np.isnan(first), first, second)
 
     def finish(self, total: Array, count: int) -> Array:
-        """See `kernels.Machine`."""
+        """See `folds.Machine`."""
         if self.recipe.finish is Finish.SCALE:
             total = total * (total.dtype.type(1) / total.dtype.type(count))
         elif self.recipe.finish is Finish.DIVIDE:
@@ -72,7 +72,7 @@ class Memory:
         return _bfloat16_bits(total)
 
     def store(self, address: int, index: int, value: Array) -> None:
-        """See `kernels.Machine`."""
+        """See `folds.Machine`."""
         place = self._memory(address, index, self.recipe.result)
         place[...] = value.view(place.dtype)
 

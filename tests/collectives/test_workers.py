@@ -1,0 +1,206 @@
+"""Plans over workers: every kind of collective gives what one machine gives, wherever the replicas live."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from aiodist import IndexedSlices
+from aiodist._collectives import kinds, workers
+from aiodist._collectives.host import fold_slices
+from aiodist._collectives.kinds import Collective
+from aiodist._collectives.transfers import Members, Reduction
+from aiodist._collectives.workers import worker_plan
+from aiodist_kernels import ReduceOp, reduce, reduce_numbers
+from tests.collectives.moving import over_workers
+from tests.collectives.reference import CASES, Case, spec_of
+from tests.kernels import arrays
+from tests.kernels.arrays import BFLOAT16, assert_same_bits
+
+SINGLE = np.dtype(np.float32)
+EXACT: list[np.dtype] = [np.dtype(np.int16), np.dtype(np.uint8)]
+LAYOUTS = [
+    [[0]],
+    [[0, 1]],
+    [[0], [1]],
+    [[0, 1], [2]],
+    [[0], [1], [2]],
+    [[1], [0, 2]],
+    [[0, 1, 2], [3, 4]],
+    [[2, 4], [0, 1], [3]],
+]
+
+
+def size_of(ids: list[list[int]]) -> int:
+    return sum(map(len, ids))
+
+
+@pytest.mark.parametrize("ids", LAYOUTS, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("layout", ["C", "F", "big-endian"])
+def test_arrays(case: Case, ids: list[list[int]], layout: str) -> None:
+    size = size_of(ids)
+    columns = [case.inputs(size, dtype, layout, seed) for seed, dtype in enumerate(EXACT)]
+    values = [list(row) for row in zip(*columns, strict=True)]
+    wanted = [case.wanted(column) for column in columns]
+    dice = random.Random(size)
+    alone = over_workers(case.collective(values[0][0], size), ids, columns[0], dice)
+    nests = over_workers(case.collective(values[0], size), ids, values, dice)
+    for replica in range(size):
+        assert_same_bits(alone[replica], wanted[0][replica])
+        for leaf in range(2):
+            result = nests[replica][leaf]
+            assert_same_bits(result, wanted[leaf][replica])
+            assert not any(np.shares_memory(result, array) for array in columns[leaf])
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                result.flags.writeable = True
+
+
+@pytest.mark.parametrize("dtype", [SINGLE, BFLOAT16, np.dtype(np.complex64)], ids=str)
+@pytest.mark.parametrize("accumulate", ["native", "float64"])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+def test_bits_are_those_of_one_machine_with_one_replica_a_worker(
+    op: ReduceOp, dtype: np.dtype, accumulate: Any
+) -> None:
+    columns = [arrays.buffers(seed, 3, (5, 4), dtype) for seed in range(2)]
+    values = [list(row) for row in zip(*columns, strict=True)]
+    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
+    found = over_workers(asked, [[0], [1], [2]], values, random.Random(1), accumulate=accumulate)
+    for result, column in zip(found[0], columns, strict=True):
+        with np.errstate(all="ignore"):
+            assert_same_bits(result, reduce(op, column, accumulate=accumulate))
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from([SINGLE, BFLOAT16]), st.sampled_from([ReduceOp.SUM, ReduceOp.MEAN]))
+def test_ordered_bits_depend_on_no_layout(data: st.DataObject, dtype: np.dtype, op: ReduceOp) -> None:
+    size = data.draw(st.integers(1, 9))
+    homes = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+    ids = [found for worker in range(4) if (found := [i for i in range(size) if homes[i] == worker])]
+    values = arrays.buffers(3, size, (11,), dtype)
+    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
+    dice = random.Random(data.draw(st.integers(0, 9)))
+    with np.errstate(all="ignore"):
+        found = over_workers(asked, ids, values, dice, ordered=True)
+        alone: list[Any] = over_workers(asked, [list(range(size))], values, dice, ordered=True)
+    for result in found:
+        assert_same_bits(result, alone[0])
+
+
+NUMBERS: list[list[Any]] = [
+    [0.1, 1e16, -1e16, 3.5, float("inf")],
+    [1, -(10**9), 7, 0, 2**40],
+    [2**130, -(2**130), 5, 2**70, -1],
+    [2**62, 2**62, 2**62, 2**62, 2**62],
+    [1 + 2j, 0.5j, -1.0 + 0j, 3 + 1j, 0j],
+    [True, False, True, True, True],
+]
+
+
+@pytest.mark.parametrize("ids", [[[0, 1, 2, 3, 4]], [[0, 1], [2], [3, 4]], [[4], [0, 2], [1, 3]]], ids=str)
+@pytest.mark.parametrize("op", list(ReduceOp))
+@pytest.mark.parametrize("ordered", [False, True])
+def test_pythons_numbers_are_combined_as_on_one_machine(ids: list[list[int]], op: ReduceOp, *, ordered: bool) -> None:
+    columns = []
+    for column in NUMBERS:
+        asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(column[0]))
+        try:
+            asked.check(5)
+        except TypeError:
+            continue
+        columns.append(column)
+    values = [list(row) for row in zip(*columns, strict=True)]
+    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
+    for results in over_workers(asked, ids, values, random.Random(0), ordered=ordered):
+        for result, column in zip(results, columns, strict=True):
+            expected = reduce_numbers(op, column)
+            assert type(result) is type(expected)
+            assert repr(result) == repr(expected)
+
+
+def test_pythons_numbers_of_many_workers_are_reduced_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "MANY", 2)
+    worker_plan.cache_clear()
+    values = [[0.5 * i, i, complex(i, 1)] for i in range(4)]
+    asked = Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0]))
+    plan = worker_plan(asked, Members(0, ((0,), (1,), (2,), (3,))))
+    assert {type(transfer) for transfer in plan.begin([values[0]]).transfers} == {Reduction}
+    assert over_workers(asked, [[0], [1], [2], [3]], values, random.Random(0))[2] == [0.75, 1.5, 1.5 + 1j]
+    worker_plan.cache_clear()
+
+
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+@pytest.mark.parametrize("ids", [[[0], [1], [2]], [[0, 2], [1]], [[0, 1, 2]]], ids=str)
+def test_rows_by_index_are_combined_as_on_one_machine(op: ReduceOp, ids: list[list[int]]) -> None:
+    slices = [
+        IndexedSlices(arrays.values(i, (i + 1, 2), np.dtype(ml_dtypes.bfloat16)), np.arange(i + 1) % 2, (4, 2))
+        for i in range(3)
+    ]
+    values: list[Any] = [[slices[i], np.full(2, i, SINGLE), float(i)] for i in range(3)]
+    asked = Collective(kinds.ALL_REDUCE, op, None, spec_of(values[0]))
+    with np.errstate(all="ignore"):
+        wanted = fold_slices(op, slices)
+        found = over_workers(asked, ids, values, random.Random(0))
+    for rows, array, number in found:
+        assert rows.indices.tolist() == wanted.indices.tolist()
+        assert_same_bits(rows.values, wanted.values)
+        assert rows.dense_shape == (4, 2)
+        assert array[0] == number == reduce_numbers(op, [0.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_broadcast_of_anything(large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "APART_FROM", 1 if large else 1 << 40)
+    when = np.datetime64("2026-11-23")
+    mine: list[Any] = [1.5, -(2**200), True, 2j, np.float32(3), np.arange(6).reshape(2, 3).T, np.array(["x", "yz"]),
+                       np.array([when]), np.zeros((0, 2)), np.array(7, ">i4")]  # fmt: skip
+    other: list[Any] = [0.0, 0, False, 0j, np.float32(0), np.zeros((3, 2), int), np.array(["", "  "]),
+                        np.array([when - 1]), np.zeros((0, 2)), np.array(0, ">i4")]  # fmt: skip
+    values = [other, mine, other]
+    asked = Collective(kinds.BROADCAST, None, 1, spec_of(other))
+    for results in over_workers(asked, [[0], [1, 2]], values, random.Random(0)):
+        for result, expected in zip(results, mine, strict=True):
+            assert type(result) is type(expected)
+            assert np.array_equal(result, expected)
+            assert not (isinstance(expected, np.ndarray) and expected.size and np.shares_memory(result, expected))
+
+
+def test_folds_that_came_down_from_devices_stand_for_all_local_replicas() -> None:
+    from aiodist._collectives.plan import Folded
+
+    columns = arrays.buffers(1, 3, (6,), BFLOAT16)
+    asked = Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(columns[0]))
+    members = [Members(rank, ((0, 1), (2,))) for rank in range(2)]
+    with np.errstate(all="ignore"):
+        fold = reduce(ReduceOp.SUM, [array.astype(np.float32) for array in columns[:2]])
+        plans = [worker_plan(asked, each) for each in members]
+        assert [plan.folded for plan in plans] == [True, False]
+        crossings = [plans[0].begin([Folded(fold, BFLOAT16), None]), plans[1].begin([columns[2]])]
+        from tests.collectives.moving import move
+
+        move([crossing.transfers[0] for crossing in crossings], random.Random(0))
+        wanted = reduce(ReduceOp.MEAN, columns)
+    for crossing in crossings:
+        assert_same_bits(crossing.result(), wanted)
+
+
+def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
+    array = np.arange(12.0).reshape(4, 3)
+    spec = spec_of(array)
+    members = Members(0, ((0,), (1,)))
+    reduction: Any = worker_plan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members).begin([array])
+    assert np.shares_memory(reduction.transfers[0].own(3, 7), array)
+    for asked in (
+        Collective(kinds.BROADCAST, None, 0, spec),
+        Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec, (0,))),
+        Collective(kinds.ALL_TO_ALL, None, ((0, 0),), spec),
+    ):
+        (transfer,) = worker_plan(asked, members).begin([array]).transfers
+        assert not isinstance(transfer, Reduction)
+        assert np.shares_memory(transfer.data(), array)
