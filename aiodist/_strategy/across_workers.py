@@ -7,11 +7,11 @@ returns it; with several it is the component of each, so that workers with other
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import anyio
@@ -53,6 +53,20 @@ from aiodist._workers.transport import Steps
 from aiodist_kernels import ReduceOp
 
 
+class CallSite(NamedTuple):
+    """Where a call outside of replicas stands, as it was when it was made: its frame goes on while it is awaited.
+
+    Attributes:
+        code: the caller's code.
+        offset: that of the call in it.
+        path: the call sites of all its callers, where calls are compared by paths.
+    """
+
+    code: CodeType
+    offset: int
+    path: Path | None
+
+
 class Workers:
     """The workers of a strategy, as its calls outside of replicas use them.
 
@@ -92,12 +106,27 @@ class Workers:
             self._dropped.detach()
             self._joined.close()
 
-    def begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
+    def caller(self) -> CallSite:
+        """Return where the innermost frame is now that is not the strategy's own."""
+        frame: FrameType | None = _getframe(1)
+        while frame is not None and frame.f_back is not None:
+            if not frame.f_globals.get("__name__", "").startswith(_OWN):
+                break
+            frame = frame.f_back
+        assert frame is not None
+        return self.site_of(frame)
+
+    def site_of(self, frame: FrameType) -> CallSite:
+        """Return where a frame is now."""
+        path = call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
+        return CallSite(frame.f_code, frame.f_lasti, path)
+
+    def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
         """Post a call that all workers make, and return it; nobody need await it.
 
         Args:
             call: what the workers compare.
-            frame: the caller's.
+            site: where it was made.
             move: moves the values.
 
         Raises:
@@ -105,9 +134,8 @@ class Workers:
         """
         require_all_workers()
         float64 = self._extended.communication_options.accumulate == "float64"
-        paths = self._extended.order_check is OrderCheck.CALL_PATH and call.name is None
-        path: Path | None = call_path(frame) if paths else None
-        return self.team.outside.begin(call, frame.f_code, frame.f_lasti, path, move, float64=float64)
+        path = site.path if call.name is None else None
+        return self.team.outside.begin(call, site.code, site.offset, path, move, float64=float64)
 
     @property
     def _in_order(self) -> anyio.Lock:
@@ -117,31 +145,44 @@ class Workers:
             self._lock = loop, anyio.Lock()
         return self._lock[1]
 
-    async def begin_in_order(self, call: Call, frame: FrameType, move: Move) -> Pending:
-        """Post a call behind those that this worker's tasks made before; see `begin`."""
-        async with self._in_order:
-            return self.begin(call, frame, move)
+    async def begin_in_order(
+        self, call: Call, site: CallSite, move: Move, before: Callable[[], Awaitable[object]] | None = None
+    ) -> Pending:
+        """Post a call behind those that this worker's tasks made before; see `begin`.
 
-    async def perform(self, call: Call, frame: FrameType, move: Move) -> Any:
+        Args:
+            call: what the workers compare.
+            site: where it was made.
+            move: moves the values.
+            before: awaited before the call is posted; the other workers are told if it fails.
+
+        Raises:
+            ReplicaContextError: as `begin`.
+        """
+        with self.telling_refusal(call.kind, site):
+            async with self._in_order:
+                if before is not None:
+                    await before()
+        return self.begin(call, site, move)
+
+    async def perform(self, call: Call, site: CallSite, move: Move) -> Any:
         """Carry out a call that all workers make; see `begin`.
 
         Raises:
             CollectiveError: the workers disagree, or one is gone.
         """
-        pending = await self.begin_in_order(call, frame, move)
+        pending = await self.begin_in_order(call, site, move)
         return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
     async def _perform_through_host(
-        self, call: Call, frame: FrameType, move: Move, through: ThroughHost, targets: Sequence[Targets] | None
+        self, call: Call, site: CallSite, move: Move, through: ThroughHost, targets: Sequence[Targets] | None
     ) -> Any:
-        async with self._in_order:  # values on GPUs are copied down before the call is posted
-            await through.down()
-            pending = self.begin(call, frame, move)
+        pending = await self.begin_in_order(call, site, move, through.down)  # values on GPUs are copied down first
         result = await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
         return await through.up(result, targets)
 
     @contextmanager
-    def telling_refusal(self, kind: str, frame: FrameType) -> Iterator[None]:
+    def telling_refusal(self, kind: str, site: CallSite) -> Iterator[None]:
         """Tell the other workers, which wait for this call, if its arguments are wrong."""
         try:
             yield
@@ -150,13 +191,13 @@ class Workers:
         except BaseException as error:
             if self.team.layout.workers > 1 and self.team.error is None:
                 told = error if isinstance(error, Exception) else None
-                self.team.outside.refuse(Call(kind), frame.f_code, frame.f_lasti, told)
+                self.team.outside.refuse(Call(kind), site.code, site.offset, told)
             raise
 
     def reduce(
         self,
         kind: str,
-        frame: FrameType,
+        site: CallSite,
         op: ReduceOp,
         value: Any,
         axis: Any,
@@ -167,7 +208,7 @@ class Workers:
 
         Args:
             kind: what the workers call it.
-            frame: the caller's.
+            site: where it was made.
             op: the reduce op.
             value: the nest.
             axis: None, or what to reduce along.
@@ -188,10 +229,10 @@ class Workers:
         else:
             move = partial(_moved, Collective(ALL_REDUCE, op, None, _spec(prepared)), prepared, self.team)
         call = _call(kind, op, axes if along else None, prepared)
-        return self._perform_through_host(call, frame, move, through, targets)
+        return self._perform_through_host(call, site, move, through, targets)
 
     def gather(
-        self, kind: str, frame: FrameType, value: Any, axis: Any, replicas: Sequence[int]
+        self, kind: str, site: CallSite, value: Any, axis: Any, replicas: Sequence[int]
     ) -> Coroutine[Any, Any, Any]:
         """Check a gathering on this worker, and return what carries it out; see `reduce` for the arguments.
 
@@ -203,18 +244,7 @@ class Workers:
         prepared = _prepared(through, partial(_gathered_leaf, axis, replicas))
         axes = tuple(leaf.axes[0] for leaf in prepared.leaves if leaf.axes)
         move = partial(_moved, Collective(ALL_GATHER, None, axes, _spec(prepared)), prepared, self.team)
-        return self._perform_through_host(_call(kind, None, axes or None, prepared), frame, move, through, None)
-
-
-def caller() -> FrameType:
-    """Return the innermost frame that is not the strategy's own."""
-    frame: FrameType | None = _getframe(1)
-    while frame is not None and frame.f_back is not None:
-        if not frame.f_globals.get("__name__", "").startswith(_OWN):
-            return frame
-        frame = frame.f_back
-    assert frame is not None
-    return frame
+        return self._perform_through_host(_call(kind, None, axes or None, prepared), site, move, through, None)
 
 
 _OWN = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")

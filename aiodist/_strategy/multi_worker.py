@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import anyio
@@ -18,7 +17,7 @@ from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
-from aiodist._strategy.across_workers import Workers, caller
+from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.extended import StrategyExtended, Update, pairs_of
 from aiodist._strategy.reductions import devices_of, gpus_by_leaf, placed
@@ -151,10 +150,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             WorkerLostError: a worker is gone.
             ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
         """
-        return self._run_from(caller(), fn, args, kwargs, options)
+        return self._run_from(self.workers.caller(), fn, args, kwargs, options)
 
-    async def _run_from(self, frame: FrameType, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        with self.workers.telling_refusal("strategy.run", frame):
+    async def _run_from(self, site: CallSite, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+        with self.workers.telling_refusal("strategy.run", site):
             calls = self._calls(fn, args, kwargs)
             given = arguments.options(options, None)
         run = self._new_run(given)
@@ -162,7 +161,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if team.layout.workers == 1:
             team.check()
             return await self._run_calls(run, calls)
-        span = await self._opened(run, fn, frame)
+        span = await self._opened(run, fn, site)
         failure: BaseException | None = None
         result = None
         over = False
@@ -183,11 +182,11 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise failure
         return result
 
-    async def _opened(self, run: Run, fn: Any, frame: FrameType) -> RunSpan:
+    async def _opened(self, run: Run, fn: Any, site: CallSite) -> RunSpan:
         """Return a run's span, once all workers have come to the run."""
         team = self._team
         call = Call("strategy.run", function=function_of(fn))
-        pending = await self.workers.begin_in_order(call, frame, partial(_open, team))
+        pending = await self.workers.begin_in_order(call, site, partial(_open, team))
         try:
             await team.awaited(pending, run.options.timeout_seconds)
         except anyio.get_cancelled_exc_class():
@@ -222,13 +221,13 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
         """
-        frame = caller()
+        site = self.workers.caller()
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
-        with self.workers.telling_refusal("strategy.reduce", frame):
+        with self.workers.telling_refusal("strategy.reduce", site):
             op = arguments.reduce_op(reduce_op)
-            return self.workers.reduce("strategy.reduce", frame, op, value, axis, replicas_here(self))
+            return self.workers.reduce("strategy.reduce", site, op, value, axis, replicas_here(self))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
@@ -244,12 +243,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
         """
-        frame = caller()
+        site = self.workers.caller()
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
-        with self.workers.telling_refusal("strategy.gather", frame):
-            return self.workers.gather("strategy.gather", frame, value, axis, replicas_here(self))
+        with self.workers.telling_refusal("strategy.gather", site):
+            return self.workers.gather("strategy.gather", site, value, axis, replicas_here(self))
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -273,22 +272,25 @@ class MultiWorkerExtended(StrategyExtended):
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         if _in_group_of_this_worker():
             return await super()._reduce(what, reduce_op, pairs, options)
-        strategy, frame = self._required(what), caller()
+        strategy = self._required(what)
         assert isinstance(strategy, MultiWorkerMirroredStrategy)
-        with strategy.workers.telling_refusal("extended.reduce_to", frame):
+        site = strategy.workers.caller()
+        with strategy.workers.telling_refusal("extended.reduce_to", site):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
             targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
             values, replicas = [value for value, _ in targets], replicas_here(strategy)
             doing = strategy.workers.reduce(
-                "extended.reduce_to", frame, op, values, None, replicas, gpus_by_leaf(targets)
+                "extended.reduce_to", site, op, values, None, replicas, gpus_by_leaf(targets)
             )
         results = await doing
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
-        sharing = self._required("extended.update").sharing
-        return await make() if sharing is None else await sharing.update(make, variable, caller())
+        strategy = self._required("extended.update")
+        assert isinstance(strategy, MultiWorkerMirroredStrategy)
+        sharing, site = strategy.sharing, strategy.workers.caller()
+        return await make() if sharing is None else await sharing.update(make, variable, site)
 
 
 def _in_group_of_this_worker() -> bool:

@@ -22,7 +22,7 @@ from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collec
 from aiodist._core.call import Call
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.requests import OverWorkers, Request
-from aiodist._strategy.across_workers import Workers
+from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.aggregation import VariableAggregation, differ, update_differs
 from aiodist._strategy.creation import Site
 from aiodist._strategy.extended import Update
@@ -51,7 +51,7 @@ class OverAllWorkers:
     def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
         """Let all workers create a variable under the strategy's scope."""
         move = partial(_create, self._workers.team, state, value)
-        pending = self._workers.begin(_call("Variable", state, None, name), frame, move)
+        pending = self._workers.begin(_call("Variable", state, None, name), self._workers.site_of(frame), move)
         state.subject = f"outside {pending.number}"
 
     def created_in_replica(
@@ -84,13 +84,13 @@ class OverAllWorkers:
 
         return OverWorkers(_OF_DIGESTS, _digests, finish)
 
-    async def update(self, make: Callable[[], Awaitable[Update]], variable: Any, frame: FrameType) -> Update:
+    async def update(self, make: Callable[[], Awaitable[Update]], variable: Any, site: CallSite) -> Update:
         """Make an update of a variable, and compare that of a mirrored one with the other workers'.
 
         Args:
             make: makes this worker's.
             variable: the variable, as the user has given it.
-            frame: the caller's.
+            site: where it was made.
 
         Raises:
             CollectiveError: the workers do not meet.
@@ -101,12 +101,12 @@ class OverAllWorkers:
         if isinstance(variable, Variable) and not variable.state.mirrored:
             return await make()
         require_all_workers()
-        with self._workers.telling_refusal("extended.update", frame):
+        with self._workers.telling_refusal("extended.update", site):
             own = await make()
         state = variable.state
         call = _call("extended.update", state, state.subject, None)
         move = partial(_compare, self._workers.team, state.spec.name, own.components)
-        await self._workers.perform(call, frame, move)
+        await self._workers.perform(call, site, move)
         return own
 
 

@@ -66,10 +66,8 @@ def costs(folder: Path) -> None:
 def ring() -> None:
     """Print what it takes to keep one agreed collective in the recorder's ring, once for all replicas."""
     kept: deque[tuple[Any, ...]] = deque(maxlen=HISTORY)
-    call, code = Call("barrier"), ring.__code__
-    took = (
-        min(timeit.repeat(lambda: kept.append((0, call, code, 0, None, None, ())), number=100_000, repeat=9)) / 100_000
-    )
+    entry = (0, Call("barrier"), ring.__code__, 0, None, None, ())
+    took = min(timeit.repeat(lambda: kept.append(entry), number=100_000, repeat=9)) / 100_000
     empty = min(timeit.repeat(lambda: None, number=100_000, repeat=9)) / 100_000
     print(f"\nThe recorder's ring: {(took - empty) * 1e9:.0f} ns a collective, whatever the number of replicas.")
 
