@@ -175,13 +175,13 @@ class Member:
     def has_settled(self, number: int) -> bool:
         """Return whether it cannot make a call any more before the doomed collective of that number is judged.
 
-        It has ended, or it waits in that one or one behind it. After a cancellation it has settled when it has shown
-        what it does next.
+        It has ended, or it waits in that one or one behind it. After a cancellation it may also have shown what it does
+        next by a call that it does not await yet.
         """
         if self.replica.end is not None:
             return True
-        if self.abandoned is not None:
-            return self.sequence > number and self.sequence > self.abandoned_at
+        if self.abandoned is not None and self.sequence > number and self.sequence > self.abandoned_at:
+            return True
         return any(slot.waiters[self.position] is not None for slot in self.group.slots() if slot.number >= number)
 
 

@@ -124,7 +124,11 @@ class CollectiveHandle(Generic[T]):
         raise error.with_traceback(self._slot.traceback)
 
     def __del__(self) -> None:
-        if not (self._awaited or self._run.closed or sys.is_finalizing()):
+        try:
+            warns = not (self._awaited or self._run.closed or sys.is_finalizing())
+        except AttributeError:  # a Ctrl-C has come before it was whole
+            return
+        if warns:
             self._warn()
 
     def _warn(self) -> None:
@@ -175,6 +179,7 @@ class AsyncioHandle(CollectiveHandle[T]):
                 except CancelledError:
                     if slot.under_way:
                         yield from run.threads.settle().__await__()
+                    slot.remove_waiter(member.position, future)
                     run.abandon(member, slot)
                     raise
         if slot.plain:
@@ -212,6 +217,7 @@ class TrioHandle(CollectiveHandle[T]):
             except get_cancelled_exc_class():
                 if slot.under_way:
                     await run.threads.settle()
+                slot.remove_waiter(self._member.position, parked)
                 run.abandon(self._member, slot)
                 raise
         elif self._gives_way(awaited):

@@ -8,6 +8,7 @@ rescheduled, and each, when it runs, reschedules the next before it goes on (`Ch
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 import time
 from asyncio import AbstractEventLoop, BaseEventLoop, Future, InvalidStateError, TimerHandle, get_running_loop
@@ -17,7 +18,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from anyio import CancelScope, sleep_until
+from anyio import CancelScope, current_effective_deadline, sleep_until
 from anyio.abc import TaskGroup
 
 from aiodist._core.errors import ReplicaContextError
@@ -45,8 +46,12 @@ class _TaskLoop:
 
     @property
     def ending(self) -> bool:
-        """Whether the replicas are being cancelled, all of them."""
-        return self._tasks.cancel_scope.cancel_called
+        """Whether the replicas are being cancelled, all of them, or the one whose task runs now."""
+        if self._tasks.cancel_scope.cancel_called:
+            return True
+        with suppress(RuntimeError):  # no event loop runs in this thread
+            return current_effective_deadline() == -math.inf
+        return False
 
     def cancel(self) -> None:
         """Cancel every replica."""
@@ -171,9 +176,12 @@ class TrioLoop(_TaskLoop):
         self.chain.wake_now(parked for parked in waiters if parked is not None)
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
-        """Call a function at that time of ``clock``, and not what was to be called before."""
+        """Call a function at that time of ``clock``, and not what was to be called before.
+
+        It is called also where the caller of the run, with all its tasks, is cancelled: a replica may be shielded.
+        """
         self.close()
-        self._alarm = CancelScope()
+        self._alarm = CancelScope(shield=True)
         self._context.run(self._tasks.start_soon, self._call_at, at, fn, self._alarm)
 
     async def _call_at(self, at: float, fn: Callable[[], object], scope: CancelScope) -> None:

@@ -80,6 +80,13 @@ class Rendezvous(Slot):
         else:
             self.waiters.append(waiter)
 
+    def remove_waiter(self, position: int, waiter: Any) -> None:
+        """Forget a task of that replica, which has been cancelled."""
+        if self.waiters[position] is waiter:
+            self.waiters[position] = None
+        elif waiter in self.waiters:
+            self.waiters[self.waiters.index(waiter)] = None
+
     def compute(self, devices: Callable[[], tuple[str, ...]]) -> Work | None:
         """Compute the result of what the replicas brought, and keep it; or return the work that it is.
 

@@ -129,6 +129,7 @@ class Run:
     Attributes:
         ledger: the order check.
         closed: nothing completes any more: the run has failed.
+        over: all its tasks have ended, be it that some never began.
         error: what the order check found.
         loop: the event loop.
         threads: make results that would hold up the loop.
@@ -155,7 +156,7 @@ class Run:
         self.first = first
         self.ledger = Ledger(range(first, first + len(devices)), order_check, total=total, slot_type=Rendezvous)
         self.paths = order_check is OrderCheck.CALL_PATH
-        self.closed = False
+        self.closed = self.over = False
         self.error: CollectiveError | None = None
         self.loop: Any = None
         self.threads: Any = None
@@ -456,8 +457,8 @@ class Run:
             self._set_alarm(trouble.until)
 
     def _judge_after_turns(self, group: Group, turns: int = _TURNS) -> None:
-        """Judge a group after some turns of the loop, unless a replica settles in them."""
-        if self.closed or self._troubles[group].until is not None:
+        """Judge a group after some turns of the loop, unless a replica settles in them, or the run is over."""
+        if self.closed or self.over or self._troubles[group].until is not None:
             return
         if turns:
             self.loop.call_soon(partial(self._judge_after_turns, group, turns - 1))
@@ -785,6 +786,7 @@ class _Replicas:
     def _let_go(self) -> None:
         """Give back what the run has had, however it ends."""
         run = self._run
+        run.over = True
         if self._watch is not None:
             self._watch.remove(run)
         for thread in self._threads:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiodist import CollectiveHandle, MirroredStrategy, get_replica_context
+from aiodist import CollectiveHandle, CommunicationOptions, ReplicaContextError, get_replica_context
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica
 from tests.runtime.warned import warned
 
@@ -20,25 +20,14 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_several_in_flight_are_in_the_order_of_the_calls() -> None:
-    async def program() -> list[int]:
-        pending = [here().all_reduce("SUM", k + replica()) for k in range(5)]
-        return [await handle for handle in reversed(pending)][::-1]
-
-    assert await on_each(3, program) == ([3, 6, 9, 12, 15],) * 3
-
-
-async def test_several_in_flight_of_different_kinds() -> None:
     async def program() -> tuple[Any, ...]:
         context = here()
-        total, most, whole = (
-            context.all_reduce("SUM", 1),
-            context.all_reduce("MAX", replica()),
-            context.all_gather(np.array([replica()]), 0),
-        )
+        pending = [context.all_reduce("SUM", k + replica()) for k in range(50)]
+        most, whole = context.all_reduce("MAX", replica()), context.all_gather(np.array([replica()]), 0)
         await context.barrier()
-        return (await whole).tolist(), await most, await total
+        return (await whole).tolist(), await most, sum([await handle for handle in reversed(pending)])
 
-    assert await on_each(3, program) == (([0, 1, 2], 2, 3),) * 3
+    assert await on_each(20, program) == ((list(range(20)), 19, 20 * sum(range(50)) + 50 * sum(range(20))),) * 20
 
 
 async def test_done_says_whether_an_await_would_wait_for_others() -> None:
@@ -57,106 +46,58 @@ async def test_done_says_whether_an_await_would_wait_for_others() -> None:
     assert seen == {0: False, 1: True}
 
 
-async def test_handles_of_replicas_that_are_cancelled_are_not_complained_of() -> None:
-    async def program() -> None:
-        for handle in [here().all_reduce("SUM", k) for k in range(3)]:
-            await handle
-            if replica() != 1:
-                await anyio.sleep_forever()
-        raise LookupError
+async def test_handle_may_be_awaited_again_late_and_in_child_tasks() -> None:
+    async def program() -> int:
+        totals: list[int] = []
 
-    with warned() as told, pytest.raises(LookupError):
-        await mirrored(3).run(program)
-    assert told == []
+        async def child(handle: CollectiveHandle[int]) -> None:
+            totals.append(await handle)
 
-
-def test_handles_of_a_run_that_is_cancelled_are_not_complained_of() -> None:
-    async def program() -> None:
-        for handle in [here().all_reduce("SUM", k) for k in range(3)]:
-            await handle
-            await asyncio.sleep(60)
-
-    async def main() -> None:
-        async with asyncio.timeout(0.01):
-            await mirrored(3).run(program)
-
-    with warned() as told, pytest.raises(TimeoutError):
-        asyncio.run(main())
-    assert told == []
-
-
-async def test_handle_is_a_collective_handle_and_awaitable() -> None:
-    async def program() -> None:
-        handle = here().barrier()
-        assert isinstance(handle, CollectiveHandle)
-        assert inspect.isawaitable(handle)
-        await handle
-
-    await mirrored(2).run(program)
-
-
-async def test_handle_awaited_twice_gives_the_result_twice() -> None:
-    async def program() -> None:
-        handle = here().all_reduce("SUM", {"x": np.ones(2)})
-        first, second = await handle, await handle
+        handle, nest = here().all_reduce("SUM", 1), here().all_reduce("SUM", {"x": np.ones(2)})
+        for _ in range(10 * replica()):
+            await checkpoint()
+        first, second = await nest, await nest
         assert first["x"] is second["x"]
         assert first is not second
-
-    await mirrored(3).run(program)
-
-
-async def test_handle_awaited_from_a_child_task() -> None:
-    async def program() -> int:
-        results = []
-
-        async def child(handle: Any) -> None:
-            results.append(await handle)
-
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(child, here().all_reduce("SUM", 1))
-        return int(results[0])
+            tasks.start_soon(child, handle)
+            tasks.start_soon(child, here().all_reduce("SUM", replica()))
+        return sum(totals)
 
-    assert await on_each(3, program) == (3, 3, 3)
+    assert await on_each(3, program) == (6, 6, 6)
 
 
-async def test_handle_awaited_by_several_tasks_of_one_replica() -> None:
+@pytest.mark.parametrize("own_is_complete", [False, True])
+@pytest.mark.every_loop
+async def test_handle_of_another_replica_is_refused_at_once(own_is_complete: bool) -> None:
+    """It would be waited for ever: no timeout ends it, where its own replica never comes to the end of the others."""
+    handles: dict[int, CollectiveHandle[int]] = {}
+
     async def program() -> int:
-        results: list[int] = []
-        handle = here().all_reduce("SUM", 1)
+        handles[replica()] = here().all_reduce("SUM", 1)
+        if own_is_complete or replica() == 1:
+            await here().barrier(name="known") if own_is_complete else await checkpoint()
+            text = f"replica {replica()} awaits a handle that replica {1 - replica()} was given by all_reduce"
+            with pytest.raises(ReplicaContextError, match=text):
+                await handles[1 - replica()]
+        return await handles[replica()]
 
-        async def child() -> None:
-            results.append(await handle)
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(4):
-                tasks.start_soon(child)
-            await handle
-        return sum(results)
-
-    assert await on_each(3, program) == (12, 12, 12)
+    assert await on_each(2, program, communication_options=CommunicationOptions(timeout_seconds=30)) == (2, 2)
 
 
-async def test_collective_issued_in_a_child_task_is_its_replicas() -> None:
-    async def program() -> int:
-        results = []
+async def test_asyncio_takes_handles_where_it_takes_awaitables() -> None:
+    async def program() -> list[int]:
+        handle = here().all_reduce("SUM", 0)
+        assert isinstance(handle, CollectiveHandle)
+        assert inspect.isawaitable(handle)
+        results = list(await asyncio.gather(handle, *(here().all_reduce("SUM", k) for k in range(1, 3))))
+        results.append(await asyncio.wait_for(here().all_reduce("SUM", 3), 60))
+        return results
 
-        async def child() -> None:
-            results.append(await here().all_reduce("SUM", replica()))
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(child)
-        return int(results[0])
-
-    assert await on_each(3, program) == (3, 3, 3)
+    assert await on_each(2, program) == ([0, 2, 4, 6],) * 2
 
 
-async def test_errors_of_arguments_are_raised_by_the_call_not_the_await() -> None:
-    async def program() -> None:
-        with pytest.raises(ValueError, match="reduce op"):
-            here().all_reduce("AVERAGE", 1)
-        await here().barrier()
-
-    await mirrored(2).run(program)
+# Dropped.
 
 
 async def test_dropped_handle_has_contributed_and_warns_with_its_call_site() -> None:
@@ -175,73 +116,30 @@ async def test_dropped_handle_has_contributed_and_warns_with_its_call_site() -> 
         results = await on_each(3, program)
     assert results == (3.0, None, 3.0)
     (warning,) = told
-    first = inspect.getsourcelines(program)[1]
     assert warning.category is RuntimeWarning
-    assert (warning.file, warning.line) == (__file__, first + 1)
+    assert (warning.file, warning.line) == (__file__, inspect.getsourcelines(program)[1] + 1)
     assert "replica 1 never awaited all_reduce(SUM, np.float32)" in warning.text
     assert "it has contributed" in warning.text
 
 
-async def test_handle_that_was_awaited_once_is_silent() -> None:
+@pytest.mark.parametrize("ending", ["well", "a replica fails", "cancelled"])
+async def test_handles_that_a_failed_or_cancelled_run_leaves_are_not_complained_of(ending: str) -> None:
     async def program() -> None:
-        await here().barrier()
-        gc.collect()
+        for handle in [here().all_reduce("SUM", k) for k in range(3)]:
+            await handle
+            if ending != "well" and replica() != 1:
+                await anyio.sleep_forever()
+        if ending == "a replica fails":
+            raise LookupError
 
-    with warned() as told:
-        await mirrored(2).run(program)
+    with warned() as told, anyio.move_on_after(0.01 if ending == "cancelled" else 60):
+        if ending == "a replica fails":
+            with pytest.raises(LookupError):
+                await mirrored(3).run(program)
+        else:
+            await mirrored(3).run(program)
+    gc.collect()
     assert told == []
-
-
-async def test_handle_awaited_after_the_others_have_gone_on() -> None:
-    async def program() -> int:
-        handle = here().all_reduce("SUM", 1)
-        if replica() == 2:
-            for _ in range(10):
-                await checkpoint()
-        total: int = await handle
-        return total
-
-    assert await on_each(3, program) == (3, 3, 3)
-
-
-async def test_many_in_flight_on_many_replicas() -> None:
-    async def program() -> int:
-        pending = [here().all_reduce("SUM", k) for k in range(50)]
-        return sum([await handle for handle in pending])
-
-    assert await on_each(20, program) == (20 * sum(range(50)),) * 20
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_asyncio_gather_over_handles(anyio_backend: str) -> None:
-    async def program() -> list[int]:
-        return list(await asyncio.gather(*(here().all_reduce("SUM", k) for k in range(3))))
-
-    assert await on_each(2, program) == ([0, 2, 4],) * 2
-
-
-@pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_asyncio_wait_for_a_handle(anyio_backend: str) -> None:
-    async def program() -> int:
-        total: int = await asyncio.wait_for(here().all_reduce("SUM", 1), 60)
-        return total
-
-    assert await on_each(2, program) == (2, 2)
-
-
-async def test_every_replica_gets_its_own_order_of_keys() -> None:
-    async def program() -> list[tuple[str, float]]:
-        keys = "ba" if get_replica_context().replica_id_in_sync_group == 0 else "ab"
-        mine = {key: np.full(1, ord(key), float) for key in keys}
-        result = await get_replica_context().all_reduce("mean", mine)
-        return [
-            (key, float(result[key][0]) - float(value[0])) for key, value in zip(result, mine.values(), strict=True)
-        ]
-
-    strategy = MirroredStrategy(["CPU:0", "CPU:1"])
-    first, second = strategy.experimental_local_results(await strategy.run(program))
-    assert first == [("b", 0.0), ("a", 0.0)]
-    assert second == [("a", 0.0), ("b", 0.0)]
 
 
 async def test_a_merge_call_dropped_outside_any_run_leaves_nothing_open() -> None:

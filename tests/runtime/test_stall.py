@@ -1,23 +1,24 @@
-"""The stall report: a warning that tells who waits for what when the replicas of a run stand still."""
+"""Replicas that stand still: a warning tells who waits for what; where none of them can ever go on, it is an error."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from aiodist import DeadlockError, ReplicaContext, StallWarning
 from aiodist._arrays.environment import stall_seconds
 from aiodist._runtime.stall import StallWatch, watch_here
-from tests.runtime.programs import Program, mirrored, run
-from tests.runtime.warned import warned
+from tests.runtime.programs import Program, mirrored, run, still_works
+from tests.runtime.warned import Warned, warned
 
 pytestmark = pytest.mark.anyio
 
@@ -32,11 +33,12 @@ class Looks:
     def after(self, delay: float, fn: Callable[[], None]) -> None:
         self.due.append(fn)
 
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        due, self.due = self.due, []
-        for fn in due:
-            fn()
+    def pass_time(self, *seconds: float) -> None:
+        for each in seconds:
+            self.now += each
+            due, self.due = self.due, []
+            for fn in due:
+                fn()
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int 
 
         async def later() -> None:
             for _ in range(30 + 2 * replicas):
-                await anyio.lowlevel.checkpoint()
+                await checkpoint()
             act()
             tasks.cancel_scope.cancel()
 
@@ -61,52 +63,43 @@ async def while_it_runs(program: Program, act: Callable[[], Any], replicas: int 
         await run(mirrored(replicas), program)
 
 
-def lock_across_a_barrier(seconds: float = 3600.0) -> Program:
-    """Let replicas wait for each other, within a time limit, which may end it."""
-    lock = anyio.Lock()
+def waits_for(event: anyio.Event) -> Program:
+    """Return a program in which replica 0 waits in a barrier, and the others for an event first."""
 
     async def program(ctx: ReplicaContext) -> None:
-        with anyio.move_on_after(seconds):
-            async with lock:
-                await ctx.barrier()
+        if ctx.replica_id_in_sync_group:
+            await event.wait()
+        await ctx.barrier()
 
     return program
 
 
-async def test_who_stands_still_is_told_once_with_the_circle(looks: Looks) -> None:
+async def told_in(program: Program, looks: Looks, *seconds: float) -> list[Warned]:
+    """Return what is told of a program that stands still for so long, and so long again."""
+    told: list[Warned] = []
+
     def act() -> None:
-        looks.pass_time(2.5)
-        looks.pass_time(2.5)
-        with warned() as told:
-            looks.pass_time(10.0)
-            looks.pass_time(20.0)
-        (warning,) = told
-        assert (warning.category, warning.file) == (StallWarning, __file__)
-        assert re.sub(r"\(\S*test_stall.py:\d+\)", "(here)", warning.text).splitlines() == [
-            "no replica has made progress for 12.5 s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
-            "  replica 0 waits in barrier #0 (here) for replicas 1 and 2",
-            "  replicas 1 and 2 wait for an anyio.Lock (here), which replica 0 holds",
-            "  in a circle: replica 0 waits in barrier #0 (here) for replica 1,",
-            "  which waits for an anyio.Lock (here) that replica 0 holds",
-        ]
+        with warned() as found:
+            looks.pass_time(*seconds)
+        told.extend(found)
 
-    await while_it_runs(lock_across_a_barrier(), act)
+    await while_it_runs(program, act)
+    return told
 
 
-async def test_who_waits_for_each_other_for_ever_ends_after_a_second(looks: Looks) -> None:
-    async def later() -> None:
-        await anyio.wait_all_tasks_blocked()
-        for _ in range(5):
-            looks.pass_time(0.5)
+async def test_who_stands_still_is_told_once_with_who_waits_for_what(looks: Looks) -> None:
+    (warning,) = await told_in(waits_for(anyio.Event()), looks, 2.5, 2.5, 10.0, 20.0)
+    assert (warning.category, warning.file) == (StallWarning, __file__)
+    assert re.sub(r"\(\S*test_stall.py:\d+\)", "(here)", warning.text).splitlines() == [
+        "no replica has made progress for 12.5 s (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+        "  replica 0 waits in barrier #0 (here) for replicas 1 and 2",
+        "  replicas 1 and 2 wait for an anyio.Event to be set (here)",
+        "  perhaps in a circle: replica 0 waits in barrier #0 (here) for replica 1,",
+        "  which waits for an anyio.Event to be set (here) that replica 0 uses, too",
+    ]
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(later)
-        with pytest.raises(DeadlockError, match="replicas 0-2 wait for each other, and nothing else") as caught:
-            await run(mirrored(3), lock_across_a_barrier(math.inf))
-    assert (caught.value.report.reason, caught.value.report.suspects) == ("deadlock", (1, 2))
 
-
-async def test_replicas_that_get_on_are_not_warned_of(looks: Looks) -> None:
+async def test_replicas_that_go_on_are_not_warned_of(looks: Looks) -> None:
     async def program(ctx: ReplicaContext) -> None:
         for _ in range(5):
             if ctx.replica_id_in_sync_group == 0:
@@ -117,14 +110,7 @@ async def test_replicas_that_get_on_are_not_warned_of(looks: Looks) -> None:
 
 
 async def test_nobody_in_a_collective_is_no_stall(looks: Looks) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        await anyio.Event().wait()
-
-    def act() -> None:
-        for _ in range(10):
-            looks.pass_time(10.0)
-
-    await while_it_runs(program, act)
+    assert await told_in(lambda _: anyio.sleep_forever(), looks, *[10.0] * 10) == []
 
 
 async def test_the_timer_ends_when_nothing_runs(looks: Looks) -> None:
@@ -135,22 +121,187 @@ async def test_the_timer_ends_when_nothing_runs(looks: Looks) -> None:
     assert len(looks.due) == 1
 
 
-async def test_a_stall_is_logged_where_warnings_are_errors(
-    looks: Looks, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def fail(*_: object, **__: object) -> None:
+    raise ValueError("I/O operation on closed file")  # as where standard error is closed
+
+
+class BrokenHandler(logging.Handler):
+    """A logging handler that fails."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        raise OSError("no room")
+
+
+@pytest.mark.parametrize("how", ["error", "showwarning", "handler"])
+async def test_stall_that_cannot_be_shown_does_not_end_the_program(
+    how: str, looks: Looks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def warn(text: str, category: type[Warning], *_: Any) -> None:  # as a filter has it, which threads share
-        raise category(text)
+    event = anyio.Event()
+    handler = BrokenHandler()
+
+    async def later() -> None:
+        for _ in range(30):
+            await checkpoint()
+        looks.pass_time(2.5, 10.0)
+        event.set()
+
+    with monkeypatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("always" if how == "showwarning" else "error")
+        if how == "showwarning":
+            patch.setattr(warnings, "showwarning", fail)
+        elif how == "handler":
+            logging.getLogger("aiodist").addHandler(handler)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(later)
+            await run(mirrored(3), waits_for(event))
+    logging.getLogger("aiodist").removeHandler(handler)
+    assert ("no replica has made progress for 10 s" in caplog.text) == (how != "handler")
+
+
+# Nobody can go on.
+
+
+def lock_across_a_barrier() -> Program:
+    lock = anyio.Lock()
+
+    async def program(ctx: ReplicaContext) -> None:
+        async with lock:
+            await ctx.barrier()
+
+    return program
+
+
+def child_tasks_crossed(beside: Callable[[ReplicaContext], Any]) -> Program:
+    """Return a program in which each replica's child task waits in a group for the other's, for they are crossed."""
+
+    async def work(first: ReplicaContext, second: ReplicaContext, name: str) -> None:
+        await first.barrier(name=name)
+        await second.barrier(name=name)
+
+    async def program(ctx: ReplicaContext) -> None:
+        groups = [ctx.new_group([0, 1], "first"), ctx.new_group([0, 1], "second")]
+        if ctx.replica_id_in_sync_group == 1:
+            groups.reverse()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work, *groups, "x")
+            await beside(ctx)
+
+    return program
+
+
+def locks_and_tasks(beside: Callable[[ReplicaContext], Any]) -> Program:
+    """Return a program in which replica 1's child holds a lock across a barrier, and replica 0 waits for the lock."""
+    lock, held = anyio.Lock(), anyio.Event()
+
+    async def child(ctx: ReplicaContext) -> None:
+        async with lock:
+            held.set()
+            await ctx.barrier(name="x")
+
+    async def program(ctx: ReplicaContext) -> None:
+        if ctx.replica_id_in_sync_group == 0:
+            await held.wait()
+            async with lock:
+                await ctx.barrier(name="x")
+            return
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(child, ctx)
+            await beside(ctx)
+
+    return program
+
+
+async def nothing(ctx: ReplicaContext) -> None:
+    await checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("program", "replicas", "reason", "suspects"),
+    [
+        (lock_across_a_barrier(), 3, "deadlock", (1, 2)),  # those who wait outside of the collective
+        (child_tasks_crossed(nothing), 2, "cycle", (0, 1)),
+        (locks_and_tasks(nothing), 2, "deadlock", (0,)),
+    ],
+    ids=["lock", "child tasks", "lock of a child task"],
+)
+async def test_replicas_that_wait_for_each_other_end_after_a_second(
+    program: Program,
+    replicas: int,
+    reason: str,
+    suspects: tuple[int, ...],
+    looks: Looks,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    strategy = mirrored(replicas)
+    if reason == "cycle":  # else it would be found at once, as one that passes through groups is
+        monkeypatch.setattr("aiodist._runtime.scheduler.Run._look", lambda run: None)
+
+    async def later() -> None:
+        for _ in range(50):
+            await checkpoint()
+        looks.pass_time(0.5, 0.5)
+        for _ in range(50):
+            await checkpoint()
+        assert not caught  # the first of these looks has seen them go on
+        looks.pass_time(0.5)
+
+    caught: list[DeadlockError] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(later)
+        try:
+            await run(strategy, program)
+        except DeadlockError as error:
+            caught.append(error)
+    (error,) = caught
+    assert (error.report.reason, error.report.suspects) == (reason, suspects)
+    assert " wait for each other" in str(error)
+    monkeypatch.undo()
+    await still_works(strategy)
+
+
+def waits_in_a_thread(go_on: threading.Event) -> Callable[[ReplicaContext], Any]:
+    return lambda ctx: ctx.run_sync(go_on.wait, 30)
+
+
+async def sets_a_timer(ctx: ReplicaContext) -> None:
+    asyncio.get_running_loop().call_later(1000, print)
+    await checkpoint()
+
+
+async def within_a_time_limit(ctx: ReplicaContext) -> None:
+    async with asyncio.timeout(1000):
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("beside", ["event", "thread", "timer", "time limit", "queue"])
+@pytest.mark.parametrize("program", [child_tasks_crossed, locks_and_tasks])
+async def test_what_may_end_a_wait_makes_it_a_warning(
+    program: Callable[[Any], Program], beside: str, looks: Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    ways: dict[str, Callable[[ReplicaContext], Any]] = {
+        "event": lambda _: anyio.Event().wait(),
+        "thread": waits_in_a_thread(go_on),
+        "timer": sets_a_timer,
+        "time limit": within_a_time_limit,
+        "queue": lambda _: asyncio.Queue[int]().get(),
+    }
+    told: list[Warned] = []
 
     def act() -> None:
-        looks.pass_time(2.5)
-        looks.pass_time(10.0)
+        with warned() as found:
+            looks.pass_time(*[1.5] * 10)
+        told.extend(found)
+        go_on.set()
 
-    monkeypatch.setattr(warnings, "warn_explicit", warn)
-    with caplog.at_level(logging.ERROR, "aiodist"):
-        await while_it_runs(lock_across_a_barrier(), act)
-    assert "no replica has made progress for 10 s" in caplog.text
+    await while_it_runs(program(ways[beside]), act, 2)
+    assert [warning.category for warning in told] == [StallWarning]
 
 
+# When it looks.
+
+
+@pytest.mark.every_loop
 async def test_a_real_timer_looks_after_a_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0.01")
     monkeypatch.setattr("aiodist._runtime.stall._watches", {})
@@ -160,24 +311,30 @@ async def test_a_real_timer_looks_after_a_real_run(monkeypatch: pytest.MonkeyPat
         if category is StallWarning:
             told.set()
 
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
-            await told.wait()
-        await ctx.barrier()
-
     monkeypatch.setattr(warnings, "warn_explicit", warn)
-    await run(mirrored(2), program)
+    await run(mirrored(2), waits_for(told))
 
 
-async def test_zero_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_zero_turns_it_off_and_what_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiodist._runtime.stall._watches", {})
     monkeypatch.setenv("AIODIST_STALL_SECONDS", "0")
     watch = watch_here()
     assert watch is not None
-    assert not watch.warns
+    assert not watch.warns  # it looks for deadlocks alone
+    monkeypatch.setattr("aiodist._runtime.stall._watches", {})
+    for text in ("soon", "-1", "inf", "nan"):
+        monkeypatch.setenv("AIODIST_STALL_SECONDS", text)
+        with pytest.raises(
+            ValueError, match="AIODIST_STALL_SECONDS must be a number of seconds, 0 for no stall report"
+        ):
+            stall_seconds()
+    with pytest.raises(ValueError, match="AIODIST_STALL_SECONDS must be"):
+        await run(mirrored(2), lambda ctx: ctx.barrier())
+    monkeypatch.delenv("AIODIST_STALL_SECONDS")
+    assert stall_seconds() == 10
 
 
-def test_a_loop_that_proves_a_standstill_is_not_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_proves_deadlocks_is_not_looked_after() -> None:
     class Loop(asyncio.SelectorEventLoop):
         proves_deadlock = True
 
@@ -186,22 +343,3 @@ def test_a_loop_that_proves_a_standstill_is_not_looked_after(monkeypatch: pytest
 
     with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(main())
-
-
-@pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
-def test_a_time_that_is_none_is_refused(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIODIST_STALL_SECONDS", text)
-    with pytest.raises(ValueError, match="AIODIST_STALL_SECONDS must be a number of seconds, 0 for no stall report"):
-        stall_seconds()
-
-
-async def test_a_run_refuses_a_time_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiodist._runtime.stall._watches", {})
-    monkeypatch.setenv("AIODIST_STALL_SECONDS", "soon")
-    with pytest.raises(ValueError, match="AIODIST_STALL_SECONDS must be"):
-        await run(mirrored(2), lambda ctx: ctx.barrier())
-
-
-def test_ten_seconds_are_allowed_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("AIODIST_STALL_SECONDS", raising=False)
-    assert stall_seconds() == 10
