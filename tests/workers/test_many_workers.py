@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import anyio
@@ -19,7 +18,6 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist._workers.engines.simulated import SimulatedCommunicator
-from aiodist._workers.simulated_control import SimulatedSwitchboard
 from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUT = (*[1] * 64, 3, 1)
@@ -193,25 +191,3 @@ async def test_report_on_many_workers_tells_what_was_agreed_on_before() -> None:
     report, right = outcomes[-1].report, expected.value.report
     assert (report.reason, report.suspects, report.sequence_number) == (right.reason, (9,), 20)
     assert [one.history for one in report.replicas] == [one.history for one in right.replicas]
-
-
-async def test_state_of_a_worker_among_many_is_small() -> None:
-    job, sizes = Job(*LAYOUT), {}
-    real = SimulatedSwitchboard.report
-
-    def spied(self: Any, rank: int, key: Any, state: Any) -> None:
-        sizes[rank] = len(pickle.dumps(state))
-        real(self, rank, key, state)
-
-    async def program(ctx: ReplicaContext) -> None:
-        for _ in range(40):
-            await ctx.all_reduce("SUM", np.ones(3))
-        if ctx.replica_id_in_sync_group:
-            await ctx.barrier()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimulatedSwitchboard, "report", spied)
-        await job.run(program)
-    assert len(sizes) == len(LAYOUT)
-    assert sizes[0] < 2048, "of equal calls one travels"
-    assert max(size for rank, size in sizes.items() if rank % 64) < 1024
