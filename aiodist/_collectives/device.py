@@ -39,7 +39,7 @@ from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Completion
 from aiodist._gpu.pinned import array_of
 from aiodist._gpu.schedule import Batch, Schedule, symbol
-from aiodist._gpu.steps import HOST, Job, Move, Place, View, whole
+from aiodist._gpu.steps import APART, HOST, Job, Move, Place, View, whole
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import Rule, part_of, rule_for
 
@@ -51,9 +51,6 @@ COURSES: Final = 256
 """How many courses are kept."""
 
 _BYTE: Final = np.dtype(np.uint8)
-_APART: Final = 64
-"""Each array in a piece of memory begins at a multiple of so many bytes: of a vector, and of a cache's line."""
-
 _SITE = attrgetter("ordinal", "stream")
 
 
@@ -203,10 +200,15 @@ class _Planner:
         self._packs = down and len(homes) == 1 and all(leaf.plan.folds for leaf in leaves)
         self._mark = leaves[0].mark
         number = 0
+        piece: tuple[int, int] | None = None  # inputs on the host are in one, see `staged`
         for leaf, column, ordinals in zip(leaves, columns, takers, strict=True):
             inputs = []
             for array in column:
-                inputs.append(_Known(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype))
+                address = symbol(number)
+                if array.ordinal == HOST:
+                    piece = piece or (address, array.address)
+                    address = piece[0] + array.address - piece[1]
+                inputs.append(_Known(Place(array.ordinal, address), tuple(array.shape), array.dtype))
                 number += 1
             self._add(leaf, inputs, ordinals)
 
@@ -333,7 +335,7 @@ def _shape(parts: Sequence[View], result: Result) -> tuple[int, ...]:
 
 
 def _room(shape: Sequence[int], dtype: DType) -> int:
-    return -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
+    return -(-math.prod(shape) * dtype.itemsize // APART) * APART
 
 
 def _on_host(specs: Sequence[Spec]) -> tuple[int, list[DeviceArray]]:
@@ -652,7 +654,7 @@ def bring_up(
 
     Args:
         marks: by leaf, whose arrays they become.
-        columns: by leaf, one result for all who take it, or one for each; from `staged`.
+        columns: by leaf, one result for all who take it, or one for each; all from one call of `staged`.
         takers: by leaf, the GPU of each.
         devices: the names of logical devices on whose streams buffers may be used.
         outs: by leaf and taker, a buffer for the result; None where the taker brought none.
