@@ -9,12 +9,11 @@ this machine; else NumPy goes on serving.
 import threading
 from collections.abc import Callable, Sequence
 from ctypes import c_size_t
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiodist_kernels.arguments import Array
+from aiodist_kernels.arguments import Array, overlaps, same_order
 from aiodist_kernels.numpy_tier import fold_for
 from aiodist_kernels.rules import UNROLLED_COUNT, DType, Recipe, Rule, components, is_bfloat16, recipe_for
 
@@ -25,17 +24,15 @@ STREAMING_FROM: Final = 32 << 20
 """Bytes from which results are stored past the caches: the reader that follows would not find them there anyway, and
 the memory they replace need not be read first."""
 
-HELD_BELOW: Final = 1 << 20
-"""Bytes read and written below which a kernel keeps the interpreter's lock, for a tenth of a millisecond at most: who
-gives it away for a moment may wait 5 ms for it."""
+FREE_FROM: Final = 1 << 20
+"""Bytes read from which a kernel lets go of the interpreter's lock. Below, it takes a tenth of a millisecond at most;
+who gives the lock away for a moment may wait 5 ms for it."""
 
 Range = Callable[[int, int], None]
 """Reduces the elements [start, stop)."""
 
 _compiled: Final[dict[Recipe, "Kernel | None"]] = {}
-_read: Callable[[list[Any], Any, int], int] | None = None  # `kernels_cpu.array_reader`, from the first kernel on
 _compiling: Final = threading.Lock()
-_GAPLESS: Final = 3  # the flags of NumPy's array interface for C's order and for Fortran's
 
 
 def form(count: int) -> int:
@@ -60,16 +57,35 @@ def compile_for(rule: Rule, count: int) -> "Kernel | None":
         from aiodist_kernels import kernels_cpu
     except OSError as error:  # of the library in it
         raise ImportError(str(error)) from error
-    global _read  # noqa: PLW0603  (to look it up anew at each reduction takes as long as to call it)
     with _compiling:
-        _read = _read or kernels_cpu.array_reader()
         if recipe not in _compiled:
             kernel = kernels_cpu.compile_kernel(recipe)
             _compiled[recipe] = kernel if _agrees(kernel, rule, count) else None
         return _compiled[recipe]
 
 
-def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, fresh: bool = False) -> Range | None:
+def reduce_with(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, fresh: bool) -> bool:
+    """Reduce `buffers` into `out`, unless their layouts do not allow it; return whether that was done.
+
+    Args:
+        kernel: as in `bind`.
+        rule: as in `bind`.
+        buffers: as in `bind`.
+        out: as in `bind`.
+        fresh: `out` overlaps no buffer.
+    """
+    if fresh or not overlaps(out, buffers):
+        count, nbytes = len(buffers), buffers[0].nbytes
+        arrays = [buffer.__array_struct__ for buffer in buffers]
+        arrays.append(out.__array_struct__)
+        return kernel.whole(arrays, count, nbytes, _streams(out), count * nbytes >= FREE_FROM) != 0
+    reduce = bind(kernel, rule, buffers, out)
+    if reduce is not None:
+        reduce(0, out.size)
+    return reduce is not None
+
+
+def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array) -> Range | None:
     """Return what reduces the elements [start, stop) of `buffers` into those of `out`.
 
     Args:
@@ -77,35 +93,28 @@ def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, 
         rule: the rule.
         buffers: of native byte order. They, and `out`, must live as long as the function that is returned.
         out: it may be one of the buffers.
-        fresh: it overlaps none.
 
     Returns:
         None unless all lie without gaps in one order, and where `out` overlaps a buffer otherwise, for then a write
         could spoil what is still to be read.
     """
-    assert _read is not None  # there is a kernel
-    count = len(buffers)
-    arrays = [buffer.__array_struct__ for buffer in buffers]
-    arrays.append(out.__array_struct__)
-    places = _table(count + 1)()
-    flags = _read(arrays, places, count + 1)
-    nbytes, result_bytes = buffers[0].nbytes, out.nbytes
-    if not flags & _GAPLESS or (not fresh and _spoils(places[count], result_bytes, places[:count], nbytes)):
+    if not same_order([*buffers, out]):
         return None
-    lanes = 2 if rule.dtype.kind == "c" else 1
-    streaming = result_bytes >= STREAMING_FROM and out.flags.aligned
-    call = kernel.held if count * nbytes + result_bytes < HELD_BELOW else kernel.free
-    target = places[count]
+    target, given = out.ctypes.data, [buffer.ctypes.data for buffer in buffers]
+    if _spoils(target, out.nbytes, given, buffers[0].nbytes):
+        return None
+    count, lanes = len(buffers), components(rule.dtype)
+    places = (c_size_t * count)(*given)
+    streaming = _streams(out)
 
-    def run(start: int, stop: int) -> None:
-        call(target, places, count, start * lanes, stop * lanes, streaming)
+    def reduce(start: int, stop: int) -> None:
+        kernel.part(target, places, count, start * lanes, stop * lanes, streaming)
 
-    return run
+    return reduce
 
 
-@cache
-def _table(size: int) -> Any:
-    return c_size_t * size
+def _streams(out: Array) -> bool:
+    return out.nbytes >= STREAMING_FROM and out.flags.aligned
 
 
 def _spoils(target: int, result_bytes: int, places: Sequence[int], buffer_bytes: int) -> bool:
@@ -117,7 +126,7 @@ def _spoils(target: int, result_bytes: int, places: Sequence[int], buffer_bytes:
 
 
 def _agrees(kernel: "Kernel", rule: Rule, count: int) -> bool:
-    """Compare a kernel with NumPy, for two misalignments and both kinds of store."""
+    """Compare a kernel with NumPy, for two misalignments, both kinds of store, and both ways in."""
     buffers = [_probe(rule.dtype, seed) for seed in range(count)]
     with np.errstate(all="ignore"):
         wanted = fold_for(rule)(rule, buffers, None)
@@ -125,10 +134,11 @@ def _agrees(kernel: "Kernel", rule: Rule, count: int) -> bool:
     places = (c_size_t * count)(*[buffer.ctypes.data for buffer in buffers])
     for offset, streaming in ((0, False), (1, False), (0, True), (1, True)):
         got = np.zeros(size + offset, rule.result)[offset:]
-        kernel.free(got.ctypes.data, places, count, 0, size * lanes, streaming)
+        kernel.part(got.ctypes.data, places, count, 0, size * lanes, streaming)
         if not _same_bits(got, wanted):
             return False
-    return True
+    got = np.zeros(size, rule.result)
+    return reduce_with(kernel, rule, buffers, got, fresh=True) and _same_bits(got, wanted)
 
 
 def _probe(dtype: DType, seed: int) -> Array:

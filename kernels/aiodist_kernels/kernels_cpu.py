@@ -32,49 +32,46 @@ every few milliseconds whether somebody else should run, which is long for an ev
 
 _WORD: Final = ir.IntType(8 * ctypes.sizeof(ctypes.c_void_p))
 _TABLE: Final = _WORD.as_pointer()
-_ARGUMENTS: Final = (
-    ctypes.c_size_t,
-    ctypes.c_void_p,
-    ctypes.c_ssize_t,
-    ctypes.c_ssize_t,
-    ctypes.c_ssize_t,
-    ctypes.c_ssize_t,
-)
-
-Call = Callable[[int, Any, int, int, int, bool], None]
+Part = Callable[[int, Any, int, int, int, bool], None]
 """(address of the result, addresses of the buffers, how many, first lane, lane behind the last, streaming)
 
 The addresses are a ctypes array of `c_size_t`."""
+
+Whole = Callable[[list[Any], int, int, bool, bool], int]
+"""(`__array_struct__` of the buffers, and of the result behind them; how many buffers; bytes of one; streaming; free)
+
+It returns 0, and has done nothing, unless all lie without gaps in one order."""
 
 
 class Kernel(NamedTuple):
     """A compiled kernel, which may be called in two ways.
 
     Attributes:
-        free: without the interpreter's lock.
-        held: with the lock, for what is over soon.
+        part: reduces a range of lanes, without the interpreter's lock.
+        whole: reduces arrays, with the lock or, if it is to be free, without.
         engine: owns the machine code.
     """
 
-    free: Call
-    held: Call
+    part: Part
+    whole: Whole
     engine: object
 
 
 def compile_kernel(recipe: Recipe) -> Kernel:
     """Compile the kernel of a recipe."""
     module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD, _TABLE, *[_WORD] * 4]), "kernel")
-    builder = ir.IRBuilder(function.append_basic_block())
+    kernel = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD, _TABLE, *[_WORD] * 4]), "part")
+    builder = ir.IRBuilder(kernel.append_basic_block())
     if recipe.count:
-        _fold_in_registers(recipe, builder, *function.args)
+        _fold_in_registers(recipe, builder, *kernel.args)
     else:
-        _fold_in_blocks(recipe, builder, *function.args)
+        _fold_in_blocks(recipe, builder, *kernel.args)
     builder.ret_void()
-    address, engine = _machine_code(module)
-    free: Any = ctypes.CFUNCTYPE(None, *_ARGUMENTS)(address)
-    held: Any = ctypes.PYFUNCTYPE(None, *_ARGUMENTS)(address)
-    return Kernel(free, held, engine)
+    _enter_with_arrays(recipe, kernel)
+    engine = _machine_code(module)
+    part: Any = ctypes.CFUNCTYPE(None, ctypes.c_size_t, ctypes.c_void_p, *[ctypes.c_ssize_t] * 4)
+    whole: Any = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.py_object, *[ctypes.c_ssize_t] * 4)
+    return Kernel(part(engine.get_function_address("part")), whole(engine.get_function_address("whole")), engine)
 
 
 def _fold_in_registers(
@@ -194,11 +191,11 @@ def _fold_in_blocks(
             _give_way(builder)
 
 
-# What arrays say of themselves.
+# What arrays say of themselves, by NumPy's documented array interface: its C side costs a tenth of `array.ctypes`.
 
 
 class _ArrayInterface(ctypes.Structure):
-    """The C side of NumPy's array interface, by its documentation."""
+    """What the capsule of an array's `__array_struct__` points to."""
 
     _fields_ = (
         ("two", ctypes.c_int),
@@ -212,36 +209,40 @@ class _ArrayInterface(ctypes.Structure):
     )
 
 
-@cache
-def array_reader() -> Callable[[list[Any], Any, int], int]:
-    """Return what finds out where arrays lie, in a tenth of the time that it takes to ask each for its `ctypes`.
+_GAPLESS: Final = 3  # of its flags: no gaps in C's order, and in Fortran's
 
-    It takes a list of their `__array_struct__`, a ctypes array of `c_size_t` in which it writes the addresses of their
-    data, and the length of both. It returns the flags that all of them have: 1, no gaps in C's order; 2, in Fortran's.
-    """
-    module = ir.Module()
+
+def _enter_with_arrays(recipe: Recipe, kernel: Any) -> None:
+    """Add the function that is given arrays' interfaces to the module of a kernel."""
     thing = ir.IntType(8).as_pointer()
-    function = ir.Function(module, ir.FunctionType(_WORD, [thing, _TABLE, _WORD]), "read")
+    function = ir.Function(kernel.module, ir.FunctionType(_WORD, [thing, *[_WORD] * 4]), "whole")
     builder = ir.IRBuilder(function.append_basic_block())
-    given, table, count = function.args
+    given, count, nbytes, streaming, free = function.args
+    table = builder.alloca(_WORD, builder.add(count, _word(1)))
+    flags, which = _Variable(builder, _word(_GAPLESS)), _Variable(builder, _word(0))
     item = _python(builder, "PyList_GetItem", thing, [thing, _WORD])
     pointer = _python(builder, "PyCapsule_GetPointer", thing, [thing, thing])
-    flags, which = _Variable(builder, _word(-1)), _Variable(builder, _word(0))
 
     def field(interface: Value, name: str, kind: Any) -> Value:
         place = builder.gep(interface, [_word(getattr(_ArrayInterface, name).offset)])
         return builder.load(builder.bitcast(place, kind.as_pointer()))
 
-    with _while(builder, lambda: builder.icmp_signed("<", which.value, count)):
+    with _while(builder, lambda: builder.icmp_signed("<=", which.value, count)):
         interface = builder.call(pointer, [builder.call(item, [given, which.value]), ir.Constant(thing, None)])
         flags.value = builder.and_(flags.value, builder.sext(field(interface, "flags", ir.IntType(32)), _WORD))
         builder.store(field(interface, "data", _WORD), builder.gep(table, [which.value]))
         which.value = builder.add(which.value, _word(1))
+    with builder.if_then(builder.icmp_signed("!=", flags.value, _word(0))):
+        out, stop = builder.load(builder.gep(table, [count])), builder.sdiv(nbytes, _word(recipe.storage.size))
+        arguments = [out, table, count, _word(0), stop, streaming]
+        with builder.if_else(builder.icmp_signed("!=", free, _word(0))) as (yes, no):
+            with yes:
+                state = builder.call(_python(builder, "PyEval_SaveThread", thing, []), [])
+                builder.call(kernel, arguments)
+                builder.call(_python(builder, "PyEval_RestoreThread", ir.VoidType(), [thing]), [state])
+            with no:
+                builder.call(kernel, arguments)
     builder.ret(flags.value)
-    address, engine = _machine_code(module)
-    read: Any = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(address)
-    read.engine = engine
-    return read  # type: ignore[no-any-return]
 
 
 # Writing instructions.
@@ -311,9 +312,8 @@ def _place(builder: Builder, base: Value, index: Value, size: int) -> Value:
 # Compiling.
 
 
-def _machine_code(module: Any) -> tuple[int, object]:
-    """Return the address of a module's only function, and what owns it."""
-    (function,) = [each.name for each in module.functions if not each.is_declaration]
+def _machine_code(module: Any) -> Any:
+    """Return what owns the machine code of a module."""
     code = binding.parse_assembly(str(module))
     machine = _target().create_target_machine(
         cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3, jit=True
@@ -322,7 +322,7 @@ def _machine_code(module: Any) -> tuple[int, object]:
     passes.getModulePassManager().run(code, passes)
     engine = binding.create_mcjit_compiler(code, machine)
     engine.finalize_object()
-    return engine.get_function_address(function), engine
+    return engine
 
 
 @cache

@@ -27,21 +27,13 @@ is quicker, with memory from the C library also for two arrays of 1 MiB: what a 
 interpreter out of the caches, so that to borrow a block takes 6 microseconds of 105. (`pool` has its own thresholds for
 results that are larger, or come with others.)"""
 
-NATIVE_FROM: Final = {
-    2: 32 * MIB,
-    3: 512 * KIB,
-    4: 128 * KIB,
-    5: 64 * KIB,
-    8: 32 * KIB,
-    12: 16 * KIB,
-    17: 512 * KIB,
-}
+NATIVE_FROM: Final = {2: 32 * MIB, 3: 256 * KIB, 4: 64 * KIB, 6: 32 * KIB, 8: 16 * KIB, 12: 4 * KIB}
 """Folds in the buffers' own dtype, by the number of buffers (an entry holds up to the next). NumPy adds two buffers at
 the limit of the machine, until stores should go past the caches; from three on it passes over the result again and
 again."""
 
-WIDE_FROM: Final = 512
-"""Folds in a wider accumulator, where NumPy converts each buffer apart. A kernel takes 3 microseconds to be called."""
+WIDE_FROM: Final = 64
+"""Folds in a wider accumulator, where NumPy converts each buffer apart. A kernel takes 2 microseconds to be called."""
 
 COMPILED_FROM: Final = 64 * KIB
 """Bytes from which the first reduction that a kernel would serve waits for it to be compiled."""

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy import asarray, ndarray
 
-from aiodist_kernels import compiled_tier, policy, pool
+from aiodist_kernels import policy, pool
 from aiodist_kernels.arguments import (
     Array,
     check_alike,
@@ -24,7 +24,16 @@ from aiodist_kernels.arguments import (
     same_order,
     spoils,
 )
-from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain, fold_range, quiet, quietly
+from aiodist_kernels.compiled_tier import bind, reduce_with
+from aiodist_kernels.numpy_tier import (
+    BLOCK_BYTES,
+    ELEMENT_BYTES,
+    STEPPED_TO,
+    fold_in_steps,
+    fold_range,
+    quiet,
+    quietly,
+)
 from aiodist_kernels.policy import Plan, find_plan
 from aiodist_kernels.rules import Accumulate, DType, ReduceOp, is_half, rule_for
 from aiodist_kernels.scalars import AS_ARRAY, AS_SCALAR
@@ -74,7 +83,7 @@ def reduce(
     return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
 
 
-def reduce_alike(  # noqa: PLR0911  (a call more would cost as much as some of these ways take)
+def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as some of these ways take)
     op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native", among: bool = False
 ) -> Array:
     """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
@@ -95,19 +104,21 @@ def reduce_alike(  # noqa: PLR0911  (a call more would cost as much as some of t
         plan = find_plan(op, first.dtype, accumulate)
     nbytes = first.nbytes
     if among and nbytes >= pool.POOLED_AMONG_FROM:
-        return _reduce(plan, buffers, empty_like(first, plan.rule.result, among=True))
+        return _reduce(plan, buffers, empty_like(first, plan.rule.result, among=True), fresh=True)
     if nbytes < plan.plain_below:
+        count = len(buffers)
         try:
-            count = len(buffers)
             if count == 2:  # a ufunc needs no help
                 total = _run(plan.ufunc, first, buffers[1])
                 return total if type(total) is ndarray else asarray(total)
-            if count > 2 and nbytes <= STEPPED_TO:
-                if nbytes <= ELEMENT_BYTES and first.shape == ():
+            if count > 2:
+                if STEPPED_TO < nbytes <= BLOCK_BYTES:
+                    if nbytes < plan.compiled_from or not plan.kernel(count, nbytes):
+                        return _run(fold_in_steps, plan.ufunc, buffers)
+                elif nbytes <= ELEMENT_BYTES and first.shape == ():
                     return _run(plan.elements, buffers, AS_ARRAY)
-                return _run(functools.reduce, plan.ufunc, buffers)
-            if count > 2 and (nbytes < plan.compiled_from or not plan.kernel(count, nbytes)):
-                return _run(fold_plain, plan.rule, buffers, nbytes)
+                elif nbytes <= STEPPED_TO:
+                    return _run(functools.reduce, plan.ufunc, buffers)
         except RuntimeError:  # another thread is in that context
             pass
     elif nbytes <= ELEMENT_BYTES and first.shape == () and not plan.rule.contiguous:
@@ -139,15 +150,13 @@ def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accu
     return quiet.copy().run(plan.elements, scalars, AS_SCALAR)
 
 
-def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:
+def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None, *, fresh: bool = False) -> Array:
     first = buffers[0]
     if plan.compiled_from <= first.nbytes:
         kernel = plan.kernel(len(buffers), first.nbytes)
         if kernel is not None:
             target = empty_like(first, plan.rule.result) if out is None else out
-            run = compiled_tier.bind(kernel, plan.rule, buffers, target, fresh=out is None)
-            if run is not None:
-                run(0, target.size)
+            if reduce_with(kernel, plan.rule, buffers, target, fresh=fresh or out is None):
                 return target
     return quiet.copy().run(plan.fold, plan.rule, buffers, out)
 
@@ -205,7 +214,7 @@ def cut(
 def _piece(plan: Plan, buffers: Sequence[Array], target: Array, start: int, stop: int) -> None:
     """Reduce the elements [start, stop), by a kernel if one is ready by now."""
     kernel = plan.kernel(len(buffers), buffers[0].nbytes)
-    run = None if kernel is None else compiled_tier.bind(kernel, plan.rule, buffers, target)
+    run = None if kernel is None else bind(kernel, plan.rule, buffers, target)
     if run is not None:
         run(start, stop)
         return

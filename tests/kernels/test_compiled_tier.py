@@ -23,6 +23,7 @@ from aiodist_kernels import (
     kernels_cpu,
     pays_from,
     reduce,
+    reductions,
     warm,
 )
 from aiodist_kernels.numpy_tier import fold_for, quietly
@@ -57,21 +58,26 @@ def numpys(op: ReduceOp, buffers: list[np.ndarray], accumulate: Accumulate = "na
     return quietly(fold_for(rule), rule, buffers, None)
 
 
-def compiled(op: ReduceOp, buffers: list[np.ndarray], out: np.ndarray, accumulate: Accumulate = "native") -> Any:
-    """Return what reduces a range of elements on the compiled tier, whatever pays."""
-    dtype, count = buffers[0].dtype, len(buffers)
+def kernel_for(op: ReduceOp, dtype: np.dtype, count: int, accumulate: Accumulate = "native") -> Any:
+    """Return a kernel and its rule, whatever pays."""
     warm([KernelSpec(op, dtype, count, accumulate)])
     plan = find_plan(op, dtype, accumulate)
-    run = compiled_tier.bind(plan.kernels[compiled_tier.form(count)][1], plan.rule, buffers, out)
+    return plan.kernels[compiled_tier.form(count)][1], plan.rule
+
+
+def part_of(op: ReduceOp, buffers: list[np.ndarray], out: np.ndarray, start: int, stop: int) -> None:
+    """Reduce a range of elements on the compiled tier."""
+    kernel, rule = kernel_for(op, buffers[0].dtype, len(buffers))
+    run = compiled_tier.bind(kernel, rule, buffers, out)
     assert run is not None
-    return run
+    run(start, stop)
 
 
 @pytest.mark.parametrize(("op", "dtype", "count", "accumulate"), KERNELS, ids=arrays.name)
 @settings(max_examples=8)
 @given(
     size=st.integers(0, 300),
-    how=st.sampled_from(["held", "free", "streaming"]),
+    how=st.sampled_from(["part", "held", "free", "streaming"]),
     misaligned=st.booleans(),
     seed=arrays.seeds,
 )
@@ -89,10 +95,16 @@ def test_kernel_gives_the_bits_of_numpy(
     layout = "misaligned" if misaligned else "C"
     buffers = arrays.buffers(seed, count, (size,), dtype, layout)
     out = arrays.laid_out(np.zeros(size, find_plan(op, dtype, accumulate).rule.result), layout)
+    kernel, rule = kernel_for(op, dtype, count, accumulate)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled_tier, "HELD_BELOW", NEVER if how == "held" else 0)
+        patch.setattr(compiled_tier, "FREE_FROM", NEVER if how == "held" else 0)
         patch.setattr(compiled_tier, "STREAMING_FROM", 0 if how == "streaming" else NEVER)
-        compiled(op, buffers, out, accumulate)(0, size)
+        if how == "part":
+            run = compiled_tier.bind(kernel, rule, buffers, out)
+            assert run is not None
+            run(0, size)
+        else:
+            assert compiled_tier.reduce_with(kernel, rule, buffers, out, fresh=True)
     assert_same_bits(out, numpys(op, buffers, accumulate))
 
 
@@ -103,14 +115,14 @@ def test_every_half_precision_number(dtype: np.dtype, op: ReduceOp, count: int) 
     every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     buffers = [np.roll(every, 4097 * place) for place in range(count)]
     out = np.empty_like(every)
-    compiled(op, buffers, out)(0, out.size)
+    part_of(op, buffers, out, 0, out.size)
     assert_same_bits(out, numpys(op, buffers))
 
 
 @pytest.mark.parametrize("count", [2, 17])
 def test_kernel_works_on_a_range_alone(count: int) -> None:
     buffers, out = arrays.buffers(2, count, (5000,), SINGLE), np.full(5000, 77, SINGLE)
-    compiled(SUM, buffers, out)(1001, 3007)
+    part_of(SUM, buffers, out, 1001, 3007)
     assert (out[:1001] == 77).all()
     assert (out[3007:] == 77).all()
     assert_same_bits(out[1001:3007], numpys(SUM, [buffer[1001:3007] for buffer in buffers]))
@@ -120,14 +132,19 @@ def test_kernel_works_on_a_range_alone(count: int) -> None:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that grows by the number of buffers each time a kernel serves."""
     calls: list[int] = []
-    plain = compiled_tier.bind
 
-    def spy(kernel: Any, rule: Any, buffers: Any, out: Any, **how: Any) -> Any:
-        run = plain(kernel, rule, buffers, out, **how)
-        calls.extend([len(buffers)] if run else [])
-        return run
+    def spy(name: str) -> None:
+        plain = getattr(compiled_tier, name)
 
-    monkeypatch.setattr(compiled_tier, "bind", spy)
+        def called(kernel: Any, rule: Any, buffers: Any, out: Any, **how: Any) -> Any:
+            done = plain(kernel, rule, buffers, out, **how)
+            calls.extend([len(buffers)] if done else [])
+            return done
+
+        monkeypatch.setattr(reductions, name, called)
+
+    spy("reduce_with")
+    spy("bind")
     return calls
 
 
@@ -178,7 +195,7 @@ def test_out_overlaps_an_input_of_a_kernel(served: list[int], place: int, shift:
 
 
 def test_kernel_with_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch, served: list[int]) -> None:
-    idle = kernels_cpu.Kernel(lambda *_: None, lambda *_: None, None)
+    idle = kernels_cpu.Kernel(lambda *_: None, lambda *_: 1, None)
     monkeypatch.setattr(kernels_cpu, "compile_kernel", lambda _recipe: idle)
     spec = KernelSpec(PRODUCT, HALF, 13)
     warm([spec])
