@@ -287,8 +287,7 @@ def _components(leaf: Any) -> Sequence[Any]:
 async def _finished(run: Any) -> list[list[Any]]:
     """Return results by leaf and taker; the devices are waited for, whoever is cancelled."""
     with CancelScope(shield=True):
-        found: list[list[Any]] = await _waited(run.work(lambda by_leaf: by_leaf))
-    return found
+        return await _waited(run.work(lambda by_leaf: by_leaf))
 
 
 # Destinations.

@@ -386,8 +386,8 @@ class Outside:
         team = self._team
         team.check()
         group = self._ledger.root
-        for member in group.members:
-            slot = group.post(member, call, code, offset, path)
+        slots = [group.post(member, call, code, offset, path) for member in group.members]
+        slot = slots[0]  # that of all of them
         assert isinstance(slot, _OutsideSlot)
         slot.move, slot.pending = move, Pending(slot.number)
         self._open.append(slot)
@@ -405,11 +405,11 @@ class Outside:
             error: what it raised; None where its caller was cancelled before it was posted.
         """
         group = self._ledger.root
-        for member in group.members:
-            slot = group.post(member, call, code, offset)
+        slots = [group.post(member, call, code, offset) for member in group.members]
+        for member, slot in zip(group.members, slots, strict=True):
             group.abandon(member, slot)
         self._refusal = "" if error is None else f"{type(error).__name__}: {error}"
-        self.tell(number=slot.number)
+        self.tell(number=slots[0].number)
 
     def abandon(self, pending: Pending) -> None:
         """Note that the caller was cancelled out of a call that is not complete."""

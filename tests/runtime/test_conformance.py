@@ -664,6 +664,7 @@ def test_ctrl_c_at_every_line_of_the_adapters(anyio_backend: Loop) -> None:
             finally:
                 unwound.append(replica())
 
+    after = 0
     for after in itertools.count(1):
         press = CtrlC(after)
         unwound.clear()

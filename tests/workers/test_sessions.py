@@ -30,9 +30,10 @@ def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
         assert results == right.results
         return
     expected = right.error.report
-    for each in found:
+    for each in (*found,):
+        outcome: Any = each
         assert type(each) is type(right.error), (each, right.error)
-        report = each.report
+        report = outcome.report
         assert (report.reason, report.sequence_number, set(report.suspects)) == (
             expected.reason,
             expected.sequence_number,
