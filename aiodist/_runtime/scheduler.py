@@ -287,8 +287,8 @@ class Run:
             self._compute(slot, last)
 
     def _spans(self, group: Group) -> bool:
-        """Whether what a group does goes over the workers: it has members on others, or is all of them."""
-        return self.span is not None and (group.is_root or group.size != len(group.members))
+        """Whether a group's collectives are the span's: it has members on other workers, or the span takes all."""
+        return self.span is not None and (self.span.takes_all or group.size != len(group.members))
 
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group

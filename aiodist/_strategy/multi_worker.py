@@ -158,7 +158,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             given = arguments.options(options, None)
         run = self._new_run(given)
         team = self._team
-        if team.layout.workers == 1 and not team.settings.ordered:  # else sums go up the tree that any layout has
+        if team.layout.workers == 1 and not team.settings.ordered:
             team.check()
             return await self._run_calls(run, calls)
         span = await self._opened(run, fn, site)

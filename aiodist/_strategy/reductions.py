@@ -286,8 +286,10 @@ def _components(leaf: Any) -> Sequence[Any]:
 
 async def _finished(run: Any) -> list[list[Any]]:
     """Return results by leaf and taker; the devices are waited for, whoever is cancelled."""
+    found: list[list[Any]] = []
     with CancelScope(shield=True):
-        return await _waited(run.work(lambda by_leaf: by_leaf))
+        found.extend(await _waited(run.work(lambda by_leaf: by_leaf)))
+    return found
 
 
 # Destinations.
