@@ -195,6 +195,11 @@ class StrategyExtended:
         return cls(resolve(devices), hinted.merge(options), OrderCheck.parse(order_check))
 
     def bind(self, strategy: Owner) -> None:
+        """Belong to a strategy, which calls this as it is made.
+
+        Raises:
+            ValueError: this belongs to another one.
+        """
         if self._strategy is not None:
             raise ValueError(f"this StrategyExtended is that of {self._strategy!r} already; each strategy has its own")
         object.__setattr__(self, "_strategy", strategy)

@@ -83,7 +83,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
 @pytest.mark.parametrize(
     ("packages", "answers", "row", "value", "remedy"),
     [
-        (PACKAGES, {"warm": ImportError("old")}, "kernels", "llvmlite does not load: old", "!pip install"),
+        (PACKAGES, {"warm": ImportError("old")}, "kernels", "Numba does not load: old", "!pip install"),
         (PACKAGES, {"is_ready": False}, "kernels", "not used, because on this processor they give other bits", None),
         (PACKAGES, {}, "GPUs", "none: no NVIDIA driver is installed", None),
         (PACKAGES, {"find": ONE_GPU}, "GPU:0", "H200, compute capability 9.0, driver for CUDA 13.0", None),
