@@ -32,6 +32,7 @@ from aiodist._data.dataset import NumpyDataset
 from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
+from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.cross_device_ops import (
     CrossDeviceOps,
@@ -50,7 +51,6 @@ from aiodist._strategy.in_force import (
 from aiodist._strategy.mirrored import MirroredStrategy
 from aiodist._strategy.v1 import CollectiveHints
 from aiodist._strategy.variable import Variable
-from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
 from aiodist._tools.trace.trace import trace
 from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp

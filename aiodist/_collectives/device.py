@@ -5,13 +5,8 @@ first does a worker thread do both. Then the loop looks a few times whether the 
 always are, and a worker thread sleeps until it is. Results are made in each replica's own framework, on its device, or
 written into its own buffers; leaves on the host are the host executor's meanwhile.
 
-    inputs ── folds, on the devices ──▶ totals ── moves ──▶ results ── moves ──▶ buffers
-
-What all replicas of a device get is moved there once, for the first of them, and copied from there. Memory of the host
-is a place like a device: to and from it go values whose way leads to other workers, or through NumPy.
-
-What a collective comes to depends on shapes, dtypes and devices, and on nothing else: that is worked out once, as a
-`_Course`, and kept. What is left to do each time is to gather addresses, to make results, and to enqueue.
+What a collective comes to is worked out once, as a `DevicePlan`, and kept. What is left to do each time is to gather
+addresses, to make results, and to enqueue.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate as running_sums
 from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,7 +24,7 @@ from aiodist._arrays.device import DeviceArray, DeviceType, DType, Spec
 from aiodist._arrays.frameworks import LEGACY_DEFAULT_STREAM, PER_THREAD_DEFAULT_STREAM
 from aiodist._arrays.host import HostType
 from aiodist._arrays.leaves import LeafMark
-from aiodist._collectives import out
+from aiodist._collectives.device_plan import BYTE, Buffers, Column, DevicePlan, Leaf, plan_on_devices, room
 from aiodist._collectives.host import HostExecutor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.out import Outs
@@ -38,21 +33,14 @@ from aiodist._collectives.work import Work
 from aiodist._gpu import enqueue
 from aiodist._gpu.enqueue import Completion
 from aiodist._gpu.pinned import array_of
-from aiodist._gpu.schedule import Batch, Schedule, symbol
-from aiodist._gpu.steps import HOST, Job, Move, Place, View, whole
+from aiodist._gpu.steps import HOST
 from aiodist_kernels import Accumulate, ReduceOp
 from aiodist_kernels.rules import Rule, part_of, rule_for
 
 Array = np.ndarray[Any, Any]
-Column: TypeAlias = Sequence[DeviceArray]
-"""One leaf of all that bring it, in order."""
 
-COURSES: Final = 256
-"""How many courses are kept."""
-
-_BYTE: Final = np.dtype(np.uint8)
-_APART: Final = 64
-"""Each array in a piece of memory begins at a multiple of so many bytes: of a vector, and of a cache's line."""
+KEPT: Final = 256
+"""How many plans are kept."""
 
 _SITE = attrgetter("ordinal", "stream")
 
@@ -63,289 +51,16 @@ def _rule(op: ReduceOp, dtype: DType, accumulate: Accumulate, partial: bool) -> 
     return part_of(rule) if partial else rule
 
 
-# What is known of arrays before they are there.
-
-
-class _Known(NamedTuple):
-    """An array by its number.
-
-    Attributes:
-        place: where it begins, by its number.
-        shape: its shape.
-        dtype: its dtype.
-        strides: in bytes; None for an array without gaps, in C's order.
-    """
-
-    place: Place
-    shape: tuple[int, ...]
-    dtype: DType
-    strides: tuple[int, ...] | None = None
-
-    def view(self) -> View:
-        if self.strides is not None:
-            return View(self.place, self.shape, self.strides, self.dtype.itemsize)
-        return whole(self.place, self.shape, self.dtype.itemsize)
-
-
-class _Makes(NamedTuple):
-    """Arrays to be made of one framework, on one GPU.
-
-    Attributes:
-        mark: the framework.
-        ordinal: the GPU's.
-        specs: shape and dtype of each.
-        places: of each, among all that are made.
-    """
-
-    mark: DeviceType
-    ordinal: int
-    specs: Sequence[Spec]
-    places: Sequence[int]
-
-
-class _Course(NamedTuple):
-    """What a collective comes to.
-
-    Attributes:
-        landing: shape and dtype of each result in the host's memory. They are in one piece, whose number follows those
-            of inputs and buffers.
-        makes: arrays to be made, whose numbers follow.
-        total: how many they are.
-        results: for each leaf and taker, which of those it gets, or which in the host's memory: -1 for the first. None
-            for a taker that brought a buffer.
-        schedule: what is enqueued.
-    """
-
-    landing: Sequence[Spec]
-    makes: Sequence[_Makes]
-    total: int
-    results: Sequence[Sequence[int | None]]
-    schedule: Schedule
-
-
-class Leaf(NamedTuple):
-    """A leaf on devices: whose arrays it has, and what becomes of them."""
-
-    mark: DeviceType
-    plan: LeafPlan
-
-
-class _Buffers:
-    """The buffers on devices that takers brought for their results.
-
-    Args:
-        outs: by leaf and taker, a buffer; None where a taker brought none.
-        columns: by leaf, the inputs.
-
-    Attributes:
-        arrays: the buffers, in the order of their numbers.
-        straight: results may be written into them while inputs are read.
-    """
-
-    def __init__(self, outs: Sequence[Sequence[DeviceArray | None]], columns: Sequence[Column]) -> None:
-        self.arrays: list[DeviceArray] = []
-        self._numbers: dict[tuple[int, int], int] = {}
-        for leaf, buffers in enumerate(outs):
-            for taker, buffer in enumerate(buffers):
-                if buffer is not None:
-                    self._numbers[leaf, taker] = len(self.arrays)
-                    self.arrays.append(buffer)
-        inputs = [out.span(array, leaf) for leaf, column in enumerate(columns) for array in column]
-        written = [out.span(self.arrays[number], leaf) for (leaf, _), number in self._numbers.items()]
-        one_device = len({array.ordinal for column in columns for array in column}) == 1
-        self.straight = not out.entangled(inputs, written, out.same_place if one_device else out.nowhere)
-
-    def layout(self) -> Any:
-        """Return what a course depends on."""
-        return self.straight, tuple(self._numbers), tuple([buffer.strides for buffer in self.arrays])
-
-    def known(self, leaf: int, taker: int, first: int) -> _Known | None:
-        """Return a taker's buffer for a leaf; the number of the first buffer is ``first``."""
-        number = self._numbers.get((leaf, taker))
-        if number is None:
-            return None
-        buffer = self.arrays[number]
-        return _Known(Place(buffer.ordinal, symbol(first + number)), buffer.shape, buffer.dtype, buffer.strides)
-
-
-class _Planner:
-    """Works out a course.
-
-    Args:
-        leaves: what becomes of the leaves.
-        columns: by leaf, the inputs.
-        takers: by leaf, the GPU, or the host, of each who gets a result.
-        rule: the rule that folds a dtype.
-        buffers: those that takers brought.
-    """
-
-    def __init__(
-        self,
-        leaves: Sequence[Leaf],
-        columns: Sequence[Column],
-        takers: Sequence[Sequence[int]],
-        rule: Callable[[DType], Rule],
-        buffers: _Buffers | None,
-    ) -> None:
-        self._rule = rule
-        self._buffers = buffers
-        self._inputs = sum(map(len, columns))
-        self._host = self._inputs + (0 if buffers is None else len(buffers.arrays))
-        self._landing: list[Spec] = []
-        self._landed = 0  # bytes
-        self._makes: list[tuple[DeviceType, int, Spec]] = []
-        self._jobs: dict[Any, list[Job]] = {}
-        self._moves: list[Move] = []
-        self._last: list[Move] = []
-        self._results: list[list[int | None]] = []
-        homes = {array.ordinal for column in columns for array in column}
-        down = all(ordinal == HOST for ordinals in takers for ordinal in ordinals)
-        self._packs = down and len(homes) == 1 and all(leaf.plan.folds for leaf in leaves)
-        self._mark = leaves[0].mark
-        number = 0
-        for leaf, column, ordinals in zip(leaves, columns, takers, strict=True):
-            inputs = []
-            for array in column:
-                inputs.append(_Known(Place(array.ordinal, symbol(number)), tuple(array.shape), array.dtype))
-                number += 1
-            self._add(leaf, inputs, ordinals)
-
-    def course(self) -> _Course:
-        """Return what it has come to."""
-        if self._packs:  # what goes down lies on its one device as it will lie on the host
-            ((_, (device, *_), _), *_) = self._jobs
-            packed = self._make(self._mark, device, (self._landed,), _BYTE)
-            self._moves.append(Move(packed._replace(place=Place(HOST, symbol(self._host))).view(), packed.view()))
-        batches = [Batch(rule, jobs) for (rule, *_), jobs in self._jobs.items()]
-        with enqueue.enqueuing:
-            schedule = enqueue.queue().schedule(batches, [*self._moves, *self._last], self._host + 1 + len(self._makes))
-        alike: dict[tuple[DeviceType, int], tuple[list[Spec], list[int]]] = {}
-        for place, (mark, ordinal, spec) in enumerate(self._makes):
-            specs, places = alike.setdefault((mark, ordinal), ([], []))
-            specs.append(spec)
-            places.append(place)
-        makes = [_Makes(*key, *group) for key, group in alike.items()]
-        return _Course(self._landing, makes, len(self._makes), self._results, schedule)
-
-    def _add(self, leaf: Leaf, inputs: Sequence[_Known], takers: Sequence[int]) -> None:
-        """Plan a leaf's results: those that are folds, then those that are moved, what is alike once a device."""
-        plan = leaf.plan
-        which = range(len(takers)) if len(plan.results) > 1 else [0] * len(takers)
-        self._results.append([None] * len(takers))
-        totals = [self._fold(leaf, fold, inputs, takers, which) for fold in range(len(plan.folds))]
-        firsts: dict[tuple[int, int], _Known] = {}
-        for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
-            result = plan.results[number]
-            if ordinal != HOST and _folds(plan, result) is not None:
-                continue
-            home = ordinal if ordinal != HOST else inputs[0].place.device
-            sources = [inputs[i] if i < plan.size else totals[i - plan.size][home] for i in result.sources]
-            parts = [_part(source.view(), result) for source in sources]
-            target = self._result(leaf, taker, ordinal, _shape(parts, result), sources[0].dtype)
-            first = firsts.setdefault((number, ordinal), target)
-            if self._packs:
-                continue
-            if first is target:
-                self._assemble(target.view(), parts, result)
-            else:
-                self._moves.append(Move(target.view(), first.view()))
-
-    def _assemble(self, target: View, parts: Sequence[View], result: Result) -> None:
-        at = 0
-        for part in parts:
-            where = target
-            if len(parts) > 1:
-                assert result.axis is not None
-                begin, at = at, at + part.shape[result.axis]
-                where = target.part(result.axis, begin, at)
-            self._moves.append(Move(where, part))
-
-    def _fold(
-        self, leaf: Leaf, fold: int, inputs: Sequence[_Known], takers: Sequence[int], which: Sequence[int]
-    ) -> dict[int, _Known]:
-        """Plan a fold into the results that are nothing else, and what others are made of; return where it lies."""
-        plan, parts = leaf.plan, [inputs[i] for i in leaf.plan.folds[fold]]
-        shape, rule = parts[0].shape, self._rule(parts[0].dtype)
-        outputs: list[_Known] = []
-        lies: dict[int, _Known] = {}
-        lacking: list[int] = []
-        for taker, (number, ordinal) in enumerate(zip(which, takers, strict=True)):
-            result = plan.results[number]
-            if ordinal != HOST and _folds(plan, result) == fold:
-                outputs.append(self._result(leaf, taker, ordinal, shape, rule.result))
-                lies.setdefault(ordinal, outputs[-1])
-            elif plan.size + fold in result.sources:
-                lacking.append(ordinal if ordinal != HOST else inputs[0].place.device)
-        for ordinal in lacking:
-            if ordinal not in lies:
-                place = Place(ordinal, symbol(self._host + 1) + self._landed)
-                packed = _Known(place, shape, rule.result)
-                lies[ordinal] = packed if self._packs else self._make(leaf.mark, ordinal, shape, rule.result)
-                outputs.append(lies[ordinal])
-        sizes = rule.dtype.itemsize, rule.result.itemsize
-        job = Job(tuple([p.place for p in parts]), tuple([o.place for o in outputs]), math.prod(shape), *sizes)
-        alike = rule, tuple([place.device for place in job.inputs]), tuple([place.device for place in job.outputs])
-        self._jobs.setdefault(alike, []).append(job)
-        return lies
-
-    def _result(self, leaf: Leaf, taker: int, ordinal: int, shape: tuple[int, ...], dtype: DType) -> _Known:
-        """Plan the memory of a result; one that is wanted in a buffer gets there behind all else, if not straight."""
-        index = len(self._results) - 1
-        buffer = None if self._buffers is None else self._buffers.known(index, taker, self._inputs)
-        if buffer is not None and self._buffers is not None and self._buffers.straight and buffer.strides is None:
-            return buffer
-        if ordinal == HOST:
-            self._landing.append((shape, dtype))
-            self._results[index][taker] = -len(self._landing)
-            begin, self._landed = self._landed, self._landed + _room(shape, dtype)
-            return _Known(Place(HOST, symbol(self._host) + begin), shape, dtype)
-        made = self._make(leaf.mark, ordinal, shape, dtype)
-        if buffer is None:
-            self._results[index][taker] = len(self._makes) - 1
-        else:
-            self._last.append(Move(buffer.view(), made.view()))
-        return made
-
-    def _make(self, mark: DeviceType, ordinal: int, shape: tuple[int, ...], dtype: DType) -> _Known:
-        self._makes.append((mark, ordinal, (shape, dtype)))
-        return _Known(Place(ordinal, symbol(self._host + len(self._makes))), shape, dtype)
-
-
-def _folds(plan: LeafPlan, result: Result) -> int | None:
-    """Return which fold a result is, if it is nothing else."""
-    (first, *others), cut, _ = result
-    return None if others or cut is not None or first < plan.size else first - plan.size
-
-
-def _part(source: View, result: Result) -> View:
-    if result.cut is None:
-        return source
-    axis, place, parts = result.cut
-    step = source.shape[axis] // parts
-    return source.part(axis, place * step, (place + 1) * step)
-
-
-def _shape(parts: Sequence[View], result: Result) -> tuple[int, ...]:
-    first, axis = parts[0].shape, result.axis
-    if len(parts) == 1 or axis is None:
-        return first
-    return (*first[:axis], sum([part.shape[axis] for part in parts]), *first[axis + 1 :])
-
-
-def _room(shape: Sequence[int], dtype: DType) -> int:
-    return -(-math.prod(shape) * dtype.itemsize // _APART) * _APART
-
-
 def _on_host(specs: Sequence[Spec]) -> tuple[int, list[DeviceArray]]:
     """Make arrays in the host's memory that devices copy to and from; return where they begin, and each of them.
 
     To lock pages takes a driver some tens of microseconds, so all that is brought together is in one piece.
     """
-    begins = [0, *running_sums(_room(*spec) for spec in specs)]
+    begins = [0, *running_sums(room(*spec) for spec in specs)]
     driver, size = enqueue.queue().driver, max(1, begins.pop())
     with enqueue.enqueuing, driver.using():
         memory = driver.host_memory(size)
-    piece = array_of(memory, (size,), _BYTE)
+    piece = array_of(memory, (size,), BYTE)
     arrays = []
     for (shape, dtype), begin in zip(specs, begins, strict=True):
         part = piece[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
@@ -361,11 +76,8 @@ def staged(leaves: Sequence[Array]) -> list[DeviceArray]:
     return made
 
 
-# Carrying it out.
-
-
-class DevicePlan:
-    """What becomes of some leaves on devices, again and again.
+class LeafExecutor:
+    """Carries out what becomes of some leaves on devices, again and again.
 
     Args:
         leaves: the leaves.
@@ -412,39 +124,43 @@ class DevicePlan:
         Raises:
             ImportError: what compiles or launches kernels is not installed.
         """
-        return DeviceRun(self, columns, takers, None if outs is None else _Buffers(outs, columns))
+        return DeviceRun(self, columns, takers, None if outs is None else Buffers(outs, columns))
 
 
 class DeviceRun:
     """Leaves on devices, on their way."""
 
     def __init__(
-        self, plan: DevicePlan, columns: Sequence[Column], takers: Sequence[Sequence[int]], buffers: _Buffers | None
+        self,
+        executor: LeafExecutor,
+        columns: Sequence[Column],
+        takers: Sequence[Sequence[int]],
+        buffers: Buffers | None,
     ) -> None:
         self._queue = enqueue.queue()
-        self._plan = plan
+        self._executor = executor
         self._columns = columns
         self._buffers = buffers
         self._inputs = [array for column in columns for array in column]
-        self._course = self._known_course(takers)
+        self._plan = self._known_plan(takers)
         self._made: list[Any] = []
-        self._landing, self._landed = _on_host(self._course.landing) if self._course.landing else (0, [])
+        self._landing, self._landed = _on_host(self._plan.landing) if self._plan.landing else (0, [])
 
-    def _known_course(self, takers: Sequence[Sequence[int]]) -> _Course:
-        plan, known, buffers = self._plan, self._queue.known, self._buffers
-        shapes = tuple([array.shape for array in self._inputs]) if plan.ragged else None
+    def _known_plan(self, takers: Sequence[Sequence[int]]) -> DevicePlan:
+        executor, known, buffers = self._executor, self._queue.known, self._buffers
+        shapes = tuple([array.shape for array in self._inputs]) if executor.ragged else None
         layout = None if buffers is None else buffers.layout()
-        key = plan, tuple([array.ordinal for array in self._inputs]), shapes, tuple(map(tuple, takers)), layout
-        found: _Course | None = known.get(key)
+        key = executor, tuple([array.ordinal for array in self._inputs]), shapes, tuple(map(tuple, takers)), layout
+        found: DevicePlan | None = known.get(key)
         if found is None:
-            found = known[key] = _Planner(plan.leaves, self._columns, takers, plan.rule, buffers).course()
-            if len(known) > COURSES:
+            found = known[key] = plan_on_devices(executor.leaves, self._columns, takers, executor.rule, buffers)
+            if len(known) > KEPT:
                 del known[next(iter(known))]
         return found
 
     def landed(self) -> list[list[Array]]:
         """Return what comes to the host, by leaf and taker; it is there when the work is done."""
-        return [[self._landed[-1 - n].owner for n in numbers if n is not None] for numbers in self._course.results]
+        return [[self._landed[-1 - n].owner for n in numbers if n is not None] for numbers in self._plan.results]
 
     def work(self, result: Callable[[list[list[Any]]], Any]) -> Work:
         """Enqueue it, or return it as work where a kernel must be compiled first.
@@ -453,7 +169,7 @@ class DeviceRun:
             result: makes the result of those by leaf and taker, which are the frameworks' arrays, NumPy's in the host's
                 memory, and None for who brought a buffer; for the event loop's thread.
         """
-        schedule = self._course.schedule
+        schedule = self._plan.schedule
         if not schedule.is_loaded() and any(array.stream == PER_THREAD_DEFAULT_STREAM for array in self._inputs):
             self._queue.load(schedule)  # a worker thread would have another stream of that name
         if schedule.is_loaded():
@@ -462,7 +178,7 @@ class DeviceRun:
         return Work([[self._load_and_enqueue]], lambda: result(self._results()))
 
     def _load_and_enqueue(self) -> None:
-        self._queue.load(self._course.schedule)
+        self._queue.load(self._plan.schedule)
         self._enqueue().wait()
 
     def _enqueue(self) -> Completion:
@@ -476,21 +192,21 @@ class DeviceRun:
         driver = self._queue.driver
         with enqueue.enqueuing, driver.using():
             streams = [driver.foreign_stream(ordinal, handle) for ordinal, handle in named]
-            streams += [stream for name in self._plan.devices if (stream := driver.used_stream(name)) is not None]
+            streams += [stream for name in self._executor.devices if (stream := driver.used_stream(name)) is not None]
             keeps = [self._inputs, self._buffers, self._made, self._landed]
-            return self._queue.run(self._course.schedule, streams, keeps, tuple(begins))
+            return self._queue.run(self._plan.schedule, streams, keeps, tuple(begins))
 
     def _make(self, begins: list[int]) -> set[tuple[int, int]]:
         """Make the arrays that results need, and append where they begin; return the streams that they are made on."""
-        course = self._course
-        made: list[Any] = [None] * course.total
-        addresses = [0] * course.total
-        for mark, ordinal, specs, places in course.makes:
+        plan = self._plan
+        made: list[Any] = [None] * plan.total
+        addresses = [0] * plan.total
+        for mark, ordinal, specs, places in plan.makes:
             for place, (array, address) in zip(places, mark.make(specs, ordinal, self._allocate), strict=True):
                 made[place], addresses[place] = array, address
         begins += [self._landing, *addresses]
         self._made = made
-        return {(ordinal, mark.stream(ordinal)) for mark, ordinal, _, _ in course.makes}
+        return {(ordinal, mark.stream(ordinal)) for mark, ordinal, _, _ in plan.makes}
 
     def _allocate(self, ordinal: int, nbytes: int) -> Any:
         driver = self._queue.driver
@@ -500,14 +216,14 @@ class DeviceRun:
     def _results(self) -> list[list[Any]]:
         """Return results by leaf and taker; for the event loop's thread, when the devices are done."""
         made, landed = self._made, self._landed
-        for mark, _, _, places in self._course.makes:
+        for mark, _, _, places in self._plan.makes:
             if mark.finishes:
                 for place, array in zip(places, mark.finish([made[place] for place in places]), strict=True):
                     made[place] = array
         self._inputs, self._columns = [], []
         return [
             [None if n is None else made[n] if n >= 0 else landed[-1 - n].owner for n in numbers]
-            for numbers in self._course.results
+            for numbers in self._plan.results
         ]
 
 
@@ -547,7 +263,7 @@ class DeviceExecutor:
         plans = collective.without(absent).plans(len(self._positions))
         leaves = [Leaf(mark, plans[place]) for place, mark in enumerate(marks) if isinstance(mark, DeviceType)]
         ragged = any(None in shape for shape in spec.shapes)
-        self._plan = DevicePlan(leaves, collective.op, accumulate, devices, ragged=ragged)
+        self._leaves = LeafExecutor(leaves, collective.op, accumulate, devices, ragged=ragged)
         self._host = HostExecutor(collective.of(self._here), size, absent, accumulate) if self._here else None
 
     def run(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Work:
@@ -565,7 +281,7 @@ class DeviceExecutor:
             buffers = [outs.get(position) for position in self._positions]
             wanted = [[None if found is None else found[place] for found in buffers] for place in self._there]
         on_host = self._run_host(rows, bytes_per_pack, outs or {})
-        work = self._plan.run(columns, takers, wanted).work(self._collected)
+        work = self._leaves.run(columns, takers, wanted).work(self._collected)
         if on_host is None:
             return work
         phases = on_host.phases if type(on_host) is Work else []
@@ -637,7 +353,7 @@ def bring_down(
     else:
         plan = LeafPlan(size, (), tuple([Result((place,)) for place in taken]))
     specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
-    made = _plan_between(tuple([Leaf(mark, plan) for mark in marks]), specs, tuple(devices), op, accumulate)
+    made = _leaves_between(tuple([Leaf(mark, plan) for mark in marks]), specs, tuple(devices), op, accumulate)
     return made.run(columns, [[HOST] * len(plan.results)] * len(columns))
 
 
@@ -652,26 +368,26 @@ def bring_up(
 
     Args:
         marks: by leaf, whose arrays they become.
-        columns: by leaf, one result for all who take it, or one for each; from `staged`.
+        columns: by leaf, one result for all who take it, or one for each; all from one call of `staged`.
         takers: by leaf, the GPU of each.
         devices: the names of logical devices on whose streams buffers may be used.
         outs: by leaf and taker, a buffer for the result; None where the taker brought none.
     """
     plans = [LeafPlan(len(column), (), tuple([Result((place,)) for place in range(len(column))])) for column in columns]
     specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
-    made = _plan_between(tuple(map(Leaf, marks, plans)), specs, tuple(devices), None, "native")
+    made = _leaves_between(tuple(map(Leaf, marks, plans)), specs, tuple(devices), None, "native")
     return made.run(columns, takers, outs)
 
 
-@lru_cache(maxsize=COURSES)
-def _plan_between(
+@lru_cache(maxsize=KEPT)
+def _leaves_between(
     leaves: tuple[Leaf, ...],
-    specs: tuple[Spec, ...],  # noqa: ARG001  (what a course depends on, beside the leaves)
+    specs: tuple[Spec, ...],  # noqa: ARG001  (what a plan depends on, beside the leaves)
     devices: tuple[str, ...],
     op: ReduceOp | None,
     accumulate: Accumulate,
-) -> DevicePlan:
-    return DevicePlan(leaves, op, accumulate, devices, partial=True)
+) -> LeafExecutor:
+    return LeafExecutor(leaves, op, accumulate, devices, partial=True)
 
 
 def to_host(

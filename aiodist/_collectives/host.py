@@ -235,7 +235,8 @@ class HostExecutor:
         self.accumulate: Accumulate = accumulate
         self.single = spec is not None and spec.single
         plans = collective.without(absent).plans(len(self.positions))
-        self.leaves = [_leaf(plan, *fields) for plan, *fields in zip(plans, *spec[:3], strict=True)] if spec else []
+        columns: tuple[Sequence[Any], ...] = spec[:3] if spec else ()
+        self.leaves = [_leaf(plan, *fields) for plan, *fields in zip(plans, *columns, strict=True)] if spec else []
         self.of_each = not kind.shared
         self.shared = kind.shared and not any(isinstance(leaf.mark, HostType) for leaf in self.leaves)
         self._waits = self.op is not None

@@ -68,7 +68,8 @@ class WorkerPlan:
     def __init__(self, collective: Collective, members: Members, accumulate: Accumulate, *, ordered: bool) -> None:
         spec = collective.spec
         assert spec is not None
-        self.collective, self.members, self.accumulate, self.ordered = collective, members, accumulate, ordered
+        self.collective, self.members, self.ordered = collective, members, ordered
+        self.accumulate: Accumulate = accumulate
         self.single = spec.single
         self.leaves = list(zip(*spec[:3], strict=True))
         self.plans = collective.plans(members.replicas)

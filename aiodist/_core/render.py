@@ -75,6 +75,7 @@ def _headline(findings: Findings) -> str:
     number = _collective(findings)
     if findings.reason is Reason.EXITED:
         gone = [r.replica_id for r in findings.replicas if _left_before(findings, r)]
+        gone = gone or [r.replica_id for r in findings.replicas if r.state.ended]  # while they had joined
         return f"{_ids(gone)} ended without {number}, which {_others(findings, gone)}"
     if findings.reason is Reason.ABANDONED:
         return _abandoned(findings, number)

@@ -149,7 +149,7 @@ class Schedule:
         leaf = launch.leaves[0]
         return _Direct(self._driver, launch.device, form, (leaf.out, *leaf.buffers), leaf.elements * lanes)
 
-    def _other(self, step: Moving | Together) -> _Step:
+    def _other(self, step: Moving) -> _Step:
         driver = self._driver
         match step:
             case Rows():

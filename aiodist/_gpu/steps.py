@@ -12,6 +12,8 @@ so all ways give the same bits.
 no gaps skips the steps that would close or open them:
 
     part ── rows, on its device ──▶ packed ── one copy ──▶ landed ── rows, on the other device ──▶ part
+
+Many small arrays between a device and one piece of the host's memory go as one copy, too, packed by one launch.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ FEW: Final = 4
 
 LARGEST_PITCH: Final = (1 << 31) - 1
 """Bytes from one row to the next that a copy of rows may have; beyond, rows are few and copied one by one."""
+
+PACKED_BELOW: Final = 1 << 20
+"""Bytes of an array below which it goes to the host, or from there, together with others."""
+
+APART: Final = 64
+"""Each array in a piece of the host's memory begins at a multiple of so many bytes: of a vector, and a cache's line."""
 
 HOST: Final = -1
 """Stands for the host's memory among devices. It has no stream: the other device carries what is copied."""
@@ -106,7 +114,7 @@ class Meet(NamedTuple):
     devices: tuple[int, ...]
 
 
-Moving: TypeAlias = Copy | Rows | Meet
+Moving: TypeAlias = Copy | Rows | Together | Meet
 Step: TypeAlias = Launch | Together | Copy | Meet
 Reaches: TypeAlias = Callable[[int, int], bool]
 Allocate: TypeAlias = Callable[[int, int], int]
@@ -281,15 +289,15 @@ def devices_of(moves: Sequence[Move]) -> set[int]:
 def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Moving]:
     """Return the steps that carry out moves, in their order, so that one on a device may copy what one before made.
 
-    What moves to another device must be there before the first step. What moves to the host, or from it, has no gaps
-    there.
+    What moves to another device, or to the host, must be there before the first step. What moves to the host, or from
+    it, has no gaps there.
 
     Args:
         moves: the moves.
         allocate: returns the address of scratch memory on a device, for so many bytes.
     """
     packs: list[Moving] = []
-    steps: list[Moving] = []
+    moves, steps = _with_the_host(moves, allocate)
 
     def scratch(device: int, like: View) -> View:
         return whole(Place(device, allocate(device, like.nbytes)), like.shape, like.itemsize)
@@ -307,6 +315,52 @@ def move_steps(moves: Sequence[Move], allocate: Allocate) -> list[Moving]:
             ready = landed
         steps += _on_device(target, ready)
     return [*packs, Meet(tuple(sorted(devices_of(moves)))), *steps] if packs else steps
+
+
+def _with_the_host(moves: Sequence[Move], allocate: Allocate) -> tuple[list[Move], list[Moving]]:
+    """Return moves without those of many small arrays between a device and the host, and the steps of these."""
+    small: dict[tuple[int, bool], list[tuple[int, Move]]] = {}  # by device and whether they go to the host
+    for move in moves:
+        (to, by), goes = (view.place.device for view in move), move.target.place.device == HOST
+        here = move.source if goes else move.target
+        if HOST in (to, by) and 0 < here.nbytes < PACKED_BELOW and _has_no_gaps(here):
+            at = (move.target if goes else move.source).place.address
+            small.setdefault((here.place.device, goes), []).append((at, move))
+    steps: list[Moving] = []
+    packed: set[Move] = set()
+    for (device, goes), found in small.items():
+        for run in _runs(sorted(found, key=lambda pair: pair[0])):
+            steps += _packed(device, goes, run, allocate)
+            packed.update(move for _, move in run)
+    return [move for move in moves if move not in packed], steps
+
+
+def _runs(found: Sequence[tuple[int, Move]]) -> Iterator[list[tuple[int, Move]]]:
+    """Yield those of many that lie one behind the other on the host."""
+    run: list[tuple[int, Move]] = []
+    for at, move in [*found, (-1, None)]:
+        if run and (move is None or not 0 <= at - (run[-1][0] + run[-1][1].source.nbytes) < APART):
+            if len(run) > FEW:
+                yield run
+            run = []
+        if move is not None:
+            run.append((at, move))
+
+
+def _packed(device: int, goes: bool, run: Sequence[tuple[int, Move]], allocate: Allocate) -> list[Moving]:
+    """Return the copy of a run, and the launch that packs it, or that brings each array to its place."""
+    begin, (last, move) = run[0][0], run[-1]
+    nbytes = last + move.source.nbytes - begin
+    piece = Place(device, allocate(device, nbytes))
+    size = 4 if all(move.source.nbytes % 4 == 0 for _, move in run) else 1
+    leaves = []
+    for at, move in run:
+        own, there = (move.source if goes else move.target).place.address, piece.address + at - begin
+        leaves.append(Leaf(*((there, (own,)) if goes else (own, (there,))), move.source.nbytes // size))
+    together = Together(device, tuple(leaves), size)
+    if goes:
+        return [together, Copy(device, Place(HOST, begin), piece, nbytes)]
+    return [Copy(device, piece, Place(HOST, begin), nbytes), together]
 
 
 def _on_device(target: View, source: View) -> Iterator[Moving]:

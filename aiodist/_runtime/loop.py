@@ -237,9 +237,10 @@ class Chain:
         self._lowlevel = lowlevel
         self._parked: deque[Parked] = deque()
         self._linked = False
-        self.park = lowlevel.enable_ki_protection(self._park)
-        self.extend = lowlevel.enable_ki_protection(self._extend)
-        self.wake_now = lowlevel.enable_ki_protection(self._wake_now)
+        protected: Any = lowlevel.enable_ki_protection
+        self.park = protected(self._park)
+        self.extend = protected(self._extend)
+        self.wake_now = protected(self._wake_now)
 
     def new_parked(self) -> Parked:
         """Return the current task's place, which it takes by ``park``."""

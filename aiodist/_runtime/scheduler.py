@@ -287,8 +287,8 @@ class Run:
             self._compute(slot, last)
 
     def _spans(self, group: Group) -> bool:
-        """Whether a group has members on other workers."""
-        return self.span is not None and group.size != len(group.members)
+        """Whether a group's collectives are the span's: it has members on other workers, or the span takes all."""
+        return self.span is not None and (self.span.takes_all or group.size != len(group.members))
 
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group

@@ -11,7 +11,13 @@ from aiodist._runtime.rendezvous import Rendezvous
 
 
 class Span(Protocol):
-    """Takes matched collectives on to other workers, and trouble, once the local replicas have settled."""
+    """Takes matched collectives on to other workers, and trouble, once the local replicas have settled.
+
+    Attributes:
+        takes_all: it is given the collectives of groups whose members are all here, too.
+    """
+
+    takes_all: bool
 
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""

@@ -1,1 +1,23 @@
-"""Strategies: which replicas there are, on which devices, and what is done across them (floor 4)."""
+"""Strategies (floor 8): which replicas there are, on which devices, and what is done across them.
+
+Modules, in order; each imports only from those above it and from lower floors:
+
+- `aggregation`: what a variable takes for a value, and how several replicas' values become one.
+- `creation`: the k-th variable that each replica creates is the same one.
+- `scope`: a strategy's cross-replica context, and what belongs there.
+- `state`: a variable's components, and the assignments that change them.
+- `variable`: `Variable`.
+- `operands`: what takes part in a reduction outside of replicas, and its result on the host.
+- `reductions`: where that is carried out: on the host, on GPUs, in a worker thread.
+- `cross_device_ops`: hints by TensorFlow's names.
+- `extended`: `StrategyExtended`.
+- `data`: what a strategy does with datasets.
+- `v1`: names of TensorFlow 1.
+- `warmup`: kernels compiled before they are needed.
+- `base`: `Strategy`, and the default one.
+- `mirrored`: `MirroredStrategy`.
+- `in_force`: which strategy is in force.
+- `across_workers`: what all workers do together outside of replicas.
+- `sharing`: variables with components on several workers.
+- `multi_worker`: `MultiWorkerMirroredStrategy`.
+"""

@@ -1,4 +1,4 @@
-"""Reducing and gathering per-replica values in cross-replica context, over the replicas of all workers.
+"""What all workers do together outside of replicas, and reductions over the replicas of all of them.
 
 Each worker brings the components of its own replicas. With one local replica a plain value is its component, as `run`
 returns it; with several it is the component of each, so that workers with other numbers of replicas mean the same.
@@ -6,141 +6,311 @@ returns it; with several it is the component of each, so that workers with other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from sys import _getframe
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
-import numpy as np
+import anyio
+import anyio.lowlevel
 
-import aiodist_kernels as kernels
 from aiodist._arrays import nests
 from aiodist._arrays.device import DeviceType
 from aiodist._arrays.host import HostType
-from aiodist._arrays.leaves import LeafMark, LeafType, Spec
+from aiodist._arrays.leaves import LeafMark, Spec
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._collectives.host import fold, frozen, in_native_order
-from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, Collective, normalized_axis
-from aiodist._core.call import LEAF, Call
+from aiodist._collectives.host import frozen, in_native_order
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, Collective
+from aiodist._core.call import LEAF, Call, OrderCheck
+from aiodist._core.errors import ReplicaContextError
+from aiodist._core.ledger import Path
 from aiodist._runtime.requests import array_text, dtype_text
-from aiodist._strategy import across
+from aiodist._runtime.stacks import call_path
+from aiodist._strategy.extended import StrategyExtended
+from aiodist._strategy.operands import (
+    Operand,
+    combine_parts,
+    components,
+    gathered_operand,
+    given,
+    parts_along,
+    reduced_operand,
+    total,
+)
+from aiodist._strategy.reductions import Targets, ThroughHost
+from aiodist._strategy.scope import require_all_workers
 from aiodist._strategy.variable import as_distributed
+from aiodist._workers.bootstrap import Meeting
 from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.moving import accumulate_of, moved
 from aiodist._workers.record import Found
+from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps
-from aiodist_kernels import Accumulate, ReduceOp
-
-if TYPE_CHECKING:
-    from aiodist._workers.team import Move, Team
-
-Finish = Callable[[Sequence[Any]], Any]
+from aiodist_kernels import ReduceOp
 
 
-class _Leaf(NamedTuple):
-    """A leaf that takes part: the local components, and what they are."""
+class CallSite(NamedTuple):
+    """Where a call outside of replicas stands, as it was when it was made: its frame goes on while it is awaited.
 
-    arrays: list[Any]
-    shape: tuple[Any, ...]
-    dtype: Any
-    mark: LeafMark
-    axis: Any
+    Attributes:
+        code: the caller's code.
+        offset: that of the call in it.
+        path: the call sites of all its callers, where calls are compared by paths.
+    """
+
+    code: CodeType
+    offset: int
+    path: Path | None
+
+
+class Workers:
+    """The workers of a strategy, as its calls outside of replicas use them.
+
+    Args:
+        communicator: as in `MultiWorkerMirroredStrategy`.
+        extended: the strategy's devices and settings.
+
+    Attributes:
+        meeting: where the workers find each other.
+        run_numbers: by ledger, the number of each run's opening.
+    """
+
+    def __init__(self, communicator: Any, extended: StrategyExtended) -> None:
+        self._extended = extended
+        settings = Settings(extended.order_check, extended.communication_options.reduction == "ordered")
+        self.meeting = Meeting(communicator, extended.devices, settings)
+        self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._joined: Team | None = None
+        self._lock: tuple[Any, anyio.Lock] | None = None
+        if not self.meeting.is_in_one_thread:
+            self._joined = self.team  # so that the order in which strategies are first used does not matter
+
+    @property
+    def team(self) -> Team:
+        """The workers; the first use waits for them."""
+        if self._joined is None:
+            self._joined = self.meeting.team
+            let_go = getattr(self._joined.control, "let_go", None)
+            if let_go is not None:
+                self._dropped = weakref.finalize(self, let_go)
+                self._dropped.atexit = False  # the control connection sees to that
+        return self._joined
+
+    def close(self) -> None:
+        """Leave the others."""
+        if self._joined is not None:
+            self._dropped.detach()
+            self._joined.close()
+
+    def caller(self) -> CallSite:
+        """Return where the innermost frame is now that is not the strategy's own."""
+        frame: FrameType | None = _getframe(1)
+        while frame is not None and frame.f_back is not None:
+            if not frame.f_globals.get("__name__", "").startswith(_OWN):
+                break
+            frame = frame.f_back
+        assert frame is not None
+        return self.site_of(frame)
+
+    def site_of(self, frame: FrameType) -> CallSite:
+        """Return where a frame is now."""
+        path = call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
+        return CallSite(frame.f_code, frame.f_lasti, path)
+
+    def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
+        """Post a call that all workers make, and return it; nobody need await it.
+
+        Args:
+            call: what the workers compare.
+            site: where it was made.
+            move: moves the values.
+
+        Raises:
+            ReplicaContextError: this is the merge function of a group, which only some workers run.
+        """
+        require_all_workers()
+        float64 = self._extended.communication_options.accumulate == "float64"
+        path = site.path if call.name is None else None
+        return self.team.outside.begin(call, site.code, site.offset, path, move, float64=float64)
+
+    @property
+    def _in_order(self) -> anyio.Lock:
+        """Held while a call is posted; a lock belongs to the event loop in which it is first used."""
+        loop = anyio.lowlevel.current_token()
+        if self._lock is None or self._lock[0] != loop:
+            self._lock = loop, anyio.Lock()
+        return self._lock[1]
+
+    async def begin_in_order(
+        self, call: Call, site: CallSite, move: Move, before: Callable[[], Awaitable[object]] | None = None
+    ) -> Pending:
+        """Post a call behind those that this worker's tasks made before; see `begin`.
+
+        Args:
+            call: what the workers compare.
+            site: where it was made.
+            move: moves the values.
+            before: awaited before the call is posted; the other workers are told if it fails.
+
+        Raises:
+            ReplicaContextError: as `begin`.
+        """
+        with self.telling_refusal(call.kind, site):
+            async with self._in_order:
+                if before is not None:
+                    await before()
+        return self.begin(call, site, move)
+
+    async def perform(self, call: Call, site: CallSite, move: Move) -> Any:
+        """Carry out a call that all workers make; see `begin`.
+
+        Raises:
+            CollectiveError: the workers disagree, or one is gone.
+        """
+        pending = await self.begin_in_order(call, site, move)
+        return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
+
+    async def _perform_through_host(
+        self, call: Call, site: CallSite, move: Move, through: ThroughHost, targets: Sequence[Targets] | None
+    ) -> Any:
+        pending = await self.begin_in_order(call, site, move, through.down)  # values on GPUs are copied down first
+        result = await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
+        return await through.up(result, targets)
+
+    @contextmanager
+    def telling_refusal(self, kind: str, site: CallSite) -> Iterator[None]:
+        """Tell the other workers, which wait for this call, if its arguments are wrong."""
+        try:
+            yield
+        except ReplicaContextError:  # it does not belong here, and is none of what all workers call
+            raise
+        except BaseException as error:
+            if self.team.layout.workers > 1 and self.team.error is None:
+                told = error if isinstance(error, Exception) else None
+                self.team.outside.refuse(Call(kind), site.code, site.offset, told)
+            raise
+
+    def reduce(
+        self,
+        kind: str,
+        site: CallSite,
+        op: ReduceOp,
+        value: Any,
+        axis: Any,
+        replicas: Sequence[int],
+        targets: Sequence[Targets] | None = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """Check a reduction on this worker, and return what carries it out.
+
+        Args:
+            kind: what the workers call it.
+            site: where it was made.
+            op: the reduce op.
+            value: the nest.
+            axis: None, or what to reduce along.
+            replicas: the ids of its replicas, over all workers.
+            targets: for each leaf on GPUs, those that get a result; None: that of its first component.
+
+        Raises:
+            TypeError: the op does not take a leaf's dtype.
+            ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
+        """
+        through = ThroughHost(self._extended.devices, value, replicas)
+        bare = 1 in self.team.layout.counts
+        prepared = _prepared(through, partial(_reduced_leaf, op, axis, replicas, bare))
+        axes = tuple(leaf.axes for leaf in prepared.leaves)
+        along = [leaf for leaf in prepared.leaves if leaf.axes is not None]
+        if along:  # an axis holds for every leaf but IndexedSlices, which take none
+            move: Move = partial(_reduce_along, op, along, prepared)
+        else:
+            move = partial(_moved, Collective(ALL_REDUCE, op, None, _spec(prepared)), prepared, self.team)
+        call = _call(kind, op, axes if along else None, prepared)
+        return self._perform_through_host(call, site, move, through, targets)
+
+    def gather(
+        self, kind: str, site: CallSite, value: Any, axis: Any, replicas: Sequence[int]
+    ) -> Coroutine[Any, Any, Any]:
+        """Check a gathering on this worker, and return what carries it out; see `reduce` for the arguments.
+
+        Raises:
+            TypeError: a component is no array.
+            ValueError: the axis is out of range, or the components differ in more than the size along it.
+        """
+        through = ThroughHost(self._extended.devices, value, replicas)
+        prepared = _prepared(through, partial(_gathered_leaf, axis, replicas))
+        axes = tuple(leaf.axes[0] for leaf in prepared.leaves if leaf.axes)
+        move = partial(_moved, Collective(ALL_GATHER, None, axes, _spec(prepared)), prepared, self.team)
+        return self._perform_through_host(_call(kind, None, axes or None, prepared), site, move, through, None)
+
+
+_OWN = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
+
+
+# What takes part.
 
 
 class _Same(NamedTuple):
     """A leaf that is the same everywhere: each worker makes the result by itself."""
 
     make: Callable[[], Any]
-    nbytes: int
     mark: LeafMark
 
 
-class Prepared(NamedTuple):
+class _Prepared(NamedTuple):
     """An operation, checked and described, before any worker is disturbed.
 
     Attributes:
         leaves: what takes part.
         rebuild: makes the nest of the leaves' results.
-        nbytes: of leaves whose results that makes.
     """
 
-    leaves: list[_Leaf]
-    rebuild: Finish
-    nbytes: int
+    leaves: list[Operand]
+    rebuild: Callable[[Sequence[Any]], Any]
 
 
-def _prepared(value: Any, leaf_of: Callable[[Any], _Leaf | _Same | None], marks: Sequence[LeafMark] | None) -> Prepared:
+def _prepared(through: ThroughHost, leaf_of: Callable[[Any], Operand | _Same | None]) -> _Prepared:
     """Take a nest apart into leaves that take part, those that are the same everywhere, and others, which stay."""
-    given, structure = nests.flatten_with_none(value)
-    found = [leaf_of(as_distributed(leaf)) for leaf in given]
-    for place, mark in enumerate(marks or ()):
+    given_leaves, structure = nests.flatten_with_none(through.value)
+    found = [leaf_of(as_distributed(leaf)) for leaf in given_leaves]
+    for place, mark in enumerate(through.marks or ()):
         leaf = found[place]
         if mark is not None and leaf is not None:
             found[place] = leaf._replace(mark=mark)
-    taking_part = [leaf for leaf in found if isinstance(leaf, _Leaf)]
+    taking_part = [leaf for leaf in found if isinstance(leaf, Operand)]
 
     def rebuild(results: Sequence[Any]) -> Any:
-        totals, leaves = iter(results), list(given)
+        totals, leaves = iter(results), list(given_leaves)
         for place, leaf in enumerate(found):
             if leaf is not None:
-                result = next(totals) if isinstance(leaf, _Leaf) else leaf.make()
-                leaves[place] = across._given(leaf.mark, result)
+                leaves[place] = given(leaf.mark, next(totals) if isinstance(leaf, Operand) else leaf.make())
         return nests.unflatten(structure, leaves)
 
-    return Prepared(taking_part, rebuild, sum(leaf.nbytes for leaf in found if isinstance(leaf, _Same)))
+    return _Prepared(taking_part, rebuild)
 
 
-def prepare_reduce(
-    op: ReduceOp,
-    value: Any,
-    axis: Any,
-    local: Sequence[int],
-    marks: Sequence[LeafMark] | None = None,
-    *,
-    bare: bool = False,
-) -> Prepared:
-    """Check a reduction on this worker.
+def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], bare: bool, leaf: Any) -> Operand | _Same | None:
+    """Describe a leaf that is reduced.
 
     Args:
         op: the reduce op.
-        value: the nest.
         axis: None, or what to reduce along.
-        local: the ids of its replicas, over all workers.
-        marks: of leaves that came from elsewhere, what they are there.
+        local: the ids of local replicas.
         bare: some worker has a single replica, whose component nothing tells from a value that is the same for all.
-
-    Raises:
-        TypeError: the op does not take a leaf's dtype.
-        ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
+        leaf: the leaf.
     """
-    return _prepared(value, partial(_reduced_leaf, op, axis, local, bare), marks)
-
-
-def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], bare: bool, leaf: Any) -> _Leaf | _Same | None:
     if leaf is None:
         return None
-    components = across.components(op, leaf, local)
+    parts = components(op, leaf, local)
     if not (bare or _differs(op, leaf, local)):
-        return _same(op, _checked(op, axis, local, components))
-    if len(components) < len(local):  # one stands for all of them
-        components = [components[0]] * len(local)
-    return _checked(op, axis, local, components)
-
-
-def _checked(op: ReduceOp, axis: Any, local: Sequence[int], components: Sequence[Any]) -> _Leaf:
-    shapes, dtypes, marks, arrays = across._described(components, local)
-    dtypes = [across._native(dtype) for dtype in dtypes]
-    if LeafType.INDEXED_SLICES in marks:
-        across._check_rows(op, dtypes, marks, axis)
-    elif axis is not None:
-        return _along(op, [np.asarray(array) for array in arrays], axis, marks[0], local)
-    for what, column in (("shape", shapes), ("dtype", dtypes), ("type", marks)):
-        across.check_same(what, column, local)
-    if marks[0] == LeafType.PYTHON_NUMBER:
-        kernels.check_number(op, dtypes[0])
-    elif marks[0] != LeafType.INDEXED_SLICES:
-        kernels.result_dtype(op, dtypes[0])
-    return _Leaf(arrays, shapes[0], dtypes[0], marks[0], None)
+        operand = reduced_operand(op, axis, parts, local)
+        return _Same(partial(total, op, "native", operand), operand.mark)
+    if len(parts) < len(local):  # one stands for all of them
+        parts = [parts[0]] * len(local)
+    return reduced_operand(op, axis, parts, local)
 
 
 def _differs(op: ReduceOp, leaf: Any, local: Sequence[int]) -> bool:
@@ -150,64 +320,19 @@ def _differs(op: ReduceOp, leaf: Any, local: Sequence[int]) -> bool:
     return isinstance(leaf, DistributedValues) or len(local) == 1
 
 
-def _same(op: ReduceOp, leaf: _Leaf) -> _Same:
-    """Return a leaf that one component stands for on all workers, as on one machine."""
-
-    def make() -> Any:
-        if leaf.axis is None:
-            return fold(op, leaf.arrays, leaf.mark)
-        return across._whole(op, leaf.dtype, _parts(op, leaf, "native"), leaf.axis)
-
-    return _Same(make, sum(getattr(array, "nbytes", 0) for array in leaf.arrays), leaf.mark)
-
-
-def _parts(op: ReduceOp, leaf: _Leaf, accumulate: Accumulate) -> list[across.Part]:
-    """Reduce each local component of a leaf along its axes."""
-    return [across._part(op, array, leaf.axis, accumulate) for array in leaf.arrays]
-
-
-def _along(op: ReduceOp, arrays: list[Any], axis: Any, mark: LeafMark, local: Sequence[int]) -> _Leaf:
-    kernels.result_dtype(op, arrays[0].dtype)
-    axes = across._axes(axis, arrays[0].ndim)
-    across._check_along(axes, arrays, axis, local)
-    shape = tuple(None if place in axes else size for place, size in enumerate(arrays[0].shape))
-    return _Leaf(arrays, shape, across._native(arrays[0].dtype), mark, axes)
-
-
-def prepare_gather(value: Any, axis: Any, local: Sequence[int], marks: Sequence[LeafMark] | None = None) -> Prepared:
-    """Check a gathering on this worker; see `prepare_reduce` for the arguments.
-
-    Raises:
-        TypeError: a component is no array.
-        ValueError: the axis is out of range, or the components differ in more than the size along it.
-    """
-    return _prepared(value, partial(_gathered_leaf, axis, local), marks)
-
-
-def _gathered_leaf(axis: Any, local: Sequence[int], leaf: Any) -> _Leaf | None:
+def _gathered_leaf(axis: Any, local: Sequence[int], leaf: Any) -> Operand | None:
     if leaf is None or (len(local) > 1 and not isinstance(leaf, DistributedValues)):
         return None
-    if isinstance(leaf, DistributedValues):
-        across.check_count(leaf, local)
-    components = leaf.values if isinstance(leaf, DistributedValues) else [leaf]
-    _, _, marks, arrays = across._described(components, local)
-    if LeafType.INDEXED_SLICES in marks:
-        raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
-    arrays = [np.asarray(array) for array in arrays]
-    along = normalized_axis(axis, arrays[0].ndim)
-    across._check_along([along], arrays, along, local)
-    shape = tuple(None if place == along else size for place, size in enumerate(arrays[0].shape))
-    return _Leaf(arrays, shape, across._native(arrays[0].dtype), marks[0], along)
+    return gathered_operand(axis, components(None, leaf, local), local)
 
 
-def call_of(kind: str, op: ReduceOp | None, prepared: Prepared) -> Call:
+def _call(kind: str, op: ReduceOp | None, axes: Any, prepared: _Prepared) -> Call:
     """Return what the workers compare."""
     leaves = prepared.leaves
-    axes = tuple(leaf.axis for leaf in leaves)
     return Call(
         kind,
         op=None if op is None else op.name,
-        axis=axes if any(axis is not None for axis in axes) else None,
+        axis=axes,
         structure=f"[{', '.join([LEAF] * len(leaves))}]",
         paths=tuple(f"[{place}]" for place in range(len(leaves))),
         shapes=tuple(leaf.shape for leaf in leaves),
@@ -216,34 +341,16 @@ def call_of(kind: str, op: ReduceOp | None, prepared: Prepared) -> Call:
     )
 
 
+def _spec(prepared: _Prepared) -> Spec:
+    leaves = prepared.leaves
+    marks = [None if isinstance(leaf.mark, (DeviceType, HostType)) else leaf.mark for leaf in leaves]
+    return Spec(tuple(leaf.shape for leaf in leaves), tuple(leaf.dtype for leaf in leaves), tuple(marks), single=False)
+
+
 # What is moved, once all workers have agreed.
 
 
-def reduced(op: ReduceOp, prepared: Prepared, team: Team) -> Move:
-    """Return what reduces over the replicas of all workers."""
-    along = [leaf for leaf in prepared.leaves if leaf.axis is not None]
-    if along:  # an axis holds for every leaf but IndexedSlices, which take none
-        return partial(_reduce_along, op, along, prepared)
-    return partial(_moved, Collective(ALL_REDUCE, op, None, _spec(prepared)), prepared, team)
-
-
-def gathered(prepared: Prepared, team: Team) -> Move:
-    """Return what puts together the components of all workers."""
-    axes = tuple(leaf.axis for leaf in prepared.leaves)
-    return partial(_moved, Collective(ALL_GATHER, None, axes, _spec(prepared)), prepared, team)
-
-
-def _spec(prepared: Prepared) -> Spec:
-    leaves = prepared.leaves
-    shapes, dtypes = tuple(leaf.shape for leaf in leaves), tuple(leaf.dtype for leaf in leaves)
-    return Spec(shapes, dtypes, tuple(map(_mark, leaves)), single=False)
-
-
-def _mark(leaf: _Leaf) -> LeafMark:
-    return None if isinstance(leaf.mark, (DeviceType, HostType)) else leaf.mark
-
-
-def _moved(collective: Collective, prepared: Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
+def _moved(collective: Collective, prepared: _Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
     leaves, layout = prepared.leaves, team.layout
     if not leaves:
         return prepared.rebuild([])
@@ -253,11 +360,11 @@ def _moved(collective: Collective, prepared: Prepared, team: Team, channel: Chan
 
 
 def _reduce_along(
-    op: ReduceOp, leaves: Sequence[_Leaf], prepared: Prepared, channel: Channel, found: Found
+    op: ReduceOp, leaves: Sequence[Operand], prepared: _Prepared, channel: Channel, found: Found
 ) -> Steps[Any]:
     """Reduce each component along its axes here, and fold what comes of them in the order of all replicas."""
-    own = [_parts(op, leaf, accumulate_of(found)) for leaf in leaves]
+    own = [parts_along(op, leaf, accumulate_of(found)) for leaf in leaves]
     told = yield from gather_objects(channel.communicator, own)
     columns = [[part for worker in told for part in worker[i]] for i in range(len(leaves))]
-    totals = [across._whole(op, leaf.dtype, column, leaf.axis) for leaf, column in zip(leaves, columns, strict=True)]
-    return prepared.rebuild([frozen(total) for total in totals])
+    totals = [combine_parts(op, leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
+    return prepared.rebuild([frozen(each) for each in totals])

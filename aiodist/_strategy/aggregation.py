@@ -1,19 +1,143 @@
-"""Aggregation: how what replicas assign to a variable becomes one value, and how its components do."""
+"""What a variable takes for a value, and how the values of several replicas become one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import enum
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 
 import aiodist_kernels as kernels
+from aiodist._arrays.host import Array, host_type_of
 from aiodist._collectives.host import fold, frozen
-from aiodist._strategy.variable_enums import VariableAggregation
 from aiodist_kernels import Accumulate, ReduceOp, pool
-from aiodist_kernels.arguments import empty_like
+from aiodist_kernels.arguments import check_unmasked, empty_like
 
-Array = np.ndarray[Any, Any]
+
+class _NamedChoice(enum.StrEnum):
+    @classmethod
+    def _missing_(cls, value: object) -> Any:
+        found = cls.__members__.get(value.upper()) if isinstance(value, str) else None
+        return found if found is not None else cls._refuse(value)
+
+    @classmethod
+    def _refuse(cls, value: object) -> NoReturn:
+        known = ", ".join(repr(str(member)) for member in cls)
+        raise ValueError(f"{cls.__name__} must be one of {known}, got {value!r}")
+
+
+class VariableSynchronization(_NamedChoice):
+    """When the components of a variable are combined. Strings of any case are accepted for members.
+
+    Attributes:
+        AUTO: as ON_WRITE.
+        NONE: never; not allowed for a strategy's variables, as in TensorFlow.
+        ON_WRITE: at every assignment, so that all components are equal: a mirrored variable.
+        ON_READ: when it is read outside of replicas; each replica assigns to its own component.
+    """
+
+    AUTO = "auto"
+    NONE = "none"
+    ON_WRITE = "on_write"
+    ON_READ = "on_read"
+
+
+class VariableAggregation(_NamedChoice):
+    """How replicas' values or components are combined. Strings of any case are accepted for members.
+
+    Attributes:
+        NONE: not at all; values assigned to a mirrored variable must be equal.
+        SUM: the sum.
+        MEAN: the mean.
+        ONLY_FIRST_REPLICA: replica 0's value.
+    """
+
+    NONE = "none"
+    SUM = "sum"
+    MEAN = "mean"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+    @property
+    def reduce_op(self) -> ReduceOp | None:
+        """The corresponding reduction; None for NONE and ONLY_FIRST_REPLICA."""
+        return _REDUCE_OPS.get(self)
+
+
+_REDUCE_OPS = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
+
+for _class in (VariableSynchronization, VariableAggregation):
+    _class.__module__ = "aiodist"
+del _class
+
+
+# Values of one replica.
+
+_LADDER = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # V: bfloat16, as the libraries that have it register it
+
+
+def initial_array(value: Any, dtype: Any) -> Array:
+    """Return a read-only array of a variable's initial value, which shares no memory with it.
+
+    Raises:
+        TypeError: the value is no array or number, or not of the dtype's kind.
+    """
+    given = _as_array(value)
+    _check_numbers("a variable", value, given)
+    wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
+    if wanted.kind != "b":
+        kernels.result_dtype(ReduceOp.SUM, wanted)  # whatever can be summed can be held
+    _check_kind("a variable", value, given, wanted)
+    return frozen_copy(_as_array(value, wanted))
+
+
+def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
+    """Return a value that is assigned, as an array of the variable's shape and dtype; it may be the value itself.
+
+    Raises:
+        OverflowError: a Python int that the dtype cannot hold.
+        TypeError: the value is no array or number, or of a kind that would lose more than precision.
+        ValueError: it has another shape; nothing is broadcast.
+    """
+    given = _as_array(value)
+    _check_numbers(f"the variable {name!r}", value, given)
+    if given.shape != shape:
+        raise ValueError(
+            f"the variable {name!r} has the shape {shape}, and nothing is broadcast; got a value of shape {given.shape}"
+        )
+    _check_kind(f"the variable {name!r}", value, given, dtype)
+    return given if given.dtype == dtype and given.dtype.isnative else _as_array(value, dtype)
+
+
+def _as_array(value: Any, dtype: np.dtype[Any] | None = None) -> Array:
+    check_unmasked(value, "for a variable")
+    foreign = host_type_of(value)
+    return np.asarray(value if foreign is None else foreign.view(value), dtype)
+
+
+def _check_numbers(what: str, value: Any, given: Array) -> None:
+    if given.dtype.kind not in _LADDER:
+        raise TypeError(f"{what} expects an array of numbers, or a number, got {given.dtype}: {reprlib.repr(value)}")
+
+
+def _check_kind(what: str, value: Any, given: Array, dtype: np.dtype[Any]) -> None:
+    """Allow what NumPy allows in place, a Python int for an unsigned variable, and bfloat16 among floats."""
+    rank, wanted = _LADDER[given.dtype.kind], _LADDER.get(dtype.kind, -1)
+    to_unsigned = (given.dtype.kind, dtype.kind) == ("i", "u") and isinstance(value, (np.ndarray, np.generic))
+    if rank > wanted or to_unsigned:
+        raise TypeError(f"{what} expects values that fit {dtype}, got {given.dtype}; cast them: value.astype(...)")
+
+
+def frozen_copy(array: Array) -> Array:
+    """Return a read-only copy."""
+    copy = np.array(array, order="K", subok=False)
+    copy.flags.writeable = False
+    return copy
+
+
+# Values of several.
+
 _CHANGES = {"assign_add": np.add, "assign_sub": np.subtract}
 
 
@@ -71,14 +195,23 @@ def aggregate(
     if op is not None:
         return frozen(fold(op, values, None, accumulate))
     if aggregation is VariableAggregation.NONE:
-        _check_equal(values, name, first)
+        check_equal(values, lambda position: differ(name, first + position, first))
     return values[0]
 
 
-def _check_equal(values: Sequence[Array], name: str, first: int) -> None:
-    for replica_id, value in enumerate(values, first):
-        if not equal(value, values[0]):
-            raise differ(name, replica_id, first)
+def check_equal(values: Sequence[Array], error: Callable[[int], Exception]) -> None:
+    """Check that arrays of one shape hold the same values; one NaN is like another.
+
+    Args:
+        values: the arrays.
+        error: returns the error for the position of the first that differs from position 0's.
+
+    Raises:
+        Exception: what ``error`` returns.
+    """
+    for position, value in enumerate(values):
+        if not _equal(value, values[0]):
+            raise error(position)
 
 
 def differ(name: str, replica_id: int, first: int = 0) -> ValueError:
@@ -99,8 +232,7 @@ def update_differs(name: str, replica_id: int) -> ValueError:
     )
 
 
-def equal(a: Array, b: Array) -> bool:
-    """Whether two arrays of one shape hold the same values; one NaN is like another."""
+def _equal(a: Array, b: Array) -> bool:
     return a is b or bool((a == b).all()) or bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124  (only a NaN is not itself)
 
 

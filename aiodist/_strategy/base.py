@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, select_replica
-from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE
 from aiodist._core.recorder import Recorder
+from aiodist._data.distributed import Share
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._strategy import across, creation
-from aiodist._strategy.cluster import ClusterSettings
+from aiodist._strategy import creation, reductions
 from aiodist._strategy.data import DataMethods
 from aiodist._strategy.extended import StrategyExtended
-from aiodist._strategy.off_loop import call_off_loop
-from aiodist._strategy.on_devices import OnDevices, to_gather, to_reduce
 from aiodist._strategy.scope import Scope, components_here, replicas_here, require_cross_replica
-from aiodist._strategy.through_host import ThroughHost
-from aiodist._strategy.v1 import V1Strategy
+from aiodist._strategy.state import Sharing
+from aiodist._strategy.v1 import ClusterSettings, V1Strategy
 from aiodist._strategy.variable import as_distributed
 from aiodist._strategy.warmup import compile_kernels
 
@@ -39,12 +36,12 @@ class Strategy(DataMethods, V1Strategy):
         ValueError: ``extended`` belongs to another strategy.
     """
 
-    _is_default = False
+    is_default = False
 
     def __init__(self, extended: StrategyExtended) -> None:
         if not isinstance(extended, StrategyExtended):
             raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
-        extended._bind(self)
+        extended.bind(self)
         self._extended = extended
         self._recorder = Recorder()
 
@@ -59,19 +56,19 @@ class Strategy(DataMethods, V1Strategy):
         return len(self._extended.devices)
 
     @property
-    def _num_local_replicas(self) -> int:
+    def num_local_replicas(self) -> int:
         """How many replicas run in this process."""
         return len(self._extended.devices)
 
     @property
-    def _shares_variables(self) -> bool:
-        """Whether variables have components in other processes, too."""
-        return False
+    def share(self) -> Share:
+        """Which replicas run in this process."""
+        return Share(self.num_replicas_in_sync, range(self.num_replicas_in_sync))
 
     @property
-    def _span(self) -> tuple[int, int]:
-        """The id of this process's first replica, and the number of replicas over all workers."""
-        return 0, self.num_replicas_in_sync
+    def sharing(self) -> Sharing | None:
+        """What is done for variables that have components in other processes, too; None where none have."""
+        return None
 
     @property
     def extended(self) -> StrategyExtended:
@@ -88,7 +85,7 @@ class Strategy(DataMethods, V1Strategy):
         """The cluster that the strategy spans; None for one process."""
         return None
 
-    def scope(self) -> Scope:
+    def scope(self) -> Scope[Self]:
         """Return a context manager that enters this strategy's cross-replica context, and gives the strategy.
 
         It may be entered again. The default strategy's scope does nothing.
@@ -152,12 +149,12 @@ class Strategy(DataMethods, V1Strategy):
         if not callable(fn):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
         args, kwargs = arguments.call_arguments(args, kwargs)
-        return [(fn, *self._select(place, args, kwargs)) for place in range(self._num_local_replicas)]
+        return [(fn, *self._select(place, args, kwargs)) for place in range(self.num_local_replicas)]
 
     def _select(
         self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        size = self._num_local_replicas
+        size = self.num_local_replicas
         return (
             tuple(select_replica(replica_id, value, size) for value in args),
             {name: select_replica(replica_id, value, size) for name, value in kwargs.items()},
@@ -188,18 +185,7 @@ class Strategy(DataMethods, V1Strategy):
         op = arguments.reduce_op(reduce_op)
         replicas = replicas_here(self)
         accumulate = self._extended.communication_options.accumulate
-        if axis is not None:
-            through = ThroughHost(self, value, replicas)
-            if through.down is not None:
-                await through.down()
-            host = through.value
-            result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
-            return await through.up(result)
-        there = OnDevices(self, [value])
-        host = there.on_host[0]
-        result = await call_off_loop(host, lambda: across.reduce_nest(op, host, axis, replicas, accumulate))
-        (joined,) = await there.join([result], ALL_REDUCE, to_reduce(op, replicas), op=op, accumulate=accumulate)
-        return joined
+        return await reductions.reduce(op, value, axis, replicas, self._extended.devices, accumulate)
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order.
@@ -218,12 +204,7 @@ class Strategy(DataMethods, V1Strategy):
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
-        replicas = replicas_here(self)
-        there = OnDevices(self, [value], plain=False)
-        host = there.on_host[0]
-        result = await call_off_loop(host, lambda: across.gather_nest(host, axis, replicas))
-        (joined,) = await there.join([result], ALL_GATHER, to_gather(axis, replicas))
-        return joined
+        return await reductions.gather(value, axis, replicas_here(self), self._extended.devices)
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, in a worker thread.
@@ -262,11 +243,11 @@ class Strategy(DataMethods, V1Strategy):
 
 
 class _DefaultStrategy(Strategy):
-    _is_default = True
+    is_default = True
 
     def __init__(self) -> None:
         super().__init__(StrategyExtended(("CPU:0",)))
-        self._replica_context = ReplicaContext(self, 0)
+        self.replica_context = ReplicaContext(self, 0)
 
 
 @functools.cache

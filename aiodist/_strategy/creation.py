@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from aiodist._core.call import OrderCheck, place
 from aiodist._core.ledger import Group, Member
-from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
-
-if TYPE_CHECKING:
-    from aiodist._strategy.variable import Variable
+from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization
 
 
 class Spec(NamedTuple):
@@ -46,7 +43,8 @@ class Site(NamedTuple):
 
 
 class _Created(NamedTuple):
-    variable: Variable
+    variable: Any
+    spec: Spec
     site: Site
 
 
@@ -57,7 +55,7 @@ class Creations:
         self.counts = [0] * size
         self._unfinished: dict[int, _Created] = {}
 
-    def known(self, group: Group, spec: Spec, site: Site) -> Variable | None:
+    def known(self, group: Group, spec: Spec, site: Site) -> Any:
         """Return the variable that another replica has already created as this replica's next one; None if none has.
 
         Raises:
@@ -75,11 +73,11 @@ class Creations:
             )
         return created.variable
 
-    def add(self, variable: Variable, site: Site) -> None:
+    def add(self, variable: object, spec: Spec, site: Site) -> None:
         """Note that a replica has created its next variable."""
         number = self.counts[site.position]
         self.counts[site.position] += 1
-        self._unfinished.setdefault(number, _Created(variable, site))
+        self._unfinished.setdefault(number, _Created(variable, spec, site))
         if min(self.counts) > number:
             del self._unfinished[number]
 
@@ -116,8 +114,7 @@ def check_complete(members: Sequence[Member]) -> None:
 
 
 def _difference(group: Group, created: _Created, spec: Spec, site: Site) -> str | None:
-    known: Spec = created.variable._spec
-    for field, mine, theirs in zip(Spec._fields, spec, known, strict=True):
+    for field, mine, theirs in zip(Spec._fields, spec, created.spec, strict=True):
         if mine != theirs:
             return f"{field} is {_text(theirs)} for {created.site}, {_text(mine)} for {site}"
     if site.named or group.ledger.order_check is OrderCheck.SIGNATURE:

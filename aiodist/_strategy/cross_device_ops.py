@@ -21,7 +21,7 @@ class CrossDeviceOps:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({settings})"
 
-    def _options(self) -> CommunicationOptions:
+    def options(self) -> CommunicationOptions:
         """Return the communication options that correspond to it."""
         return CommunicationOptions(implementation=self.implementation)
 
@@ -99,7 +99,7 @@ def check(ops: Any) -> CommunicationOptions:
         raise TypeError(
             f"cross_device_ops must be CrossDeviceOps or None, got {ops!r}; e.g. aiodist.HierarchicalCopyAllReduce()"
         )
-    return ops._options()
+    return ops.options()
 
 
 for _class in (CrossDeviceOps, ReductionToOneDevice, HierarchicalCopyAllReduce, NcclAllReduce):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiodist._arrays.values import regroup, select_replica
 from aiodist._core.errors import ReplicaContextError
@@ -20,17 +21,10 @@ from aiodist._strategy.scope import require_cross_replica
 class DataMethods:
     """The data methods of a strategy."""
 
-    if TYPE_CHECKING:
-
-        @property
-        def num_replicas_in_sync(self) -> int:
-            """How many replicas work in step."""
-            ...
-
     @property
-    def _share(self) -> Share:
-        """The replicas of this process: all of them, unless there are other workers."""
-        return Share(self.num_replicas_in_sync, range(self.num_replicas_in_sync))
+    @abstractmethod
+    def share(self) -> Share:
+        """Which replicas run in this process."""
 
     def experimental_distribute_dataset(self, dataset: Any, options: None = None) -> DistributedDataset:
         """Return a dataset that gives each replica its part of every global batch.
@@ -53,7 +47,7 @@ class DataMethods:
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_options(options)
-        return DistributedDataset(dataset, StepRule(1, partial(_my_parts, self._share), _refuse_inside_replica))
+        return DistributedDataset(dataset, StepRule(1, partial(_my_parts, self.share), _refuse_inside_replica))
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
@@ -82,7 +76,7 @@ class DataMethods:
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_options(options)
-        share = self._share
+        share = self.share
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
         size = len(share.mine)
         rule = StepRule(size, partial(group, num_replicas=size), _refuse_inside_replica, share.fill_up)
@@ -114,7 +108,7 @@ class DataMethods:
             ValueError: the structures differ.
         """
         require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
-        replicas, mine, *_ = self._share
+        replicas, mine, *_ = self.share
         values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
         return regroup(values, "values", mine, always_wrap=True)
 
@@ -148,7 +142,7 @@ def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
 
 def _refuse_inside_replica() -> None:
     here = current.get()
-    if isinstance(here, ReplicaContext) and not here.strategy._is_default:
+    if isinstance(here, ReplicaContext) and not here.strategy.is_default:
         raise ReplicaContextError(
             f"a distributed dataset was iterated inside replica {here.replica_id_in_sync_group}; "
             "each of its batches is one step for all replicas, so a replica that takes one takes the others' parts "

@@ -2,39 +2,153 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from anyio.lowlevel import checkpoint
 
-from aiodist._arrays import nests
 from aiodist._arrays.devices import resolve
-from aiodist._arrays.host import host_type_of
+from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.slices import IndexedSlices
-from aiodist._arrays.values import DistributedValues, regroup
-from aiodist._collectives.host import packs
-from aiodist._collectives.kinds import ALL_REDUCE, BROADCAST
+from aiodist._arrays.values import DistributedValues, regroup, select_replica
 from aiodist._core.call import OrderCheck
 from aiodist._runtime import requests as arguments
-from aiodist._strategy import across, cross_device_ops
-from aiodist._strategy.conversion import frozen_copy
-from aiodist._strategy.destinations import devices_of, placed
-from aiodist._strategy.off_loop import call_off_loop, nbytes
-from aiodist._strategy.on_devices import OnDevices, to_copy, to_reduce
-from aiodist._strategy.scope import replicas_here, require_cross_replica
-from aiodist._strategy.update import Update, VariableComponent, update_of
+from aiodist._strategy import cross_device_ops
+from aiodist._strategy.aggregation import check_equal, converted, update_differs, updated
+from aiodist._strategy.cross_device_ops import CrossDeviceOps
+from aiodist._strategy.operands import reduction
+from aiodist._strategy.reductions import combine, copy, devices_of
+from aiodist._strategy.scope import Replicas, replicas_here, require_cross_replica
 from aiodist._strategy.variable import Variable
-from aiodist_kernels import Accumulate, ReduceOp
-from aiodist_kernels.arguments import check_unmasked
 
-if TYPE_CHECKING:
-    from aiodist._strategy.base import Strategy
-    from aiodist._strategy.cross_device_ops import CrossDeviceOps
+
+class Owner(Replicas, Protocol):
+    """A strategy, as far as what stands behind it needs it."""
+
+    @property
+    def sharing(self) -> Any:
+        """What is done for variables that have components in other processes, too; None where none have."""
+        ...
+
+    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        """Run a function on every replica; to be awaited."""
+
+
+class VariableComponent(ArrayLike):
+    """One component of a variable, as the function of an update sees it. Assignments to it are not awaited."""
+
+    __slots__ = ("_components", "_replica_id", "variable")
+
+    def __init__(self, variable: Variable, components: list[Array], replica_id: int) -> None:
+        self.variable = variable
+        self._components = components
+        self._replica_id = replica_id
+
+    def __repr__(self) -> str:
+        return f"<component {self._replica_id} of {self.variable!r}>"
+
+    @property
+    def name(self) -> str:
+        """The variable's name."""
+        return self.variable.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.variable.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype."""
+        return self.variable.dtype
+
+    @property
+    def trainable(self) -> bool:
+        """Whether an optimiser should change the variable."""
+        return self.variable.trainable
+
+    def read_value(self) -> Array:
+        """Return the component, a read-only array."""
+        return self._components[self._replica_id]
+
+    def assign(self, value: Any) -> VariableComponent:
+        """Give the component another value."""
+        return self._assign("assign", value)
+
+    def assign_add(self, value: Any) -> VariableComponent:
+        """Add a value to the component."""
+        return self._assign("assign_add", value)
+
+    def assign_sub(self, value: Any) -> VariableComponent:
+        """Subtract a value from the component."""
+        return self._assign("assign_sub", value)
+
+    def _assign(self, method: str, value: Any) -> VariableComponent:
+        new = converted(value, self.shape, self.dtype, self.name)
+        self._components[self._replica_id] = updated(method, self.read_value(), new)
+        return self
+
+
+class Update(NamedTuple):
+    """What a variable becomes.
+
+    Attributes:
+        results: what the calls returned.
+        before: the components that they have seen.
+        components: the new ones.
+    """
+
+    results: list[Any]
+    before: tuple[Array, ...]
+    components: list[Array]
+
+    def apply(self, variable: Variable) -> list[Any]:
+        """Change the variable; return what the calls returned.
+
+        Raises:
+            RuntimeError: it was assigned to in the meantime.
+            ValueError: the components of a mirrored variable would differ.
+        """
+        _check_unchanged(variable, self.before)
+        components = self.components
+        if variable.state.mirrored:
+            check_equal(components, partial(update_differs, variable.name))
+            components = components[:1] * len(components)
+        variable.state.put(components)
+        return self.results
+
+
+async def update_of(
+    variable: Variable, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Update:
+    """Call a function on each component, with its part of the arguments.
+
+    Raises:
+        RuntimeError: the variable was assigned to in the meantime.
+    """
+    before = variable.values
+    components = list(before)
+    size = len(components)
+    results = []
+    for replica_id in range(size):
+        own_args, own_kwargs = select_replica(replica_id, (list(args), dict(kwargs)), size)
+        result = fn(VariableComponent(variable, components, replica_id), *own_args, **own_kwargs)
+        results.append(await result if inspect.isawaitable(result) else result)
+    _check_unchanged(variable, before)
+    return Update(results, before, components)
+
+
+def _check_unchanged(variable: Variable, before: Sequence[Array]) -> None:
+    if any(now is not then for now, then in zip(variable.values, before, strict=True)):
+        raise RuntimeError(
+            f"the variable {variable.name!r} was assigned to while it was updated; in the function of an update assign "
+            "to the component that it is passed, and let other assignments wait"
+        )
 
 
 @dataclass(frozen=True)
@@ -53,7 +167,7 @@ class StrategyExtended:
     devices: tuple[str, ...]
     communication_options: CommunicationOptions = field(default_factory=CommunicationOptions)
     order_check: OrderCheck = OrderCheck.CALL_SITE
-    _strategy: Strategy | None = field(default=None, init=False, repr=False, compare=False)
+    _strategy: Owner | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         options: Any = self.communication_options
@@ -80,12 +194,17 @@ class StrategyExtended:
         hinted = cross_device_ops.check(ops)
         return cls(resolve(devices), hinted.merge(options), OrderCheck.parse(order_check))
 
-    def _bind(self, strategy: Strategy) -> None:
+    def bind(self, strategy: Owner) -> None:
+        """Belong to a strategy, which calls this as it is made.
+
+        Raises:
+            ValueError: this belongs to another one.
+        """
         if self._strategy is not None:
             raise ValueError(f"this StrategyExtended is that of {self._strategy!r} already; each strategy has its own")
         object.__setattr__(self, "_strategy", strategy)
 
-    def _required(self, what: str) -> Strategy:
+    def _required(self, what: str) -> Owner:
         """Return the strategy, and check that this is in its cross-replica context.
 
         Raises:
@@ -161,16 +280,13 @@ class StrategyExtended:
         op = arguments.reduce_op(reduce_op)
         chosen = self.communication_options.merge(arguments.options(options, None))
         targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
-        there = OnDevices(strategy, [value for value, _ in targets])
-        values = there.on_host
-        results: list[Any] = []
-        for pack in packs([*map(nbytes, values)], chosen.bytes_per_pack):
-            some = [values[place] for place in pack]
-            results += await call_off_loop(some, partial(_reduced, op, some, replicas, chosen.accumulate))
-        destinations = [devices for _, devices in targets]
-        results = [placed(result, devices) for result, devices in zip(results, destinations, strict=True)]
-        reduced, accumulate = to_reduce(op, replicas), chosen.accumulate
-        return await there.join(results, ALL_REDUCE, reduced, op=op, accumulate=accumulate, destinations=destinations)
+        return await combine(
+            reduction(op, None, replicas, chosen.accumulate),
+            [value for value, _ in targets],
+            self.devices,
+            [devices for _, devices in targets],
+            chosen.bytes_per_pack,
+        )
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
         """Copy a value onto devices.
@@ -187,12 +303,8 @@ class StrategyExtended:
             TypeError: the value is a per-replica value or a masked array.
             ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
-        there = OnDevices(self._required("extended.broadcast_to"), [value])
-        devices = devices_of(destinations, self.devices)
-        await checkpoint()
-        results = [placed(nests.map_leaves(_copy, there.on_host[0]), devices)]
-        (result,) = await there.join(results, BROADCAST, to_copy, destinations=[devices])
-        return result
+        self._required("extended.broadcast_to")
+        return await copy(value, devices_of(destinations, self.devices), self.devices)
 
     async def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -239,7 +351,7 @@ class StrategyExtended:
         self._required("extended.update")
         update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
         results = update.apply(variable)
-        return regroup(results, replicas=replicas_here(variable._strategy)) if group else tuple(results)
+        return regroup(results, replicas=replicas_here(self._required("extended.update"))) if group else tuple(results)
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:  # noqa: ARG002  (for workers)
         return await make()
@@ -254,7 +366,7 @@ class StrategyExtended:
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that a component in an update belongs to; anything else unchanged."""
-        return value._variable if isinstance(value, VariableComponent) else value
+        return value.variable if isinstance(value, VariableComponent) else value
 
     def variable_created_in_scope(self, variable: Any) -> bool:
         """Return whether a variable was created under this strategy.
@@ -265,8 +377,8 @@ class StrategyExtended:
         variable = self.value_container(variable)
         if not isinstance(variable, Variable):
             raise TypeError(f"expected an aiodist.Variable, got {variable!r}")
-        owner = None if self._strategy is None or self._strategy._is_default else self._strategy
-        return variable._strategy is owner
+        owner = None if self._strategy is None or self._strategy.is_default else self._strategy
+        return bool(variable.state.strategy is owner)
 
     def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[None]:
         """Return a context manager in which variables are created on the devices of another one.
@@ -297,21 +409,3 @@ def pairs_of(given: Any) -> list[tuple[Any, Any]]:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
     return pairs
-
-
-def _reduced(op: ReduceOp, values: Sequence[Any], replicas: Sequence[int], accumulate: Accumulate) -> list[Any]:
-    return [across.reduce_nest(op, value, None, replicas, accumulate) for value in values]
-
-
-def _copy(leaf: Any) -> Any:
-    if isinstance(leaf, DistributedValues):
-        raise TypeError(across.one_for_all(leaf))
-    if isinstance(leaf, IndexedSlices):
-        return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
-    if isinstance(leaf, Variable):
-        leaf = leaf.read_value()
-    check_unmasked(leaf, "to be copied")
-    foreign = host_type_of(leaf)
-    if foreign is not None:
-        return foreign.give(foreign.view(leaf).copy(order="K"))
-    return frozen_copy(leaf) if isinstance(leaf, np.ndarray) else leaf

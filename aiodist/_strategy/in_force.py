@@ -19,7 +19,7 @@ def get_strategy() -> Strategy:
 
 def has_strategy() -> bool:
     """Return whether a strategy other than the default one is in force."""
-    return not get_strategy()._is_default
+    return not get_strategy().is_default
 
 
 def in_cross_replica_context() -> bool:
@@ -32,7 +32,7 @@ def get_replica_context() -> ReplicaContext | Any:  # in a replica function nobo
     here = current.get()
     if isinstance(here, CrossReplica):
         return None
-    return default_strategy()._replica_context if here is None else here
+    return default_strategy().replica_context if here is None else here
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
@@ -48,9 +48,9 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"expected a strategy or None, got {strategy!r}")
     here = current.get()
-    if isinstance(here, ReplicaContext) and not here.strategy._is_default:
+    if isinstance(here, ReplicaContext) and not here.strategy.is_default:
         raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica.id}")
-    if strategy is None or strategy._is_default:
+    if strategy is None or strategy.is_default:
         current.set(None)
     else:
-        current.set(CrossReplica(strategy, strategy._num_local_replicas))
+        current.set(CrossReplica(strategy, strategy.num_local_replicas))

@@ -2,47 +2,34 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from sys import _getframe
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._core.call import Call, OrderCheck
-from aiodist._core.errors import ReplicaContextError
-from aiodist._core.ledger import Path
+from aiodist._core.call import Call
+from aiodist._core.report import ReplicaState
 from aiodist._data.distributed import Share
 from aiodist._data.workers import fill_up
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
-from aiodist._runtime.stacks import call_path
-from aiodist._strategy import across_workers, sharing
+from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
-from aiodist._strategy.cluster import ClusterSettings
-from aiodist._strategy.destinations import devices_of, placed
-from aiodist._strategy.extended import StrategyExtended, pairs_of
-from aiodist._strategy.on_devices import gpus_by_leaf
+from aiodist._strategy.extended import StrategyExtended, Update, pairs_of
+from aiodist._strategy.reductions import devices_of, gpus_by_leaf, placed
 from aiodist._strategy.scope import replicas_here, require_cross_replica
-from aiodist._strategy.through_host import ThroughHost
-from aiodist._workers.bootstrap import Meeting
+from aiodist._strategy.sharing import OverAllWorkers
+from aiodist._strategy.v1 import ClusterSettings
 from aiodist._workers.channel import Channel
 from aiodist._workers.moving import Moving
 from aiodist._workers.record import Found
 from aiodist._workers.span import RunSpan
-from aiodist._workers.team import Move, Pending, Settings, Team
+from aiodist._workers.team import Pending, Team
 from aiodist._workers.transport import Steps
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable
-
-    from aiodist._strategy.update import Update
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -82,32 +69,20 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
-        settings = Settings(extended.order_check, extended.communication_options.reduction == "ordered")
-        self._meeting = Meeting(communicator, extended.devices, settings)
-        self._joined: Team | None = None
+        self.workers = Workers(communicator, extended)
         self._cluster: ClusterSettings | None = None
-        self._run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._in_order = anyio.Lock()
-        if not self._meeting.is_in_one_thread:
-            self._joined = self._team  # so that the order in which strategies are first used does not matter
 
     def __repr__(self) -> str:
         layout = self._team.layout
         return (
             f"<{type(self).__name__}: worker {layout.rank} of {layout.workers}, {layout.local} of {layout.replicas} "
-            f"replicas, over {self._meeting.communicator.engine}>"
+            f"replicas, over {self.workers.meeting.communicator.engine}>"
         )
 
     @property
     def _team(self) -> Team:
         """The workers; the first use waits for them."""
-        if self._joined is None:
-            self._joined = self._meeting.team
-            let_go = getattr(self._joined.control, "let_go", None)
-            if let_go is not None:
-                self._dropped = weakref.finalize(self, let_go)
-                self._dropped.atexit = False  # the control connection sees to that
-        return self._joined
+        return self.workers.team
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -115,32 +90,25 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._team.layout.replicas
 
     @property
-    def _span(self) -> tuple[int, int]:
-        layout = self._team.layout
-        return layout.offset, layout.replicas
-
-    @property
-    def _share(self) -> Share:
+    def share(self) -> Share:
+        """Which replicas run in this process."""
         layout = self._team.layout
         return Share(layout.replicas, layout.own, layout.workers, layout.rank, partial(fill_up, self._team))
 
     @property
-    def _has_bare_values(self) -> bool:
-        return 1 in self._team.layout.counts
-
-    @property
-    def _shares_variables(self) -> bool:
-        return self._team.layout.workers > 1
+    def sharing(self) -> OverAllWorkers | None:
+        """What is done for variables that have components in other processes, too; None where none have."""
+        return OverAllWorkers(self.workers) if self._team.layout.workers > 1 else None
 
     @property
     def cluster_resolver(self) -> ClusterSettings:
         """The cluster that the strategy spans, and this worker's place in it."""
         if self._cluster is not None:
             return self._cluster
-        hosts = tuple(hello.host for hello in self._meeting.hellos)
+        hosts = tuple(hello.host for hello in self.workers.meeting.hellos)
         return ClusterSettings({"worker": hosts}, "worker", self._team.layout.rank)
 
-    def _use_cluster(self, settings: ClusterSettings) -> None:
+    def use_cluster(self, settings: ClusterSettings) -> None:
         """Keep the settings of a cluster, which must be that of the workers."""
         layout = self._team.layout
         tasks = len(settings.spec[settings.task_type])
@@ -153,9 +121,9 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def _new_run(self, options: CommunicationOptions | None = None) -> Run:
         extended = self._extended
-        first, total = self._span
+        layout = self._team.layout
         merged = extended.communication_options.merge(options)
-        return Run(self, extended.devices, extended.order_check, merged, first=first, total=total)
+        return Run(self, extended.devices, extended.order_check, merged, first=layout.offset, total=layout.replicas)
 
     # What all workers do together.
 
@@ -182,23 +150,18 @@ class MultiWorkerMirroredStrategy(Strategy):
             WorkerLostError: a worker is gone.
             ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
         """
-        return self._run_from(caller(), fn, args, kwargs, options)
+        return self._run_from(self.workers.caller(), fn, args, kwargs, options)
 
-    async def _run_from(self, frame: FrameType, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        with self._noting_refusal("strategy.run", frame):
+    async def _run_from(self, site: CallSite, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
+        with self.workers.telling_refusal("strategy.run", site):
             calls = self._calls(fn, args, kwargs)
             given = arguments.options(options, None)
         run = self._new_run(given)
         team = self._team
-        if team.layout.workers == 1:
+        if team.layout.workers == 1 and not team.settings.ordered:
             team.check()
             return await self._run_calls(run, calls)
-        number, communicator, of_opening = await self._perform(
-            Call("strategy.run", function=function_of(fn)), frame, partial(_open, team), given
-        )
-        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
-        span = run.span = RunSpan(team, of_opening, number, communicator, run, moving)
-        self._run_numbers[run.ledger] = of_opening
+        span = await self._opened(run, fn, site)
         failure: BaseException | None = None
         result = None
         over = False
@@ -219,6 +182,29 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise failure
         return result
 
+    async def _opened(self, run: Run, fn: Any, site: CallSite) -> RunSpan:
+        """Return a run's span, once all workers have come to the run."""
+        team = self._team
+        call = Call("strategy.run", function=function_of(fn))
+        pending = await self.workers.begin_in_order(call, site, partial(_open, team))
+        try:
+            await team.awaited(pending, run.options.timeout_seconds)
+        except anyio.get_cancelled_exc_class():
+            if pending.has_result:  # the others begin the run
+                for replica in run.ledger.replicas:
+                    run.ledger.end(replica, ReplicaState.CANCELLED)
+                self._span(run, pending).abandon()
+            raise
+        return self._span(run, pending)
+
+    def _span(self, run: Run, pending: Pending) -> RunSpan:
+        team = self._team
+        number, communicator, of_opening = pending.result()
+        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
+        run.span = span = RunSpan(team, of_opening, number, communicator, run, moving)
+        self.workers.run_numbers[run.ledger] = of_opening
+        return span
+
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
 
@@ -235,19 +221,13 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
         """
-        frame = caller()
+        site = self.workers.caller()
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
-        with self._noting_refusal("strategy.reduce", frame):
+        with self.workers.telling_refusal("strategy.reduce", site):
             op = arguments.reduce_op(reduce_op)
-            replicas = replicas_here(self)
-            through = ThroughHost(self, value, replicas)
-            prepared = across_workers.prepare_reduce(
-                op, through.value, axis, replicas, through.marks, bare=self._has_bare_values
-            )
-        call = across_workers.call_of("strategy.reduce", op, prepared)
-        return self._together(call, across_workers.reduced(op, prepared, self._team), frame, through)
+            return self.workers.reduce("strategy.reduce", site, op, value, axis, replicas_here(self))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
@@ -263,62 +243,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
         """
-        frame = caller()
+        site = self.workers.caller()
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
-        replicas = replicas_here(self)
-        with self._noting_refusal("strategy.gather", frame):
-            through = ThroughHost(self, value, replicas)
-            prepared = across_workers.prepare_gather(through.value, axis, replicas, through.marks)
-        call = across_workers.call_of("strategy.gather", None, prepared)
-        return self._together(call, across_workers.gathered(prepared, self._team), frame, through)
-
-    async def _together(
-        self,
-        call: Call,
-        move: Move,
-        frame: FrameType,
-        through: ThroughHost,
-        targets: Sequence[tuple[int, ...]] | None = None,
-    ) -> Any:
-        async with self._in_order:  # values on GPUs are copied down before the call is posted
-            if through.down is not None:
-                await through.down()
-            pending = self._begin(call, frame, move)
-        result = await self._team.awaited(pending, self._extended.communication_options.timeout_seconds)
-        return await through.up(result, targets)
-
-    async def _perform(
-        self, call: Call, frame: FrameType, move: Move, options: CommunicationOptions | None = None
-    ) -> Any:
-        """Carry out a call that all workers make outside of replicas."""
-        async with self._in_order:
-            pending = self._begin(call, frame, move)
-        merged = self._extended.communication_options.merge(options)
-        return await self._team.awaited(pending, merged.timeout_seconds)
-
-    def _begin(self, call: Call, frame: FrameType, move: Move) -> Pending:
-        sharing.check_all_workers_are_here()
-        float64 = self._extended.communication_options.accumulate == "float64"
-        outside = self._team.outside
-        return outside.begin(call, frame.f_code, frame.f_lasti, self._path(frame, call), move, float64=float64)
-
-    @contextmanager
-    def _noting_refusal(self, kind: str, frame: FrameType) -> Iterator[None]:
-        """Tell the other workers, which wait for this call, if its arguments are wrong."""
-        try:
-            yield
-        except ReplicaContextError:  # it does not belong here, and is none of what all workers call
-            raise
-        except Exception:
-            if self._team.layout.workers > 1 and self._team.error is None:
-                self._begin(Call(f"{kind} (refused)"), frame, _nothing)
-            raise
-
-    def _path(self, frame: FrameType, call: Call) -> Path | None:
-        paths = self._extended.order_check is OrderCheck.CALL_PATH and call.name is None
-        return call_path(frame) if paths else None
+        with self.workers.telling_refusal("strategy.gather", site):
+            return self.workers.gather("strategy.gather", site, value, axis, replicas_here(self))
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -326,9 +256,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         Later calls of the strategy raise, here and on the other workers. A strategy that is garbage-collected without
         this call leaves them, too, with a `ResourceWarning`.
         """
-        if self._joined is not None:
-            self._dropped.detach()
-            self._joined.close()
+        self.workers.close()
 
 
 def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, int]]:  # noqa: ARG001  (nothing is added up)
@@ -336,11 +264,6 @@ def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, i
     of_opening = channel.session.number
     number, communicator = yield from team.choose_channel(channel)
     return number, communicator, of_opening
-
-
-def _nothing(channel: Channel, found: Found) -> Steps[None]:  # noqa: ARG001
-    """Move nothing."""
-    yield from ()
 
 
 class MultiWorkerExtended(StrategyExtended):
@@ -351,24 +274,23 @@ class MultiWorkerExtended(StrategyExtended):
             return await super()._reduce(what, reduce_op, pairs, options)
         strategy = self._required(what)
         assert isinstance(strategy, MultiWorkerMirroredStrategy)
-        frame = caller()
-        with strategy._noting_refusal("extended.reduce_to", frame):
+        site = strategy.workers.caller()
+        with strategy.workers.telling_refusal("extended.reduce_to", site):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
             targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
-            replicas = replicas_here(strategy)
-            gpus = gpus_by_leaf(targets)
-            through = ThroughHost(strategy, [value for value, _ in targets], replicas)
-            prepared = across_workers.prepare_reduce(
-                op, through.value, None, replicas, through.marks, bare=strategy._has_bare_values
+            values, replicas = [value for value, _ in targets], replicas_here(strategy)
+            doing = strategy.workers.reduce(
+                "extended.reduce_to", site, op, values, None, replicas, gpus_by_leaf(targets)
             )
-        call = across_workers.call_of("extended.reduce_to", op, prepared)
-        move = across_workers.reduced(op, prepared, strategy._team)
-        results = await strategy._together(call, move, frame, through, gpus)
+        results = await doing
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
-        return await sharing.update_together(self._strategy, make, variable, caller())
+        strategy = self._required("extended.update")
+        assert isinstance(strategy, MultiWorkerMirroredStrategy)
+        sharing, site = strategy.sharing, strategy.workers.caller()
+        return await make() if sharing is None else await sharing.update(make, variable, site)
 
 
 def _in_group_of_this_worker() -> bool:
@@ -377,18 +299,5 @@ def _in_group_of_this_worker() -> bool:
     group = here.group if isinstance(here, CrossReplica) else None
     return group is not None and group.size == len(group.members)
 
-
-def caller() -> FrameType:
-    """Return the innermost frame that is not the strategy's own."""
-    frame: FrameType | None = _getframe(1)
-    while frame is not None and frame.f_back is not None:
-        if not frame.f_globals.get("__name__", "").startswith(_OWN):
-            return frame
-        frame = frame.f_back
-    assert frame is not None
-    return frame
-
-
-_OWN = ("aiodist._strategy", "aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
 MultiWorkerMirroredStrategy.__module__ = "aiodist"

@@ -8,39 +8,87 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._runtime.requests import checked_name
-from aiodist._strategy.cluster import ClusterSettings
-
-if TYPE_CHECKING:
-    from aiodist._strategy.extended import StrategyExtended
-    from aiodist._strategy.variable import Variable
+from aiodist._strategy.extended import StrategyExtended
+from aiodist._strategy.variable import Variable
 
 CollectiveHints = CommunicationOptions
+
+
+class ClusterSettings(NamedTuple):
+    """A cluster, and this process's place in it.
+
+    Attributes:
+        spec: the addresses of each job's tasks, by job name.
+        task_type: this process's job.
+        task_id: this process's index in the job, from 0.
+    """
+
+    spec: Mapping[str, tuple[str, ...]]
+    task_type: str
+    task_id: int
+
+    @classmethod
+    def of(cls, cluster_spec: Any, task_type: Any, task_id: Any) -> ClusterSettings | None:
+        """Return the given settings; None if there are none.
+
+        Raises:
+            TypeError: a setting has the wrong type.
+            ValueError: a setting is missing, or the cluster does not have such a task.
+        """
+        if cluster_spec is None and task_type is None and task_id is None:
+            return None
+        if cluster_spec is None or task_type is None or task_id is None:
+            raise ValueError(
+                "cluster_spec, task_type and task_id are given together, e.g. {'worker': [...]}, 'worker', 0"
+            )
+        spec = _spec(cluster_spec)
+        if not isinstance(task_type, str):
+            raise TypeError(f"task_type must be the name of a job, a string, got {task_type!r}")
+        if task_type not in spec:
+            raise ValueError(f"task_type must be a job of the cluster, one of {sorted(spec)}, got {task_type!r}")
+        if isinstance(task_id, bool) or not isinstance(task_id, int):
+            raise TypeError(f"task_id must be an int, got {task_id!r}")
+        if not 0 <= task_id < len(spec[task_type]):
+            raise ValueError(f"task_id must be from 0 to {len(spec[task_type]) - 1} for {task_type!r}, got {task_id}")
+        return cls(spec, task_type, task_id)
+
+
+def _spec(value: Any) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"cluster_spec must be a mapping from job names to lists of addresses, got {value!r}")
+    for job, addresses in value.items():
+        listed = isinstance(addresses, Sequence) and not isinstance(addresses, str)
+        if not isinstance(job, str) or not listed or not all(isinstance(address, str) for address in addresses):
+            raise TypeError(
+                f"cluster_spec must map job names to lists of addresses 'host:port', got {job!r}: {addresses!r}"
+            )
+        if not addresses:
+            raise ValueError(f"the job {job!r} of cluster_spec must have at least one address")
+    return {job: tuple(addresses) for job, addresses in value.items()}
 
 
 class V1Strategy:
     """A strategy's methods by their names in TensorFlow 1. New programs use the names that the docstrings give."""
 
-    if TYPE_CHECKING:
+    @property
+    @abstractmethod
+    def extended(self) -> StrategyExtended:
+        """The strategy's devices and settings."""
 
-        @property
-        @abstractmethod
-        def extended(self) -> StrategyExtended:
-            """The strategy's devices and settings."""
+    @abstractmethod
+    async def run(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a function on every replica."""
 
-        @abstractmethod
-        async def run(
-            self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-        ) -> Any:
-            """Run a function on every replica."""
-
-        @abstractmethod
-        def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-            """Return the components of a nest of per-replica values."""
+    @abstractmethod
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """Return the components of a nest of per-replica values."""
 
     async def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Run a function on every replica, with the next element of an iterator if there is one; now `run`.
@@ -111,9 +159,9 @@ class V1Strategy:
         """
         settings = ClusterSettings.of(cluster_spec, task_type, task_id)
         if settings is not None:
-            self._use_cluster(settings)
+            self.use_cluster(settings)
 
-    def _use_cluster(self, settings: ClusterSettings) -> None:
+    def use_cluster(self, settings: ClusterSettings) -> None:
         """Keep the settings of a cluster.
 
         Raises:

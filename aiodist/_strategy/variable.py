@@ -8,8 +8,7 @@ Lower floors know nothing of variables: a collective takes one as an array (`Arr
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Generator
 from sys import _getframe
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -22,12 +21,10 @@ from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
-from aiodist._runtime.requests import Request
 from aiodist._strategy import aggregation as aggregating
-from aiodist._strategy import assigning
-from aiodist._strategy.conversion import frozen_copy, initial_array
-from aiodist._strategy.creation import Creations, Site, Spec, creations_of
-from aiodist._strategy.variable_enums import VariableAggregation, VariableSynchronization
+from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization, initial_array
+from aiodist._strategy.creation import Site, Spec, creations_of
+from aiodist._strategy.state import State
 
 
 class Variable(ArrayLike):
@@ -64,13 +61,8 @@ class Variable(ArrayLike):
             sync-on-read variable that is trainable; the replicas create different variables.
     """
 
-    __slots__ = ("__weakref__", "_change", "_components", "_requests", "_spec", "_strategy", "_subject")
-    _change: Any  # an assignment in progress, or None
-    _components: list[Array]
-    _requests: dict[tuple[str, str | None], Request]
-    _spec: Spec
-    _strategy: Any  # None: the default one
-    _subject: str  # tells it from others of its name
+    __slots__ = ("__weakref__", "state")
+    state: State  # for other modules of this package
 
     # Another replica may already have made the variable, so __new__ makes or finds it, not __init__.
     def __new__(
@@ -90,110 +82,76 @@ class Variable(ArrayLike):
         aggregating.check(combined, value.dtype)
         spec = Spec(name or "Variable", value.shape, value.dtype, _trainable(trainable, how), how, combined)
         here = current.get()
+        strategy = _owner(here)
         if not isinstance(here, ReplicaContext):
-            if here is not None and here.strategy._shares_variables:
-                from aiodist._strategy import sharing
-
-                return sharing.created_outside(cls._made(spec, _owner(here), []), value, name, _getframe(1))
-            size = 1 if here is None else here.strategy._num_local_replicas
-            return cls._made(spec, _owner(here), [value] * size)
+            if strategy is not None and strategy.sharing is not None:
+                variable = cls._made(State(spec, strategy, []))
+                strategy.sharing.created_outside(variable.state, value, name, _getframe(1))
+                return variable
+            size = 1 if strategy is None else strategy.num_local_replicas
+            return cls._made(State(spec, strategy, [value] * size))
         here.check("Variable(…)")
         here = here.of_run or here
         if here.num_replicas_in_sync == 1:
-            return cls._made(spec, _owner(here), [value])
-        frame = _getframe(1)
-        member = here.member
+            return cls._made(State(spec, strategy, [value]))
+        frame, member = _getframe(1), here.member
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
-        variable = cls._in_replica(here, spec, value, site)
-        if here.strategy._shares_variables:
-            from aiodist._strategy import sharing
-
-            sharing.created_in_replica(variable, here, value, site, frame)
-        return variable
-
-    @classmethod
-    def _in_replica(cls, here: ReplicaContext, spec: Spec, value: Array, site: Site) -> Self:
-        creations: Creations = creations_of(here.member.group)
-        variable: Any = creations.known(here.member.group, spec, site)
+        creations = creations_of(member.group)
+        variable = creations.known(member.group, spec, site)
         if variable is None:
-            variable = cls._made(spec, _owner(here), [])
+            variable = cls._made(State(spec, strategy, []))
         if site.replica_id == 0:
-            variable._put([value] * here.strategy._num_local_replicas)
-        creations.add(variable, site)
-        made: Self = variable
-        return made
-
-    @classmethod
-    def _made(cls, spec: Spec, strategy: Any, components: Sequence[Array]) -> Self:
-        variable = super().__new__(cls)
-        variable._spec = spec
-        variable._strategy = strategy
-        variable._requests = {}
-        variable._subject = str(next(_numbers))
-        variable._change = None
-        variable._put(components)
+            variable.state.put([value] * strategy.num_local_replicas)
+        creations.add(variable, spec, site)
+        if strategy.sharing is not None:
+            strategy.sharing.created_in_replica(variable.state, here, value, site, frame)
         return variable
 
-    def _put(self, components: Sequence[Array]) -> None:
-        """Set the components: read-only arrays that nobody else can change; replicas may share one."""
-        self._components = list(components)
+    @classmethod
+    def _made(cls, state: State) -> Self:
+        variable = super().__new__(cls)
+        variable.state = state
+        return variable
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
-        how = "mirrored" if self._mirrored else "sync-on-read"
+        how = "mirrored" if self.state.mirrored else "sync-on-read"
         return f"<Variable {self.name!r}: {self.dtype.name}[{shape}], {how}, aggregation {self.aggregation.name}>"
 
     @property
     def name(self) -> str:
         """The variable's name in errors and reports."""
-        return self._spec.name
+        return self.state.spec.name
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of each component."""
-        return self._spec.shape
+        return self.state.spec.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of each component."""
-        return self._spec.dtype
+        return self.state.spec.dtype
 
     @property
     def trainable(self) -> bool:
         """Whether an optimiser should change it."""
-        return self._spec.trainable
+        return self.state.spec.trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
         """When its components are combined, ON_WRITE or ON_READ."""
-        return self._spec.synchronization
+        return self.state.spec.synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
         """How the replicas' values or components are combined."""
-        return self._spec.aggregation
+        return self.state.spec.aggregation
 
     @property
     def values(self) -> tuple[Array, ...]:
         """The components, as read-only arrays in replica-id order; over several workers this worker's."""
-        return tuple(self._present())
-
-    @property
-    def _mirrored(self) -> bool:
-        return self._spec.synchronization is VariableSynchronization.ON_WRITE
-
-    def _present(self) -> list[Array]:
-        if not self._components:
-            raise ReplicaContextError(
-                f"the variable {self.name!r} gets replica 0's initial value, which has not come yet; wait for it "
-                f"before the variable is used, {self._how_to_wait()}"
-            )
-        return self._components
-
-    def _how_to_wait(self) -> str:
-        if isinstance(current.get(), ReplicaContext):
-            return "e.g. with `await ctx.barrier()`"
-        return "with any awaited call of the strategy, e.g. `await strategy.run(fn)`"
+        return tuple(self.state.present())
 
     # Reading.
 
@@ -205,25 +163,13 @@ class Variable(ArrayLike):
             ValueError: the variable belongs to another strategy; or it is sync-on-read with aggregation NONE, and read
                 outside of replicas.
         """
-        components = self._present()
-        if self._strategy is None:
-            return components[0]
+        state = self.state
+        if state.strategy is None:
+            return state.present()[0]
         context = self._replica("read")
         if context is not None:
-            return components[context.member.position]
-        if not self._mirrored:
-            from aiodist._strategy import sharing
-
-            sharing.check_readable(self)
-        return components[0] if self._mirrored or len(components) == 1 else self._aggregate(components)
-
-    def _aggregate(self, components: Sequence[Array]) -> Array:
-        if self.aggregation is VariableAggregation.NONE:
-            raise ValueError(
-                f"the sync-on-read variable {self.name!r} has aggregation NONE, so outside a replica it has no one "
-                "value; read it in a replica, look at variable.values, or give it an aggregation"
-            )
-        return frozen_copy(aggregating.aggregate(self.aggregation, components, self.name))
+            return state.present()[context.member.position]
+        return state.total()
 
     def _replica(self, verb: str) -> ReplicaContext | None:
         """Return the current replica's context; None outside of replicas.
@@ -234,12 +180,12 @@ class Variable(ArrayLike):
         here = current.get()
         if not isinstance(here, ReplicaContext):
             return None
-        if _owner(here) is not self._strategy:
+        if _owner(here) is not self.state.strategy:
             raise ValueError(f"{self._whose()} and cannot be {verb} in a replica of {here.strategy!r}; {_OWN_OR_VALUE}")
         return here.of_run or here
 
     def _whose(self) -> str:
-        owner = "the default strategy" if self._strategy is None else f"another strategy, {self._strategy!r},"
+        owner = "the default strategy" if self.state.strategy is None else f"another strategy, {self.state.strategy!r},"
         return f"the variable {self.name!r} was created under {owner}"
 
     # Assigning.
@@ -291,14 +237,19 @@ class Variable(ArrayLike):
         return self._assign("assign_sub", value, name, _getframe(1))
 
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
-        name = arguments.checked_name(name)
+        name, state = arguments.checked_name(name), self.state
         context = self._replica("assigned to")
         if context is not None:
-            return assigning.in_replica(self, context, method, value, name, frame)
+            context.check(f"variable.{method}")
+            array = state.converted(value)
+            if state.mirrored:
+                return context.issue(frame, state.request(self, method, name), array, None)
+            state.update_own(context.member.position, method, array)
+            return _Applied(self)
         here = current.get()
-        if isinstance(here, CrossReplica) and self._strategy not in (None, here.strategy):
+        if isinstance(here, CrossReplica) and state.strategy not in (None, here.strategy):
             raise ValueError(f"{self._whose()} and cannot be assigned to under {here.strategy!r}; {_OWN_OR_VALUE}")
-        assigning.across(self, method, value)
+        state.assign_outside(method, value)
         return self
 
     # Copying.
@@ -314,7 +265,7 @@ class Variable(ArrayLike):
                 f"the variable {self.name!r} was copied in a replica, where each replica would make another variable; "
                 "copy it outside, or write Variable(variable.read_value()), which replicas make together"
             )
-        return self._made(self._spec, self._strategy, self._present())
+        return self._made(State(self.state.spec, self.state.strategy, self.state.present()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.__copy__()
@@ -326,13 +277,25 @@ class Variable(ArrayLike):
         )
 
 
-_numbers = itertools.count()
+class _Applied:
+    """An assignment that no other replica takes part in: applied by the call, awaited like the others."""
+
+    __slots__ = ("_variable",)
+
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+
+    def __await__(self) -> Generator[Any, Any, Variable]:
+        yield from ()
+        return self._variable
+
+
 _OWN_OR_VALUE = "create it in that one's scope(), or pass its value, variable.numpy()"
 
 
 def _owner(here: ReplicaContext | CrossReplica | None) -> Any:
     """Return the strategy in force; None for the default one."""
-    return None if here is None or here.strategy._is_default else here.strategy
+    return None if here is None or here.strategy.is_default else here.strategy
 
 
 def _synchronization(value: Any) -> VariableSynchronization:
@@ -358,7 +321,7 @@ def as_distributed(leaf: Any) -> Any:
     """Return a variable's components as a mirrored or per-replica value; anything else unchanged."""
     if not isinstance(leaf, Variable):
         return leaf
-    return Mirrored(leaf.values) if leaf._mirrored else PerReplica(leaf.values)
+    return Mirrored(leaf.values) if leaf.state.mirrored else PerReplica(leaf.values)
 
 
 Variable.__module__ = "aiodist"

@@ -34,8 +34,8 @@ async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumul
             await anyio.to_thread.run_sync(warm, specs)
         except ImportError as error:
             raise ImportError(
-                f"warmup compiles kernels with llvmlite, which does not load ({error}); pip install --upgrade "
-                "llvmlite, or leave warmup out: NumPy serves, with the same bits"
+                f"warmup compiles kernels with Numba, which does not load ({error}); pip install --upgrade "
+                "numba, or leave warmup out: NumPy serves, with the same bits"
             ) from error
     if ordinals:
         await anyio.to_thread.run_sync(_load, specs, ordinals)

@@ -24,7 +24,7 @@ from aiodist._tools.usage import Exit, UsageError
 from aiodist._workers.addresses import own_numbers
 from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
 
-NEEDED: Final = ("anyio", "llvmlite", "numpy", "optree", "rich", "threadpoolctl")
+NEEDED: Final = ("anyio", "numba", "numpy", "optree", "rich", "threadpoolctl")
 OPTIONAL: Final = {
     "trio": "pip install 'aiodist[trio]' to run replicas on trio",
     "uvloop": "pip install 'aiodist[uvloop]' for a faster asyncio event loop",
@@ -100,7 +100,7 @@ def this_machine() -> Iterator[Row]:
         yield _package(name, f"pip install {name}", needed=True)
     for name, remedy in OPTIONAL.items():
         yield _package(name, remedy)
-    if _version("llvmlite"):
+    if _version("numba"):
         yield _kernels()
 
 
@@ -109,7 +109,7 @@ def _kernels() -> Row:
     try:
         warm([spec])
     except ImportError as error:
-        return Row("kernels", f"llvmlite does not load: {error}", "pip install --upgrade llvmlite", needed=True)
+        return Row("kernels", f"Numba does not load: {error}", "pip install --upgrade numba", needed=True)
     if is_ready(spec):
         return Row("kernels", "compile")
     return Row("kernels", "not used, because on this processor they give other bits than NumPy, which serves alone")

@@ -237,8 +237,9 @@ def _somebody_waits(whole: Snapshot) -> bool:
 
 def _nobody_waits(whole: Snapshot) -> CollectiveReport:
     """Return the report on replicas that wait for nothing, while others have failed."""
-    ended = [each for each in whole.replicas if each.end is not None]
-    gone = ", ".join(f"replica {each.replica_id} on {each.device} {each.end}" for each in ended) or "a worker gave up"
+    left = {member.replica_id for group in whole.groups for member in group.members if member.abandoned is not None}
+    ended = [each for each in whole.replicas if each.end is not None or each.replica_id in left]
+    gone = ", ".join(f"replica {each.replica_id} on {each.device} {each.end or 'was cancelled'}" for each in ended)
     replicas = tuple(
         ReplicaReport(each.replica_id, each.device, each.end or ReplicaState.RUNNING, stack=each.stack)
         for each in whole.replicas
@@ -251,5 +252,5 @@ def _nobody_waits(whole: Snapshot) -> CollectiveReport:
         number,
         replicas,
         tuple(each.replica_id for each in failed),
-        f"the run ended before its end: {gone}",
+        f"the run ended before its end: {gone or 'a worker gave up'}",
     )

@@ -88,7 +88,8 @@ def take_payloads(crossing: Crossing, payloads: Sequence[memoryview], workers: i
         ]
         at = [begin + size for begin, size in zip(at, sizes, strict=True)]
         if isinstance(transfer, Reduction):
-            rows = [row for part in parts for row in part.view(transfer.dtype).reshape(-1, transfer.size)]
+            of_workers = zip(parts, transfer.rows, strict=True)
+            rows = [row for part, n in of_workers for row in part.view(transfer.dtype).reshape(n, transfer.size)]
             transfer.finish(0, transfer.size, transfer.combine(rows))
         elif isinstance(transfer, Gathering):
             transfer.take([_NO_LENGTHS] * workers, parts)

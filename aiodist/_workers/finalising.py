@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from aiodist._workers.launcher import another_has_failed, has_a_launcher, last_error, tell_of_leaving
+from aiodist._workers.launcher import another_has_failed, has_a_launcher, last_error, tell_of_leaving, tell_of_memory
 from aiodist._workers.transport import Request
 
 in_the_air: Final[deque[Request]] = deque()
@@ -38,9 +38,10 @@ def finalise(mpi: Any, worker: int) -> None:
     """Bring MPI to its end, at that of the process, as far as it can be."""
     if os.getpid() != worker:  # a child that the program has forked ends by itself
         return
-    if mpi.Is_finalized() or last_error() is not None:
+    if mpi.Is_finalized():
         return
-    if WORKER_LOST in unfinished:
+    if last_error() is not None or WORKER_LOST in unfinished:
+        tell_of_memory()
         return
     tell_of_leaving()
     doubtful = bool(unfinished) or not _all_landed()
@@ -61,6 +62,8 @@ def _finalise_for(mpi: Any, seconds: float) -> None:
         return
     while thread.is_alive() and time.monotonic() < give_up and not another_has_failed():
         thread.join(_LOOK_SECONDS)
+    if thread.is_alive():
+        tell_of_memory()
 
 
 def _of_library(mpi: Any) -> Callable[[], object]:

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.leaves import Spec
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.transfers import Members
@@ -139,7 +141,8 @@ class Moving:
         collective.check_present(absent)
         if collective.spec is None:
             return None
-        made = executor(collective, len(ids), absent, next(found for found, _ in told if found))
+        on_host = collective._replace(spec=_without_devices(collective.spec)) if slot.request.on_devices else collective
+        made = executor(on_host, len(ids), absent, next(found for found, _ in told if found))
         result = made.run([by_id.get(replica_id) for replica_id in ids])
         if isinstance(result, Work):
             result = yield from self._threads.call(result.carry_out)
@@ -148,8 +151,18 @@ class Moving:
         slot.shared = made.shared
         if not made.shared:
             result = [result[member.rank] for member in slot.group.members]
+        if slot.request.on_devices:
+            slot.shared = False
+            return (yield from self._back_on_devices(slot, result))
         _fill_outs(slot, result)
         return result
+
+    def _back_on_devices(self, slot: Rendezvous, result: Any) -> Steps[Any]:
+        from aiodist._collectives.device import from_host
+
+        outs = None if slot.outs is None else {position: out.leaves for position, out in slot.outs.items()}
+        work = from_host(slot.request.collective, slot.values, result, self._devices_of(slot.group), outs)
+        return (yield from self._threads.call(work.carry_out))
 
     def _on_host(self, slot: Rendezvous) -> Steps[Any]:
         """Return values on GPUs as they are on the host, each by itself."""
@@ -208,6 +221,10 @@ def _fill_outs(slot: Rendezvous, result: Any) -> None:
         assert spec is not None
         for buffer, leaf in zip(out.leaves, [own] if spec.single else own, strict=True):
             buffer[...] = leaf
+
+
+def _without_devices(spec: Spec) -> Spec:
+    return spec._replace(marks=tuple(None if isinstance(mark, DeviceType) else mark for mark in spec.marks))
 
 
 def accumulate_of(found: Found) -> Any:

@@ -28,14 +28,16 @@ class SimulatedSwitchboard:
     def __init__(self, layout: Layout) -> None:
         self._coordinator = Coordinator(layout)
         self._teams: dict[int, weakref.ref[Team]] = {}
+        self._early: dict[int, list[Message]] = {}
         self._lost: set[int] = set()
         self._lock = threading.RLock()
 
     def listen(self, rank: int, team: Team) -> None:
         """Connect a worker."""
-        self._teams[rank] = weakref.ref(team)
-        if self._coordinator.outcome is not None:
-            team.post(self._coordinator.outcome)
+        with self._lock:
+            self._teams[rank] = weakref.ref(team)
+            for message in self._early.pop(rank, ()):
+                team.post(message)
 
     def take(self, rank: int, message: Message) -> None:
         """Take what a worker tells the coordinator."""
@@ -53,12 +55,13 @@ class SimulatedSwitchboard:
     def _send(self, sent: Iterable[tuple[int, Message]]) -> None:
         known: dict[int, Message] = {}
         for rank, message in sent:
-            team = self._teams[rank]() if rank in self._teams else None
-            if team is None:
-                continue
             if id(message) not in known:
                 known[id(message)] = decode(encode(message))
-            team.post(known[id(message)])
+            team = self._teams[rank]() if rank in self._teams else None
+            if team is not None:
+                team.post(known[id(message)])
+            elif rank not in self._teams:
+                self._early.setdefault(rank, []).append(known[id(message)])
             if isinstance(message, Ask):
                 timer = threading.Timer(_ANSWER_SECONDS, self._answer, (rank, message.run))
                 timer.daemon = True
@@ -66,8 +69,12 @@ class SimulatedSwitchboard:
 
     def _answer(self, rank: int, run: int) -> None:
         """Tell of a run in the place of a worker that has not begun it, or whose replicas have not settled."""
-        team = self._teams[rank]()
-        if team is None or team.error is not None or team.has_told(run):
+        team = self._teams[rank]() if rank in self._teams else None
+        if team is None:
+            with self._lock:
+                self._send(self._coordinator.conclude(run))
+            return
+        if team.error is not None or team.has_told(run):
             return
         if team.knows(run):
             team.driver.call(partial(team.answer_for, run, ""))

@@ -92,6 +92,7 @@ class RunSpan:
         mover: moves values.
 
     Attributes:
+        takes_all: groups whose members are all here make reductions with the bits of every other layout, too.
         is_over: all replicas of all workers have ended.
         error: what has ended the run; None while all is well.
         told: the coordinator has been told of trouble.
@@ -101,6 +102,7 @@ class RunSpan:
         self, team: Team, number: int, channel: int, communicator: Communicator, run: Run, mover: Mover
     ) -> None:
         self.number = number
+        self.takes_all = team.settings.ordered
         self.is_over = False
         self.error: CollectiveError | None = None
         self._team = team

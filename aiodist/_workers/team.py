@@ -79,6 +79,11 @@ class Pending:
         self._value: Any = None
         self._error: BaseException | None = None
 
+    @property
+    def has_result(self) -> bool:
+        """Whether the result is there, and no error."""
+        return self.done and self._error is None
+
     def complete(self, value: Any, error: BaseException | None = None) -> None:
         """Set what came of it."""
         if not self.done:
@@ -291,7 +296,7 @@ class Team:
     def _asked_for(self, message: Ask | Query) -> None:
         if message.run == OUTSIDE:
             if isinstance(message, Ask):
-                self.outside.tell()
+                self.outside.asked(message.number)
             return
         span = self._runs.get(message.run)
         if isinstance(message, Ask) and span is None:
@@ -325,9 +330,9 @@ class Team:
         ledger = Ledger(self.layout.own, self.settings.order_check, total=self.layout.replicas)
         return ledger.snapshot(self.facts(), **more)
 
-    def facts(self, end: ReplicaState | None = None) -> tuple[ReplicaFacts, ...]:
+    def facts(self, refusal: str = "") -> tuple[ReplicaFacts, ...]:
         """Return what is known of this worker's replicas outside of runs."""
-        return tuple(ReplicaFacts(i, self.layout.names[i], end) for i in self.layout.own)
+        return tuple(ReplicaFacts(i, self.layout.names[i], refusal=refusal) for i in self.layout.own)
 
     def close(self, why: str = "") -> None:
         """Leave the other workers."""
@@ -355,6 +360,8 @@ class Outside:
     def __init__(self, team: Team) -> None:
         self._team = team
         self.told = False
+        self._refusal = ""
+        self._tell_at: int | None = None
         layout = team.layout
         self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=_OutsideSlot)
         self.channel = Channel(Session("outside"), team.communicator, self)
@@ -379,14 +386,30 @@ class Outside:
         team = self._team
         team.check()
         group = self._ledger.root
-        for member in group.members:
-            slot = group.post(member, call, code, offset, path)
+        slots = [group.post(member, call, code, offset, path) for member in group.members]
+        slot = slots[0]  # that of all of them
         assert isinstance(slot, _OutsideSlot)
         slot.move, slot.pending = move, Pending(slot.number)
         self._open.append(slot)
         self.channel.session.post(Step(team.digest(slot), slot, FLOAT64 if float64 else NO_FLAGS))
         team.driver.start(team.guarded(self.channel.advance()))
         return slot.pending
+
+    def refuse(self, call: Call, code: Any, offset: int, error: Exception | None) -> None:
+        """Note that a call has raised for its arguments here: this worker does not come to it, and the others do.
+
+        Args:
+            call: what is known of it.
+            code: the caller's code, with
+            offset: the offset of the call in it.
+            error: what it raised; None where its caller was cancelled before it was posted.
+        """
+        group = self._ledger.root
+        slots = [group.post(member, call, code, offset) for member in group.members]
+        for member, slot in zip(group.members, slots, strict=True):
+            group.abandon(member, slot)
+        self._refusal = "" if error is None else f"{type(error).__name__}: {error}"
+        self.tell(number=slots[0].number)
 
     def abandon(self, pending: Pending) -> None:
         """Note that the caller was cancelled out of a call that is not complete."""
@@ -411,6 +434,8 @@ class Outside:
         slot.group.complete(slot)
         self._open.remove(slot)
         slot.pending.complete(result, error)
+        if channel.session.number + 1 == self._tell_at:
+            self.tell()
 
     def gather(self, channel: Channel, step: Step | None) -> Steps[None]:
         """Never called: nobody joins outside of replicas."""
@@ -431,12 +456,21 @@ class Outside:
     def over(self, channel: Channel) -> None:
         """Never called: what is called outside of replicas has no end."""
 
+    def asked(self, number: int | None) -> None:
+        """Tell the coordinator what this worker calls, once it has come to a call that cannot be complete."""
+        session = self.channel.session
+        session.freeze(number)
+        if number is None or session.number >= number:
+            self.tell()
+        else:
+            self._tell_at = number
+
     def tell(self, *, number: int | None = None, overdue: Overdue | None = None, note: str = "") -> None:
         """Tell the coordinator what this worker calls, once; from any thread."""
         if not self.told:
             self.told = True
             self.channel.session.freeze(number)
-            snapshot = self._ledger.snapshot(self._team.facts())
+            snapshot = self._ledger.snapshot(self._team.facts(self._refusal))
             key = self._ledger.root.key
             self._team.control.send(
                 Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note)

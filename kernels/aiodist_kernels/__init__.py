@@ -10,7 +10,7 @@ Its modules, each of which imports only from those above it:
     scalars        single numbers: Python's, NumPy's, arrays of no dimension
     numpy_tier     folds by ufuncs, for every rule and every layout
     lanes          LLVM instructions for one step on a vector of lanes
-    kernels_cpu    the kernels for the CPU, and their compilation
+    kernels_cpu    the kernels for the CPU, which Numba compiles
     compiled_tier  which kernels there are, and how they are given their buffers
     policy         plans: what serves a reduction, and from which sizes on
     reductions     the entry: checked, alike, in pieces for worker threads

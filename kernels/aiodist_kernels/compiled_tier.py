@@ -8,8 +8,6 @@ this machine; else NumPy goes on serving.
 
 import threading
 from collections.abc import Callable, Sequence
-from ctypes import c_size_t
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -25,17 +23,11 @@ STREAMING_FROM: Final = 32 << 20
 """Bytes from which results are stored past the caches: the reader that follows would not find them there anyway, and
 the memory they replace need not be read first."""
 
-HELD_BELOW: Final = 1 << 20
-"""Bytes read and written below which a kernel keeps the interpreter's lock, for a tenth of a millisecond at most: who
-gives it away for a moment may wait 5 ms for it."""
-
 Range = Callable[[int, int], None]
 """Reduces the elements [start, stop)."""
 
 _compiled: Final[dict[Recipe, "Kernel | None"]] = {}
-_read: Callable[[list[Any], Any, int], int] | None = None  # `kernels_cpu.array_reader`, from the first kernel on
 _compiling: Final = threading.Lock()
-_GAPLESS: Final = 3  # the flags of NumPy's array interface for C's order and for Fortran's
 
 
 def form(count: int) -> int:
@@ -51,18 +43,16 @@ def compile_for(rule: Rule, count: int) -> "Kernel | None":
         NumPy.
 
     Raises:
-        ImportError: llvmlite is not installed, or does not load.
+        ImportError: Numba is not installed, or does not load.
     """
     recipe = recipe_for(rule, count)
     if recipe is None:
         return None
     try:
         from aiodist_kernels import kernels_cpu
-    except OSError as error:  # of the library in it
+    except OSError as error:  # of the LLVM library that Numba loads
         raise ImportError(str(error)) from error
-    global _read  # noqa: PLW0603  (to look it up anew at each reduction takes as long as to call it)
     with _compiling:
-        _read = _read or kernels_cpu.array_reader()
         if recipe not in _compiled:
             kernel = kernels_cpu.compile_kernel(recipe)
             _compiled[recipe] = kernel if _agrees(kernel, rule, count) else None
@@ -83,29 +73,31 @@ def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, 
         None unless all lie without gaps in one order, and where `out` overlaps a buffer otherwise, for then a write
         could spoil what is still to be read.
     """
-    assert _read is not None  # there is a kernel
-    count = len(buffers)
-    arrays = [buffer.__array_struct__ for buffer in buffers]
-    arrays.append(out.__array_struct__)
-    places = _table(count + 1)()
-    flags = _read(arrays, places, count + 1)
-    nbytes, result_bytes = buffers[0].nbytes, out.nbytes
-    if not flags & _GAPLESS or (not fresh and _spoils(places[count], result_bytes, places[:count], nbytes)):
+    if not _in_one_order((*buffers, out)):
         return None
-    lanes = 2 if rule.dtype.kind == "c" else 1
-    streaming = result_bytes >= STREAMING_FROM and out.flags.aligned
-    call = kernel.held if count * nbytes + result_bytes < HELD_BELOW else kernel.free
-    target = places[count]
+    target = out.ctypes.data
+    places = tuple([buffer.ctypes.data for buffer in buffers])
+    if not fresh and _spoils(target, out.nbytes, places, buffers[0].nbytes):
+        return None
+    given = _addresses(places)
+    lanes = components(rule.dtype)
+    streaming = out.nbytes >= STREAMING_FROM and out.flags.aligned
 
     def run(start: int, stop: int) -> None:
-        call(target, places, count, start * lanes, stop * lanes, streaming)
+        kernel(target, given, start * lanes, stop * lanes, streaming)
 
     return run
 
 
-@cache
-def _table(size: int) -> Any:
-    return c_size_t * size
+def _in_one_order(arrays: Sequence[Array]) -> bool:
+    """Tell whether all lie without gaps, all in C's order or all in Fortran's."""
+    flags = [array.flags for array in arrays]
+    return all(each.c_contiguous for each in flags) or all(each.f_contiguous for each in flags)
+
+
+def _addresses(places: tuple[int, ...]) -> Any:
+    """Return addresses as a kernel takes them: one by one where it was compiled for their number, else as an array."""
+    return places if len(places) <= UNROLLED_COUNT else np.array(places, np.intp)
 
 
 def _spoils(target: int, result_bytes: int, places: Sequence[int], buffer_bytes: int) -> bool:
@@ -122,10 +114,10 @@ def _agrees(kernel: "Kernel", rule: Rule, count: int) -> bool:
     with np.errstate(all="ignore"):
         wanted = fold_for(rule)(rule, buffers, None)
     lanes, size = components(rule.dtype), len(wanted)
-    places = (c_size_t * count)(*[buffer.ctypes.data for buffer in buffers])
+    given = _addresses(tuple([buffer.ctypes.data for buffer in buffers]))
     for offset, streaming in ((0, False), (1, False), (0, True), (1, True)):
         got = np.zeros(size + offset, rule.result)[offset:]
-        kernel.free(got.ctypes.data, places, count, 0, size * lanes, streaming)
+        kernel(got.ctypes.data, given, 0, size * lanes, streaming)
         if not _same_bits(got, wanted):
             return False
     return True

@@ -1,27 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels for the CPU: one pass over n buffers, in vectors of 64 bytes of result, compiled by LLVM.
+"""Numba kernels for the CPU: one pass over n buffers, in vectors of 64 bytes of result.
 
-Two forms of one recipe: up to 16 buffers, whose fold stays in registers; and any number, block by block through an
-accumulator in the nearest cache. Kernels start no threads and see addresses, never arrays: the caller keeps the memory
-alive.
-
-They are written in LLVM's own instructions, through llvmlite. To compile one takes 20 to 60 ms, most of it without the
-interpreter's lock. (Numba, which makes such instructions of Python functions, takes ten times as long and a second for
-the first kernel, nearly all of it in Python, and a cache on disk would save only half of that.)
+Two forms of one recipe: up to 16 buffers, whose addresses are arguments and whose fold stays in registers; and any
+number, block by block through an accumulator in the nearest cache. They hold no lock (`nogil=True`), start no threads,
+and see addresses, never arrays: the caller keeps the memory alive. They are not cached on disk: loading from Numba's
+cache takes over half as long as compiling, and happens on the same thread.
 """
 
-import ctypes
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final
 
-from llvmlite import binding, ir
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
 from aiodist_kernels import lanes
-from aiodist_kernels.lanes import Builder, Value, constant
+from aiodist_kernels.lanes import constant
 from aiodist_kernels.rules import Recipe
+
+_types: Any = types  # Numba annotates some of them, and not those that are used here
 
 VECTOR_BYTES: Final = 64
 BLOCK_LANES: Final = 2048
@@ -30,304 +29,202 @@ TURN_BYTES: Final = 2 << 20
 """Bytes that are read before other threads are let onto the core, some tenths of a millisecond. Systems look only
 every few milliseconds whether somebody else should run, which is long for an event loop."""
 
-_WORD: Final = ir.IntType(8 * ctypes.sizeof(ctypes.c_void_p))
-_TABLE: Final = _WORD.as_pointer()
-_ARGUMENTS: Final = (
-    ctypes.c_size_t,
-    ctypes.c_void_p,
-    ctypes.c_ssize_t,
-    ctypes.c_ssize_t,
-    ctypes.c_ssize_t,
-    ctypes.c_ssize_t,
-)
-
-Call = Callable[[int, Any, int, int, int, bool], None]
-"""(address of the result, addresses of the buffers, how many, first lane, lane behind the last, streaming)
-
-The addresses are a ctypes array of `c_size_t`."""
-
-
-class Kernel(NamedTuple):
-    """A compiled kernel, which may be called in two ways.
-
-    Attributes:
-        free: without the interpreter's lock.
-        held: with the lock, for what is over soon.
-        engine: owns the machine code.
-    """
-
-    free: Call
-    held: Call
-    engine: object
+Kernel = Callable[[int, Any, int, int, bool], None]
+"""(address of the result, addresses of the buffers, first lane, lane behind the last, streaming)"""
 
 
 def compile_kernel(recipe: Recipe) -> Kernel:
-    """Compile the kernel of a recipe."""
-    module = ir.Module()
-    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [_WORD, _TABLE, *[_WORD] * 4]), "kernel")
-    builder = ir.IRBuilder(function.append_basic_block())
-    if recipe.count:
-        _fold_in_registers(recipe, builder, *function.args)
-    else:
-        _fold_in_blocks(recipe, builder, *function.args)
-    builder.ret_void()
-    address, engine = _machine_code(module)
-    free: Any = ctypes.CFUNCTYPE(None, *_ARGUMENTS)(address)
-    held: Any = ctypes.PYFUNCTYPE(None, *_ARGUMENTS)(address)
-    return Kernel(free, held, engine)
+    """Compile the kernel of a recipe; it takes a few tenths of a second.
 
-
-def _fold_in_registers(
-    recipe: Recipe, builder: Builder, out: Value, table: Value, _count: Value, start: Value, stop: Value, stream: Value
-) -> None:
-    width, grain = VECTOR_BYTES // recipe.result.size, recipe.lanes_per_element
-    turn = max(width, TURN_BYTES // (recipe.storage.size * recipe.count) // width * width)
-    bases = [builder.load(builder.gep(table, [_word(place)])) for place in range(recipe.count)]
-    streaming = builder.icmp_signed("!=", stream, _word(0))
-    index, which = _Variable(builder, start), _Variable(builder)
-    element = _Variable(builder, kind=ir.VectorType(lanes.lane_type(recipe.accumulator), grain))
-
-    def load(base: Value, many: int) -> Value:
-        return lanes.load_storage(builder, recipe, _place(builder, base, index.value, recipe.storage.size), many)
-
-    def finish(total: Value, many: int, *, streaming: bool = False) -> None:
-        """Store so many lanes of the result, and go on to the next."""
-        result = lanes.finish(builder, recipe, total, constant(total.type, recipe.count))
-        lanes.store(builder, result, _place(builder, out, index.value, recipe.result.size), streaming=streaming)
-        index.value = builder.add(index.value, _word(many))
-
-    def fold_vector(*, streaming: bool) -> None:
-        total = load(bases[0], width)
-        for base in bases[1:]:
-            total = lanes.fold(builder, recipe, total, load(base, width))
-        finish(total, width, streaming=streaming)
-
-    def fold_element() -> None:
-        """Fold an element at the ends, in a loop over the buffers: this is less to compile."""
-        element.value, which.value = load(bases[0], grain), _word(1)
-        with _while(builder, lambda: builder.icmp_signed("<", which.value, _word(recipe.count))):
-            value = load(builder.load(builder.gep(table, [which.value])), grain)
-            element.value = lanes.fold(builder, recipe, element.value, value)
-            which.value = builder.add(which.value, _word(1))
-        finish(element.value, grain)
-
-    def whole_vector_below(end: Value) -> Value:
-        return builder.icmp_signed("<=", builder.add(index.value, _word(width)), end)
-
-    def unaligned() -> Value:
-        place = _place(builder, out, index.value, recipe.result.size)
-        behind = builder.urem(place, _word(VECTOR_BYTES))
-        more = builder.icmp_signed("<", index.value, stop)
-        return builder.and_(more, builder.icmp_signed("!=", behind, _word(0)))
-
-    with builder.if_then(streaming), _while(builder, unaligned):
-        fold_element()
-    with _while(builder, lambda: whole_vector_below(stop)):
-        pause = _least(builder, builder.add(index.value, _word(turn)), stop)
-        with builder.if_else(streaming) as (yes, no):
-            with yes, _while(builder, lambda: whole_vector_below(pause)):
-                fold_vector(streaming=True)
-            with no, _while(builder, lambda: whole_vector_below(pause)):
-                fold_vector(streaming=False)
-        with builder.if_then(builder.icmp_signed("<", pause, stop)):
-            _give_way(builder)
-    with builder.if_then(streaming):  # streaming stores come before whatever tells another thread of them
-        builder.fence("seq_cst")
-    with _while(builder, lambda: builder.icmp_signed("<", index.value, stop)):
-        fold_element()
-
-
-def _fold_in_blocks(
-    recipe: Recipe, builder: Builder, out: Value, table: Value, count: Value, start: Value, stop: Value, _stream: Value
-) -> None:
-    width, grain, size = VECTOR_BYTES // recipe.result.size, recipe.lanes_per_element, recipe.accumulator.size
-    block = builder.alloca(ir.ArrayType(ir.IntType(8), BLOCK_LANES * size))
-    block.align = VECTOR_BYTES
-    low, index, moved, which = (_Variable(builder, first) for first in (start, start, _word(0), _word(0)))
-
-    def accumulator() -> Value:
-        """Return where the accumulator of lane 0 would lie."""
-        return builder.sub(builder.ptrtoint(block, _WORD), builder.mul(low.value, _word(size)))
-
-    def begin(many: int) -> None:
-        lanes.store(builder, load(many), _place(builder, accumulator(), index.value, size), streaming=False)
-
-    def add(many: int) -> None:
-        address = _place(builder, accumulator(), index.value, size)
-        before = lanes.load(builder, recipe.accumulator, address, many)
-        lanes.store(builder, lanes.fold(builder, recipe, before, load(many)), address, streaming=False)
-
-    def end(many: int) -> None:
-        address = _place(builder, accumulator(), index.value, size)
-        value = lanes.load(builder, recipe.accumulator, address, many)
-        result = lanes.finish(builder, recipe, value, lanes.spread_count(builder, recipe, count, many))
-        lanes.store(builder, result, _place(builder, out, index.value, recipe.result.size), streaming=False)
-
-    def load(many: int) -> Value:
-        base = builder.load(builder.gep(table, [which.value]))
-        return lanes.load_storage(builder, recipe, _place(builder, base, index.value, recipe.storage.size), many)
-
-    def over_block(step: Callable[[int], None]) -> None:
-        index.value = low.value
-        repeat(step, width, middle)
-        repeat(step, grain, high)
-
-    def repeat(step: Callable[[int], None], many: int, end: Value) -> None:
-        with _while(builder, lambda: builder.icmp_signed("<", index.value, end)):
-            step(many)
-            index.value = builder.add(index.value, _word(many))
-
-    with _while(builder, lambda: builder.icmp_signed("<", low.value, stop)):
-        high = _least(builder, builder.add(low.value, _word(BLOCK_LANES)), stop)
-        middle = builder.sub(high, builder.urem(builder.sub(high, low.value), _word(width)))
-        which.value = _word(0)
-        over_block(begin)
-        which.value = _word(1)
-        with _while(builder, lambda: builder.icmp_signed("<", which.value, count)):
-            over_block(add)
-            which.value = builder.add(which.value, _word(1))
-        over_block(end)
-        low.value = high
-        moved.value = builder.add(moved.value, builder.mul(count, _word(BLOCK_LANES * recipe.storage.size)))
-        with builder.if_then(builder.icmp_signed(">=", moved.value, _word(TURN_BYTES))):
-            moved.value = _word(0)
-            _give_way(builder)
-
-
-# What arrays say of themselves.
-
-
-class _ArrayInterface(ctypes.Structure):
-    """The C side of NumPy's array interface, by its documentation."""
-
-    _fields_ = (
-        ("two", ctypes.c_int),
-        ("dimensions", ctypes.c_int),
-        ("kind", ctypes.c_char),
-        ("itemsize", ctypes.c_int),
-        ("flags", ctypes.c_int),
-        ("shape", ctypes.c_void_p),
-        ("strides", ctypes.c_void_p),
-        ("data", ctypes.c_void_p),
-    )
-
-
-@cache
-def array_reader() -> Callable[[list[Any], Any, int], int]:
-    """Return what finds out where arrays lie, in a tenth of the time that it takes to ask each for its `ctypes`.
-
-    It takes a list of their `__array_struct__`, a ctypes array of `c_size_t` in which it writes the addresses of their
-    data, and the length of both. It returns the flags that all of them have: 1, no gaps in C's order; 2, in Fortran's.
+    Addresses come as a tuple where the recipe has a count, else as an array of `np.intp`.
     """
-    module = ir.Module()
-    thing = ir.IntType(8).as_pointer()
-    function = ir.Function(module, ir.FunctionType(_WORD, [thing, _TABLE, _WORD]), "read")
-    builder = ir.IRBuilder(function.append_basic_block())
-    given, table, count = function.args
-    item = _python(builder, "PyList_GetItem", thing, [thing, _WORD])
-    pointer = _python(builder, "PyCapsule_GetPointer", thing, [thing, thing])
-    flags, which = _Variable(builder, _word(-1)), _Variable(builder, _word(0))
-
-    def field(interface: Value, name: str, kind: Any) -> Value:
-        place = builder.gep(interface, [_word(getattr(_ArrayInterface, name).offset)])
-        return builder.load(builder.bitcast(place, kind.as_pointer()))
-
-    with _while(builder, lambda: builder.icmp_signed("<", which.value, count)):
-        interface = builder.call(pointer, [builder.call(item, [given, which.value]), ir.Constant(thing, None)])
-        flags.value = builder.and_(flags.value, builder.sext(field(interface, "flags", ir.IntType(32)), _WORD))
-        builder.store(field(interface, "data", _WORD), builder.gep(table, [which.value]))
-        which.value = builder.add(which.value, _word(1))
-    builder.ret(flags.value)
-    address, engine = _machine_code(module)
-    read: Any = ctypes.PYFUNCTYPE(ctypes.c_ssize_t, ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(address)
-    read.engine = engine
-    return read  # type: ignore[no-any-return]
+    return _compile_unrolled(recipe) if recipe.count else _compile_counted(recipe)
 
 
-# Writing instructions.
+def vector_width(recipe: Recipe) -> int:
+    """Return how many lanes of the result one step of a kernel makes."""
+    return VECTOR_BYTES // recipe.result.size
 
 
-class _Variable:
-    """A value that changes; it becomes a register."""
+def _compile_unrolled(recipe: Recipe) -> Kernel:  # noqa: C901  (a function for each loop would be compiled apart)
+    width, grain, size = vector_width(recipe), recipe.lanes_per_element, recipe.result.size
+    whole = _fold_all(recipe, width, streaming=False)
+    streamed = _fold_all(recipe, width, streaming=True)
+    single = _fold_all(recipe, grain, streaming=False)
+    fence, give_way = _fence(), _give_way()
+    turn = max(width, TURN_BYTES // (recipe.storage.size * recipe.count) // width * width)
 
-    def __init__(self, builder: Builder, first: Value = None, *, kind: Any = _WORD) -> None:
-        self._builder = builder
-        with builder.goto_entry_block():
-            self._place = builder.alloca(kind)
-        if first is not None:
-            self.value = first
+    def kernel(out: Any, buffers: Any, start: Any, stop: Any, streaming: Any) -> None:
+        index = start
+        if streaming:
+            while index < stop and (out + index * size) % VECTOR_BYTES:
+                single(out, buffers, index)
+                index += grain
+        while index + width <= stop:
+            pause = min(index + turn, stop)
+            if streaming:
+                while index + width <= pause:
+                    streamed(out, buffers, index)
+                    index += width
+            else:
+                while index + width <= pause:
+                    whole(out, buffers, index)
+                    index += width
+            if pause < stop:
+                give_way()
+        if streaming:
+            fence()
+        while index < stop:
+            single(out, buffers, index)
+            index += grain
 
-    @property
-    def value(self) -> Value:
-        return self._builder.load(self._place)
-
-    @value.setter
-    def value(self, number: Value) -> None:
-        self._builder.store(number, self._place)
-
-
-@contextmanager
-def _while(builder: Builder, condition: Callable[[], Value]) -> Iterator[None]:
-    """Repeat what is built inside while a condition holds, which is built before it."""
-    head, body, rest = (builder.append_basic_block() for _ in range(3))
-    builder.branch(head)
-    builder.position_at_end(head)
-    builder.cbranch(condition(), body, rest)
-    builder.position_at_end(body)
-    yield
-    builder.branch(head)
-    builder.position_at_end(rest)
-
-
-def _give_way(builder: Builder) -> None:
-    """Let the core run another thread, if one waits for it."""
-    library: Any = ctypes.pythonapi
-    if hasattr(os, "sched_yield"):
-        builder.call(_function(builder, library.sched_yield, ir.IntType(32), []), [])
+    return _compiled(kernel, _types.UniTuple(_types.intp, recipe.count))
 
 
-def _python(builder: Builder, name: str, result: Any, arguments: list[Any]) -> Value:
-    return _function(builder, getattr(ctypes.pythonapi, name), result, arguments)
+def _compile_counted(recipe: Recipe) -> Kernel:  # noqa: C901  (as above)
+    width, grain, size = vector_width(recipe), recipe.lanes_per_element, recipe.accumulator.size
+    begin, begin_one = _begin(recipe, width), _begin(recipe, grain)
+    add, add_one = _add(recipe, width), _add(recipe, grain)
+    end, end_one = _end(recipe, width), _end(recipe, grain)
+    recipe_bytes, give_way = recipe.storage.size, _give_way()
+
+    def kernel(out: Any, buffers: Any, start: Any, stop: Any, _streaming: Any) -> None:
+        block = np.empty(BLOCK_LANES * size, np.uint8)
+        low, moved = start, 0
+        while low < stop:
+            high = min(low + BLOCK_LANES, stop)
+            middle = high - (high - low) % width
+            total = block.ctypes.data - low * size
+            for index in range(low, middle, width):
+                begin(total, buffers[0], index)
+            for index in range(middle, high, grain):
+                begin_one(total, buffers[0], index)
+            for place in range(1, len(buffers)):
+                for index in range(low, middle, width):
+                    add(total, buffers[place], index)
+                for index in range(middle, high, grain):
+                    add_one(total, buffers[place], index)
+            for index in range(low, middle, width):
+                end(out, total, index, len(buffers))
+            for index in range(middle, high, grain):
+                end_one(out, total, index, len(buffers))
+            low = high
+            moved += BLOCK_LANES * recipe_bytes * len(buffers)
+            if moved >= TURN_BYTES:
+                moved = 0
+                give_way()
+
+    return _compiled(kernel, _types.Array(_types.intp, 1, "C"))
 
 
-def _function(builder: Builder, function: Any, result: Any, arguments: list[Any]) -> Value:
-    """Return a C function of the process, by its address."""
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    return builder.inttoptr(_word(address or 0), ir.FunctionType(result, arguments).as_pointer())
+def _compiled(kernel: Callable[..., None], buffers: Any) -> Kernel:
+    signature = _types.void(_types.intp, buffers, _types.intp, _types.intp, _types.boolean)
+    compiled: Kernel = njit(signature, nogil=True)(kernel)
+    return compiled
 
 
-def _word(number: int) -> Value:
-    return ir.Constant(_WORD, number)
+def _fold_all(recipe: Recipe, width: int, *, streaming: bool) -> Any:
+    """Make `f(out, buffers, index)`: fold the lanes [index, index + width) of all buffers."""
+
+    def fold_all(_context: Any, out: Any, buffers: Any, index: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            out, buffers, index = arguments
+            count = constant(_vector(recipe, width), recipe.count)
+            total = None
+            for place in range(recipe.count):
+                base = builder.extract_value(buffers, place)
+                address = _address(builder, base, index, recipe.storage.size)
+                value = lanes.load_storage(builder, recipe, address, width)
+                total = value if total is None else lanes.fold(builder, recipe, total, value)
+            result = lanes.finish(builder, recipe, total, count)
+            address = _address(builder, out, index, recipe.result.size)
+            lanes.store(builder, result, address, streaming=streaming)
+
+        return _types.void(out, buffers, index), generate
+
+    return intrinsic(fold_all)
 
 
-def _least(builder: Builder, one: Value, other: Value) -> Value:
-    return builder.select(builder.icmp_signed("<", one, other), one, other)
+def _begin(recipe: Recipe, width: int) -> Any:
+    """Make `f(total, buffer, index)`: load lanes of the first buffer into the accumulator."""
+
+    def begin(_context: Any, total: Any, buffer: Any, index: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            total, buffer, index = arguments
+            address = _address(builder, buffer, index, recipe.storage.size)
+            value = lanes.load_storage(builder, recipe, address, width)
+            address = _address(builder, total, index, recipe.accumulator.size)
+            lanes.store(builder, value, address, streaming=False)
+
+        return _types.void(total, buffer, index), generate
+
+    return intrinsic(begin)
 
 
-def _place(builder: Builder, base: Value, index: Value, size: int) -> Value:
-    return builder.add(base, builder.mul(index, _word(size)))
+def _add(recipe: Recipe, width: int) -> Any:
+    """Make `f(total, buffer, index)`: fold lanes of a further buffer into the accumulator."""
+
+    def add(_context: Any, total: Any, buffer: Any, index: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            total, buffer, index = arguments
+            address = _address(builder, buffer, index, recipe.storage.size)
+            value = lanes.load_storage(builder, recipe, address, width)
+            address = _address(builder, total, index, recipe.accumulator.size)
+            before = lanes.load(builder, recipe.accumulator, address, width)
+            after = lanes.fold(builder, recipe, before, value)
+            lanes.store(builder, after, address, streaming=False)
+
+        return _types.void(total, buffer, index), generate
+
+    return intrinsic(add)
 
 
-# Compiling.
+def _end(recipe: Recipe, width: int) -> Any:
+    """Make `f(out, total, index, count)`: finish lanes of the accumulator and store the result."""
+
+    def end(_context: Any, out: Any, total: Any, index: Any, count: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            out, total, index, count = arguments
+            address = _address(builder, total, index, recipe.accumulator.size)
+            value = lanes.load(builder, recipe.accumulator, address, width)
+            many = lanes.spread_count(builder, recipe, count, width)
+            result = lanes.finish(builder, recipe, value, many)
+            address = _address(builder, out, index, recipe.result.size)
+            lanes.store(builder, result, address, streaming=False)
+
+        return _types.void(out, total, index, count), generate
+
+    return intrinsic(end)
 
 
-def _machine_code(module: Any) -> tuple[int, object]:
-    """Return the address of a module's only function, and what owns it."""
-    (function,) = [each.name for each in module.functions if not each.is_declaration]
-    code = binding.parse_assembly(str(module))
-    machine = _target().create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3, jit=True
-    )
-    passes = binding.create_pass_builder(machine, binding.create_pipeline_tuning_options(speed_level=2))
-    passes.getModulePassManager().run(code, passes)
-    engine = binding.create_mcjit_compiler(code, machine)
-    engine.finalize_object()
-    return engine.get_function_address(function), engine
+def _fence() -> Any:
+    """Make `f()`: order streaming stores before whatever tells another thread of them."""
+
+    def fence(_context: Any) -> Any:
+        def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+            builder.fence("seq_cst")
+            return context.get_dummy_value()
+
+        return _types.void(), generate
+
+    return intrinsic(fence)
 
 
-@cache
-def _target() -> Any:
-    """Return the processor of this machine."""
-    binding.initialize_native_target()
-    binding.initialize_native_asmprinter()
-    return binding.Target.from_default_triple()
+def _give_way() -> Any:
+    """Make `f()`: let the core run another thread, if one waits for it."""
+    if not hasattr(os, "sched_yield"):
+        return njit(lambda: None)
+    yields = _types.ExternalFunction("sched_yield", _types.int32())
+
+    def give_way() -> None:
+        yields()
+
+    return njit(give_way)
+
+
+def _vector(recipe: Recipe, width: int) -> Any:
+    return ir.VectorType(lanes.lane_type(recipe.accumulator), width)
+
+
+def _address(builder: Any, base: Any, index: Any, size: int) -> Any:
+    return builder.add(base, builder.mul(index, ir.Constant(index.type, size)))

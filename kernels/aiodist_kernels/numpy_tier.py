@@ -66,20 +66,12 @@ def is_plain(rule: Rule) -> bool:
     return rule.is_native and not rule.contiguous and rule.dtype.isnative
 
 
-def fold_plain(rule: Rule, buffers: Sequence[Array], nbytes: int) -> Array:
-    """Fold at least two buffers of so many bytes by a plain rule, into fresh memory."""
-    ufunc = rule.ufunc
-    if nbytes <= STEPPED_TO:
-        if nbytes <= ELEMENT_BYTES and buffers[0].shape == ():
-            total: Array = element_fold(rule)(buffers, AS_ARRAY)
-            return total
-        stepped: Array = functools.reduce(ufunc, buffers)
-        return stepped
-    if nbytes > BLOCK_BYTES:
-        return _fold_blocks(rule, buffers, None)
-    total = ufunc(buffers[0], buffers[1])
-    for place in range(2, len(buffers)):
-        ufunc(total, buffers[place], out=total)
+def fold_in_steps(ufunc: np.ufunc, buffers: Sequence[Array]) -> Array:
+    """Fold at least two buffers by a plain rule's ufunc alone, into fresh memory: the way of small arrays."""
+    rest = iter(buffers)
+    total: Array = ufunc(next(rest), next(rest))
+    for buffer in rest:
+        ufunc(total, buffer, out=total)
     return total
 
 
@@ -126,7 +118,7 @@ def _native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     if len(buffers) == 1:
         return _deliver(np.array(buffers[0], rule.result), out)
     if buffers[0].nbytes <= STEPPED_TO:
-        return _deliver(fold_plain(rule, buffers, buffers[0].nbytes), out)
+        return _deliver(np.asarray(functools.reduce(rule.ufunc, buffers)), out)
     ufunc = rule.ufunc
     if out is None or len(buffers) == 2 or (buffers[0].nbytes > SCRATCH_BYTES and not overlaps(out, buffers[2:])):
         total: Array = ufunc(buffers[0], buffers[1], out=out)

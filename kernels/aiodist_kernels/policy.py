@@ -161,7 +161,7 @@ def find_plan(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> 
 
 
 def warm(specs: Iterable[KernelSpec]) -> None:
-    """Compile kernels, in this thread: 20 to 60 ms each, and 0.1 s for the first.
+    """Compile kernels, in this thread: some tenths of a second each, and a second more for the first.
 
     Give it to a worker thread; reductions that run meanwhile are served by NumPy, with the same bits.
 
@@ -171,7 +171,7 @@ def warm(specs: Iterable[KernelSpec]) -> None:
     Raises:
         TypeError: an op is not defined for its dtype.
         ValueError: unknown op or `accumulate`.
-        ImportError: llvmlite is not installed, or does not load.
+        ImportError: Numba is not installed, or does not load.
     """
     for spec in specs:
         plan = find_plan(ReduceOp(spec.op), native_dtype(np.dtype(spec.dtype)), spec.accumulate)
@@ -180,7 +180,7 @@ def warm(specs: Iterable[KernelSpec]) -> None:
 
 
 def warm_if_possible(specs: Iterable[KernelSpec]) -> None:
-    """Compile kernels as `warm` does; where llvmlite is missing NumPy goes on serving, and nobody tries again."""
+    """Compile kernels as `warm` does; where Numba is missing NumPy goes on serving, and nobody tries again."""
     for spec in specs:
         try:
             warm([spec])

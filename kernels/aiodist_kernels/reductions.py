@@ -24,7 +24,15 @@ from aiodist_kernels.arguments import (
     same_order,
     spoils,
 )
-from aiodist_kernels.numpy_tier import ELEMENT_BYTES, STEPPED_TO, fold_plain, fold_range, quiet, quietly
+from aiodist_kernels.numpy_tier import (
+    BLOCK_BYTES,
+    ELEMENT_BYTES,
+    STEPPED_TO,
+    fold_in_steps,
+    fold_range,
+    quiet,
+    quietly,
+)
 from aiodist_kernels.policy import Plan, find_plan
 from aiodist_kernels.rules import Accumulate, DType, ReduceOp, is_half, rule_for
 from aiodist_kernels.scalars import AS_ARRAY, AS_SCALAR
@@ -74,7 +82,7 @@ def reduce(
     return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
 
 
-def reduce_alike(  # noqa: PLR0911  (a call more would cost as much as some of these ways take)
+def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as some of these ways take)
     op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native", among: bool = False
 ) -> Array:
     """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
@@ -97,17 +105,19 @@ def reduce_alike(  # noqa: PLR0911  (a call more would cost as much as some of t
     if among and nbytes >= pool.POOLED_AMONG_FROM:
         return _reduce(plan, buffers, empty_like(first, plan.rule.result, among=True))
     if nbytes < plan.plain_below:
+        count = len(buffers)
         try:
-            count = len(buffers)
             if count == 2:  # a ufunc needs no help
                 total = _run(plan.ufunc, first, buffers[1])
                 return total if type(total) is ndarray else asarray(total)
-            if count > 2 and nbytes <= STEPPED_TO:
-                if nbytes <= ELEMENT_BYTES and first.shape == ():
+            if count > 2:
+                if STEPPED_TO < nbytes <= BLOCK_BYTES:
+                    if nbytes < plan.compiled_from or not plan.kernel(count, nbytes):
+                        return _run(fold_in_steps, plan.ufunc, buffers)
+                elif nbytes <= ELEMENT_BYTES and first.shape == ():
                     return _run(plan.elements, buffers, AS_ARRAY)
-                return _run(functools.reduce, plan.ufunc, buffers)
-            if count > 2 and (nbytes < plan.compiled_from or not plan.kernel(count, nbytes)):
-                return _run(fold_plain, plan.rule, buffers, nbytes)
+                elif nbytes <= STEPPED_TO:
+                    return _run(functools.reduce, plan.ufunc, buffers)
         except RuntimeError:  # another thread is in that context
             pass
     elif nbytes <= ELEMENT_BYTES and first.shape == () and not plan.rule.contiguous:

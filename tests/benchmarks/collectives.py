@@ -217,7 +217,7 @@ async def step():
 async def main():
     begin = time.perf_counter()
     await aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step)
-    print(time.perf_counter() - begin, "numba" in sys.modules)
+    print(time.perf_counter() - begin, "llvmlite" in sys.modules)
 asyncio.run(main())
 """
 
@@ -225,11 +225,11 @@ asyncio.run(main())
 def cold_start() -> None:
     """Print the time of the import and of the first tiny all_reduce, each in fresh processes."""
     rows = {"import numpy, anyio": [], "import aiodist": [], "first": []}  # type: ignore[var-annotated]
-    numba = "False"
+    compiler = "False"
     for _ in range(7):
         rows["import numpy, anyio"].append(float(_python(IMPORT.format("numpy, anyio"))))
         rows["import aiodist"].append(float(_python(IMPORT.format("aiodist"))))
-        seconds, numba = _python(FIRST).split()
+        seconds, compiler = _python(FIRST).split()
         rows["first"].append(float(seconds))
     median = {name: statistics.median(values) * 1e3 for name, values in rows.items()}
     print("| fresh process | measured | to reach |")
@@ -237,7 +237,7 @@ def cold_start() -> None:
     print(f"| `import numpy, anyio` | {median['import numpy, anyio']:.0f} ms | |")
     print(f"| `import aiodist` | {median['import aiodist']:.0f} ms | |")
     print(f"| first run with a tiny all_reduce | {median['first']:.1f} ms | 5 ms |")
-    print(f"| numba imported by then | {numba} | False |\n", flush=True)
+    print(f"| compiler imported by then | {compiler} | False |\n", flush=True)
 
 
 def _python(script: str) -> str:

@@ -233,7 +233,7 @@ START = """
 import time, sys, numpy
 a = time.perf_counter(); import aiodist_kernels as k; b = time.perf_counter()
 k.reduce(k.ReduceOp.SUM, [numpy.ones(4, "f4")] * 2); c = time.perf_counter()
-assert "numba" not in sys.modules
+assert "llvmlite" not in sys.modules
 print(b - a, c - b)
 """
 
@@ -317,13 +317,11 @@ def print_wide() -> None:
 
 
 def print_tiny() -> None:
-    """Print what is too small for anything but calls to count, without kernels and with them."""
+    """Print what is too small for anything but calls to count."""
     head = ("µs", *(f"n = {count}" for count in (2, 4, 8, 16, 64)))
-    table(("NumPy alone, " + head[0], *head[1:]), tiny())
-    _warm((SUM, MEAN, MAX, PRODUCT), ("f4", "f8", "i8"), (2,))
-    table(("with kernels, " + head[0], *head[1:]), tiny())
+    table(("NumPy and Python alone, " + head[0], *head[1:]), tiny())
     loaded, first = cold_start()
-    print(f"\nImport of the kernels after NumPy {loaded:.1f} ms, first reduction {first:.2f} ms, Numba not imported.")
+    print(f"\nImport of the kernels after NumPy {loaded:.1f} ms, first reduction {first:.2f} ms, no compiler imported.")
 
 
 def _warm(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int]) -> None:
@@ -336,7 +334,9 @@ def _warm(ops: Sequence[ReduceOp], dtypes: Sequence[Any], counts: Sequence[int])
 def main() -> None:
     """Warm up, measure, print."""
     parts = sys.argv[1:] or ["tiny", "sums", "wide", "native"]
-    versions = f"Python {platform.python_version()}, NumPy {np.__version__}, Numba {_optional('numba').__version__}"
+    versions = (
+        f"Python {platform.python_version()}, NumPy {np.__version__}, llvmlite {_optional('llvmlite').__version__}"
+    )
     print(f"{time.strftime('%B %Y')}; {platform.machine()}, {os.cpu_count()} cores; {versions}.")
     print(f"A copy of 256 MiB moves {copy_bandwidth():.1f} GB/s, read and written.")
     if "tiny" in parts:

@@ -1,7 +1,7 @@
 """Arrays on GPUs over several workers: their bits, and what collectives of them take beside those of host arrays.
 
     python -m tests.benchmarks.cuda_workers                       # two simulated workers in one process
-    aiodist run -n 2 tests/benchmarks/cuda_workers.py             # real ones; with --engine gloo where there is no MPI
+    aiodist run -n 2 tests/benchmarks/cuda_workers.py             # real ones
 
 Worker k takes GPU k as far as there are so many, and else they share them. It takes
 about a minute, 1 GiB of GPU memory, numba, and what ``pip install 'aiodist[cuda]'`` brings. A line has microseconds, or
@@ -21,9 +21,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiodist import MultiWorkerMirroredStrategy, PerReplica, ReplicaContext, get_replica_context
-from aiodist._arrays import gpus
-from aiodist.workers.engines import default_communicator
-from aiodist.workers.simulated import SimulatedCluster
+from aiodist._arrays import environment, gpus
+from aiodist._workers.engines.simulated import SimulatedCluster
 
 SIZES = {
     "4 B": (1, 100),
@@ -189,13 +188,13 @@ def main() -> int:
         print(f"There is no GPU to measure: {gpus.why_absent()}.")
         return 0
     gc.disable()
-    communicator = default_communicator()
-    if communicator.size == 1:
+    rank = environment.worker_rank()
+    if (environment.launched_workers() or 1) == 1:
         strategy, rows = asyncio.run(simulated(Gpu()))
     else:
-        strategy = MultiWorkerMirroredStrategy(communicator, [f"GPU:{communicator.rank % len(found)}"])
-        rows = asyncio.run(measure(Gpu(), strategy, communicator.rank))
-    if communicator.rank == 0:
+        strategy = MultiWorkerMirroredStrategy(devices=[f"GPU:{rank % len(found)}"])
+        rows = asyncio.run(measure(Gpu(), strategy, rank))
+    if rank == 0:
         show(strategy, rows)
     return 1 if any(row.wrong for row in rows) else 0
 

@@ -3,7 +3,7 @@
 For each number of workers, one replica each: the seconds to construct all strategies and let them meet; of a run of
 nothing but its opening and its end; of a step, which is an `all_reduce` of 1 KiB on every worker, with the garbage
 collector on (the mean) and off (the least); from the step at which one worker diverges until every worker has raised
-the verdict, which must name that one, with the collector on; and the memory that a worker takes, at its most. All
+the report, which must name that one, with the collector on; and the memory that a worker takes, at its most. All
 workers share one thread, so that seconds are those of the processor, whatever else the machine does: a step's, divided
 by the number of workers, is what one of them spends on it.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy, get_replica_context
-from aiodist.workers.simulated import SimulatedCluster
+from aiodist._workers.engines.simulated import SimulatedCluster
 
 WORKERS = (64, 512, 4096)
 LEAST_STEPS = 5
@@ -88,18 +88,18 @@ async def measure(workers: int) -> list[float]:
 
     marks: list[float] = []
     outcomes = await everywhere(strategies, diverging, workers // 2, marks)
-    verdict = time.process_time() - marks[workers - 1]
+    report = time.process_time() - marks[workers - 1]
     for outcome in outcomes:
         assert isinstance(outcome, CollectiveMismatchError), outcome
         assert outcome.report.suspects == (workers // 2,)
     del outcomes
-    return [constructed, opened, collected, a_step, verdict, (peak() - before) / workers / 1024]
+    return [constructed, opened, collected, a_step, report, (peak() - before) / workers / 1024]
 
 
 def main() -> None:
     """Print the table."""
     gc.freeze()
-    names = ("workers", "construct s", "run s", "gc step s", "step s", "verdict s", "KiB/worker", "µs/worker")
+    names = ("workers", "construct s", "run s", "gc step s", "step s", "report s", "KiB/worker", "µs/worker")
     print("".join(f"{name:>12}" for name in names))
     for workers in map(int, sys.argv[1:] or WORKERS):
         *seconds, memory = asyncio.run(measure(workers))

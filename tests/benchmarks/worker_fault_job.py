@@ -2,7 +2,6 @@
 
     python worker_fault_job.py aiodist FAULT SECONDS      what the others are told, and when
     python worker_fault_job.py mpi FAULT SECONDS          the same calls of mpi4py's, blocking
-    python worker_fault_job.py gloo FAULT SECONDS         the same calls of torch.distributed's
 
 Times are by the clock of the machine, which all workers share.
 """
@@ -21,8 +20,6 @@ from typing import Any
 import numpy as np
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
-
-LONG = 1 << 17
 
 
 def say(word: str, *told: object) -> None:
@@ -48,10 +45,6 @@ async def replica(fault: str, seconds: float) -> None:
     """Go wrong on the last worker."""
     ctx = get_replica_context()
     await ctx.barrier()
-    if fault.startswith("cut link"):
-        say("running")
-        while True:
-            await ctx.all_reduce("SUM", np.ones(LONG))
     odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
     if odd:
         go_wrong(fault, seconds)
@@ -127,23 +120,5 @@ def with_mpi(fault: str, seconds: float) -> None:
     bare(fault, seconds, world.rank, world.size, {"barrier": world.Barrier, "all_reduce": all_reduce})
 
 
-def with_gloo(fault: str, seconds: float) -> None:
-    """Run it on torch.distributed."""
-    from datetime import timedelta
-
-    torch = importlib.import_module("torch")
-    dist = importlib.import_module("torch.distributed")
-    meeting, rank, size = sys.argv[4], int(sys.argv[5]), int(sys.argv[6])
-    limit = timedelta(seconds=seconds)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size, timeout=limit)
-
-    def all_reduce(op: str, value: Any) -> Any:
-        tensor = torch.from_numpy(value.copy())
-        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
-        return tensor.numpy()
-
-    bare(fault, seconds, rank, size, {"barrier": dist.barrier, "all_reduce": all_reduce})
-
-
 if __name__ == "__main__":
-    {"aiodist": ours, "mpi": with_mpi, "gloo": with_gloo}[sys.argv[1]](sys.argv[2], float(sys.argv[3]))
+    {"aiodist": ours, "mpi": with_mpi}[sys.argv[1]](sys.argv[2], float(sys.argv[3]))

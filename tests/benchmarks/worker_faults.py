@@ -2,9 +2,9 @@
 
     python -m tests.benchmarks.worker_faults [--python PATH]... [PAGE]
 
-Every PATH is the interpreter of an environment with an MPI, or with PyTorch, besides what aiodist needs; without one it
-is this interpreter. Three workers run on this machine, and the last goes wrong; then the same on machines of network
-namespaces, where they are permitted. Every job has a limit, and is ended by its own process. It takes some minutes.
+Every PATH is the interpreter of an environment with an MPI besides what aiodist needs; without one it is this
+interpreter. Three workers run on this machine, and the last goes wrong. Every job has a limit, and is ended by its own
+process. It takes some minutes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ import tempfile
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.tools.command import environment
-from tests.workers.namespaces import Machines, machines, why_not
 
 JOB = str(Path(__file__).with_name("worker_fault_job.py"))
 WORKERS = 3
@@ -34,28 +33,18 @@ FAULTS = (
     "other kind", "other shape", "other dtype", "other op", "swapped order", "returns early", "raises", "killed",
     "stopped", "blocks its loop", "never arrives",
 )  # fmt: skip
-APART = ("killed", "stopped", "cut link to the first", "cut link between two others")
-LOOK = """
-import importlib.util, json
-print(importlib.util.find_spec("torch") is not None)
-if importlib.util.find_spec("mpi4py"):
-    from aiodist.workers.mpi import library
-    print(library())
-"""
 
 
 class Engine(NamedTuple):
-    """An environment's engine.
+    """An environment's MPI.
 
     Attributes:
         name: what tables call it.
         python: the interpreter.
-        option: what `aiodist run --engine` is given.
     """
 
     name: str
     python: str
-    option: str
 
 
 class Ended(NamedTuple):
@@ -72,37 +61,33 @@ class Ended(NamedTuple):
     at: float
 
 
-def engines_of(python: str) -> list[Engine]:
+def engine_of(python: str) -> Engine:
     """Return what an environment has."""
+    look = "from aiodist._workers.engines.mpi import library; print(library())"
     said = subprocess.run(
-        [python, "-c", LOOK], capture_output=True, text=True, check=True, env=environment(), timeout=60
-    ).stdout.split("\n")
-    found = [Engine(said[1], python, "mpi")] if said[1] else []
-    return found + ([Engine("gloo", python, "gloo")] if said[0] == "True" else [])
+        [python, "-c", look], capture_output=True, text=True, check=True, env=environment(), timeout=60
+    )
+    return Engine(said.stdout.strip(), python)
 
 
-def run(command: Sequence[str], seconds: float, act: Callable[[], None] | None = None, **variables: str) -> Ended:
-    """Run a job, and act when all workers run; end it some seconds after the fault, where it has not ended."""
+def run(command: Sequence[str], seconds: float) -> Ended:
+    """Run a job; end it some seconds after the fault, where it has not ended."""
     with tempfile.TemporaryFile() as output:
         with subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment(**variables), start_new_session=True
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment(), start_new_session=True
         ) as process:
-            code = _wait(process, output.fileno(), seconds, act)
+            code = _wait(process, output.fileno(), seconds)
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         output.seek(0)
         return Ended(output.read().decode(errors="replace"), code, time.time())
 
 
-def _wait(process: subprocess.Popen[bytes], output: int, seconds: float, act: Callable[[], None] | None) -> int | None:
+def _wait(process: subprocess.Popen[bytes], output: int, seconds: float) -> int | None:
     until, begun = time.monotonic() + LIMIT_SECONDS, False
     while time.monotonic() < until:
-        printed = os.pread(output, 1 << 20, 0)
-        if not begun and b"fault" in printed:
+        if not begun and b"fault" in os.pread(output, 1 << 20, 0):
             until, begun = time.monotonic() + seconds, True
-        if act is not None and printed.count(b"running") >= WORKERS:
-            act()
-            act = None
         with suppress(subprocess.TimeoutExpired):
             return process.wait(0.02)
     process.terminate()
@@ -112,58 +97,25 @@ def _wait(process: subprocess.Popen[bytes], output: int, seconds: float, act: Ca
 
 
 def ours(engine: Engine, fault: str) -> str:
-    """Return what aiodist's workers are told of a fault on this machine."""
-    words = [engine.python, "-m", "aiodist", "run", "-n", str(WORKERS), "--engine", engine.option]
-    ended = run([*words, JOB, "aiodist", fault, str(SECONDS)], LIMIT_SECONDS)
-    begun = [float(at) for at in re.findall(r"^fault ([\d.]+)", ended.output, re.MULTILINE)]
-    return _cell(ended, begun[0] if begun else ended.at, WORKERS - 1)
-
-
-def _cell(ended: Ended, begun: float, wanted: int) -> str:
-    told = re.findall(r"^told ([\d.]+) (\d) (\w+) (.*)", ended.output, re.MULTILINE)
-    told = [line for line in told if int(line[1]) < wanted]  # the odd one may hear of it later, or never
+    """Return what aiodist's workers are told of a fault."""
+    words = [engine.python, "-m", "aiodist", "run", "-n", str(WORKERS), JOB, "aiodist", fault, str(SECONDS)]
+    ended = run(words, LIMIT_SECONDS)
+    begun = [float(at) for at in re.findall(r"fault ([\d.]+)", ended.output)]
+    told = re.findall(r"told ([\d.]+) (\d) (\w+) (.*)", ended.output)
+    told = [line for line in told if int(line[1]) < WORKERS - 1]  # the odd one may hear of it later, or never
     if ended.code is None:
         return "**no end**"
-    if len(told) < wanted:
-        return f"**told to {len(told)} of {wanted}**"
-    latest = max(float(at) for at, *_ in told) - begun
-    return f"{'/'.join(sorted({line[2] for line in told}))} {latest:.2f} s; end {ended.at - begun:.1f} s"
-
-
-def apart(engine: Engine, fault: str) -> str:
-    """Return what workers on several machines are told."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        made = stack.enter_context(machines(WORKERS, Path(folder)))
-        words = [*made.enter, engine.python, "-m", "aiodist", "run", "-n", str(WORKERS), "--engine", engine.option]
-        words += ["--hosts", ",".join(made.numbers), JOB, "aiodist", fault, str(SECONDS)]
-        cuts: list[float] = []
-        act = _cutting(made, fault, cuts) if fault.startswith("cut") else None
-        ended = run(words, LIMIT_SECONDS, act, **made.variables)
-    begun = cuts or [float(at) for at in re.findall(r"^fault ([\d.]+)", ended.output, re.MULTILINE)]
-    wanted = WORKERS if "between" in fault else WORKERS - 1
-    return _cell(ended, begun[0] if begun else ended.at, wanted)
-
-
-def _cutting(made: Machines, fault: str, cuts: list[float]) -> Callable[[], None]:
-    def cut() -> None:
-        made.cut(*((1, 2) if "between" in fault else (0, 2)))
-        cuts.append(time.time())
-
-    return cut
+    if len(told) < WORKERS - 1 or not begun:
+        return f"**told to {len(told)} of {WORKERS - 1}**"
+    latest = max(float(at) for at, *_ in told) - begun[0]
+    return f"{'/'.join(sorted({line[2] for line in told}))} {latest:.2f} s; end {ended.at - begun[0]:.1f} s"
 
 
 def bare(engine: Engine, fault: str) -> str:
     """Return what the engine makes of a fault by itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        if engine.option == "gloo":
-            script = 'for r in 0 1 2; do "$0" "$@" $r 3 & done; wait'
-            words = ["sh", "-c", script, engine.python, JOB, "gloo", fault, str(SECONDS), str(Path(folder) / "meeting")]
-        else:
-            mpiexec = str(Path(engine.python).with_name("mpiexec"))
-            root = ["--allow-run-as-root", "--oversubscribe"] if "Open" in engine.name else []
-            words = [mpiexec, *root, "-n", str(WORKERS), engine.python, JOB, "mpi", fault, str(SECONDS)]
-        ended = run(words, BARE_SECONDS)
+    mpiexec = str(Path(engine.python).with_name("mpiexec"))
+    root = ["--allow-run-as-root", "--oversubscribe"] if "Open" in engine.name else []
+    ended = run([mpiexec, *root, "-n", str(WORKERS), engine.python, JOB, "mpi", fault, str(SECONDS)], BARE_SECONDS)
     got = len(set(re.findall(r"^got [\d.]+ (\d)", ended.output, re.MULTILINE)))
     begun = [float(at) for at in re.findall(r"^fault ([\d.]+)", ended.output, re.MULTILINE)]
     if ended.code is None:
@@ -175,16 +127,15 @@ def bare(engine: Engine, fault: str) -> str:
     return f"{'waits for it' if fault.startswith('blocks') else 'wrong data'} {seconds:.1f} s"
 
 
-def table(
-    title: str, faults: Sequence[str], engines: Sequence[Engine], cell: Callable[[Engine, str], str]
-) -> list[str]:
+def table(engines: Sequence[Engine], cell: Callable[[Engine, str], str]) -> list[str]:
     """Return a table with a row for each fault and a column for each engine."""
-    lines = [f"| {title} | {' | '.join(engine.name for engine in engines)} |", "|---" * (1 + len(engines)) + "|"]
-    for fault in faults:
+    lines = [f"| the last of three | {' | '.join(engine.name for engine in engines)} |"]
+    lines.append("|---" * (1 + len(engines)) + "|")
+    for fault in FAULTS:
         cells = []
         for engine in engines:
             cells.append(cell(engine, fault))
-            print(title, "|", fault, "|", engine.name, "|", cells[-1], file=sys.stderr, flush=True)
+            print(fault, "|", engine.name, "|", cells[-1], file=sys.stderr, flush=True)
         lines.append(f"| {fault} | {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -195,17 +146,13 @@ def main() -> None:
     parser.add_argument("--python", action="append", metavar="PATH", help="an interpreter; may be given again")
     parser.add_argument("page", nargs="?", type=Path)
     arguments = parser.parse_args()
-    engines = [engine for python in arguments.python or [sys.executable] for engine in engines_of(python)]
-    lines = ["## aiodist, workers on one machine", "", *table("the last of three", FAULTS, engines, ours)]
-    lines += ["## aiodist, every worker on a machine of its own", ""]
-    reason = why_not()
-    lines += [f"Not run: {reason}.", ""] if reason else table("the last of three", APART, engines, apart)
-    lines += ["## The engines alone", "", *table("the last of three", FAULTS, engines, bare)]
+    engines = [engine_of(python) for python in arguments.python or [sys.executable]]
+    lines = ["## aiodist", "", *table(engines, ours), "## The engines alone", "", *table(engines, bare)]
     text = "\n".join(lines)
     if arguments.page is None:
         print(text)
         return
-    before = arguments.page.read_text(encoding="utf-8").partition("## aiodist, workers")[0]
+    before = arguments.page.read_text(encoding="utf-8").partition("## aiodist\n")[0]
     arguments.page.write_text(before + text.rstrip() + "\n", encoding="utf-8")
 
 

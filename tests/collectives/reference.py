@@ -59,7 +59,7 @@ class Case(NamedTuple):
     def collective(self, value: Any, size: int) -> Collective:
         """What replicas ask for who bring such values: a leaf, or a list of leaves."""
         spec = spec_of(value)
-        detail = self.detail
+        detail: Any = self.detail
         if self.kind is kinds.BROADCAST:
             detail = min(detail, size - 1)
         elif self.kind is kinds.ALL_TO_ALL:
@@ -67,6 +67,7 @@ class Case(NamedTuple):
         elif detail is not None:
             detail = kinds.axes_of(spec, self.detail)
         if self.kind is kinds.ALL_GATHER:
+            assert detail is not None
             spec = kinds.ragged(spec, detail)
         found = Collective(self.kind, self.op, detail, spec)
         found.check(size)

@@ -152,8 +152,38 @@ def test_there_and_back(plant: Plant) -> None:
         assert_same_bits(found[0], column[2])
         assert_same_bits(found[1], column[0])
         assert [array is other for array, other in zip(found, early, strict=True)] == [True, True]
-    shared, each = staged([values[0][0]]), staged(values[1])
-    up = finished(bring_up(marks, [shared, each], [[1, 0, 1]] * 2).work(lambda by_leaf: by_leaf))
+    shared, *each = staged([values[0][0], *values[1]])
+    up = finished(bring_up(marks, [[shared], each], [[1, 0, 1]] * 2).work(lambda by_leaf: by_leaf))
     assert [array.ordinal for array in up[0]] == [1, 0, 1]
     for array, expected in zip([*up[0], *up[1]], [values[0][0]] * 3 + values[1], strict=True):
         assert_same_bits(array.numpy(), expected)
+
+
+@pytest.mark.parametrize("ordinals", [[0], [0, 1]])
+@pytest.mark.parametrize("dtype", [SINGLE, np.dtype(np.int8)], ids=str)
+def test_many_small_arrays_go_down_and_up_in_one_copy(
+    plant: Plant, monkeypatch: pytest.MonkeyPatch, ordinals: list[int], dtype: np.dtype
+) -> None:
+    machine = plant(2, unloaded=True)
+    monkeypatch.setattr(steps, "PACKED_BELOW", 400)
+    shapes = [(3,), (0,), (5, 2), (), (7,), (4,), (200,), (1,), (9,), (2, 2), (3,), (31,)]  # one of which is large
+    values = [arrays.buffers(seed, len(ordinals), shape, dtype) for seed, shape in enumerate(shapes)]
+    if dtype.itemsize == 1:
+        values[6] = [np.resize(value, 500) for value in values[6]]
+    columns = [column_of(machine, column, ordinals) for column in values]
+    marks = [mark for mark, _ in columns]
+    down = finished(bring_down(marks, [c for _, c in columns], range(len(ordinals))).work(lambda by_leaf: by_leaf))
+    if len(ordinals) == 1:  # a run before the large one, itself, and a run behind it
+        assert sum(entry[0] == "copy" for entry in machine.driver.log) == 3
+    for found, column in zip(down, values, strict=True):
+        for got, wanted in zip(found, column, strict=True):
+            assert_same_bits(got, wanted)
+    machine.driver.log.clear()
+    pieces = iter(staged([column[0] for column in values]))
+    up = finished(
+        bring_up(marks, [[next(pieces)] for _ in values], [ordinals * 2] * len(values)).work(lambda made: made)
+    )
+    for made, column in zip(up, values, strict=True):
+        assert [array.ordinal for array in made] == ordinals * 2
+        for array in made:
+            assert_same_bits(array.numpy(), column[0])

@@ -214,7 +214,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
     def watched(*args: Any) -> Any:
         asked.append(args)
         if not there_is_a_compiler:
-            raise ImportError("llvmlite does not load")
+            raise ImportError("Numba does not load")
         return compile_for(*args)
 
     monkeypatch.setattr(compiled_tier, "compile_for", watched)

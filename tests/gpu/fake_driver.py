@@ -220,7 +220,7 @@ class FakeDriver:
             return self._step()
 
     def _step(self) -> bool:
-        streams = [stream for stream, queue in self.queues.items() if queue]
+        streams = [stream for stream, queue in self.queues.copy().items() if queue]
         self.random.shuffle(streams)
         for stream in streams:
             if self.queues[stream][0]():
@@ -278,7 +278,7 @@ class FakeDriver:
         quietly(reduce_all, machine, out, buffers, low, len(buffers))
 
     def _check(self, device: int, address: int, nbytes: int, *, exactly: bool = False) -> None:
-        for start, (size, owner) in list(self.regions.items()):  # the collector may free some in another thread
+        for start, (size, owner) in self.regions.copy().items():  # the collector may free some meanwhile
             if start <= address and address + nbytes <= start + size:
                 assert owner == device if exactly else self.reaches(device, owner), f"device {device} reads {owner}"
                 return

@@ -30,6 +30,7 @@ from aiodist import (
     IncompleteCollectiveError,
     ReplicaContext,
 )
+from aiodist._runtime import handle as handle_module
 from aiodist._runtime import loop as loop_module
 from aiodist._runtime import stall
 from tests.runtime.held_threads import HeldThreads, hold
@@ -614,7 +615,7 @@ def test_ctrl_c_while_nothing_runs(anyio_backend: Loop) -> None:
 class CtrlC:
     """Presses Ctrl-C as the program comes to the n-th line of handles and event loops, by a trace function."""
 
-    FILES = (loop_module.__file__, loop_module.AsyncioHandle.__await__.__code__.co_filename)
+    FILES = (loop_module.__file__, handle_module.AsyncioHandle.__await__.__code__.co_filename)
 
     def __init__(self, after: int) -> None:
         self.left = after
@@ -643,6 +644,7 @@ def test_ctrl_c_at_every_line_of_the_adapters(anyio_backend: Loop) -> None:
             finally:
                 unwound.append(replica())
 
+    after = 0
     for after in itertools.count(1):
         press = CtrlC(after)
         unwound.clear()

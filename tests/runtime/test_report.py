@@ -54,6 +54,7 @@ async def test_a_report_tells_what_each_replica_does_and_where() -> None:
     ]
     assert (zero.call, one.call) == ("barrier()", "barrier(name='odd')")
     assert zero.location is not None
+    assert one.location is not None
     assert one.location == (__file__, line_of("the odd call"), "diverging")
     assert zero.location == two.location == (__file__, line_of("the first barrier"), "usual")
     assert one.history == (

@@ -183,7 +183,7 @@ def child_tasks_crossed(beside: Callable[[ReplicaContext], Any]) -> Program:
         if ctx.replica_id_in_sync_group == 1:
             groups.reverse()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(work, *groups, "x")
+            tasks.start_soon(work, groups[0], groups[1], "x")
             await beside(ctx)
 
     return program
@@ -250,8 +250,8 @@ async def test_replicas_that_wait_for_each_other_end_after_a_second(
         tasks.start_soon(later)
         try:
             await run(strategy, program)
-        except DeadlockError as error:
-            caught.append(error)
+        except DeadlockError as raised:
+            caught.append(raised)
     (error,) = caught
     assert (error.report.reason, error.report.suspects) == (reason, suspects)
     assert " wait for each other" in str(error)

@@ -69,13 +69,6 @@ async def test_reduce_to_takes_nests_options_and_variables() -> None:
     assert await strategy.extended.reduce_to("mean", v, "CPU:0") == 1.5
 
 
-async def test_plain_value_reduces_with_mean_alone() -> None:
-    extended = mirrored(2).extended
-    assert await extended.reduce_to("mean", 3.0, "CPU:0") == 3.0
-    with pytest.raises(ValueError, match="SUM expects a per-replica value"):
-        await extended.reduce_to("sum", 3.0, "CPU:0")
-
-
 @pytest.mark.parametrize(
     ("destinations", "error"),
     [
@@ -98,12 +91,19 @@ async def test_bad_destinations(destinations: Any, error: type[Exception]) -> No
         await extended.broadcast_to(1, destinations)
 
 
-async def test_bad_op_and_options() -> None:
+@pytest.mark.parametrize(
+    ("op", "value", "options", "error", "text"),
+    [
+        ("median", PerReplica([1, 2]), None, ValueError, "reduce op"),
+        ("sum", PerReplica([1, 2]), "fast", TypeError, "options must be"),
+        ("sum", 3.0, None, ValueError, "SUM expects a per-replica value"),
+    ],
+)
+async def test_bad_reduce_to(op: str, value: Any, options: Any, error: type[Exception], text: str) -> None:
     extended = mirrored(2).extended
-    with pytest.raises(ValueError, match="reduce op"):
-        await extended.reduce_to("median", PerReplica([1, 2]), "CPU:0")
-    with pytest.raises(TypeError, match="options must be"):
-        await extended.reduce_to("sum", PerReplica([1, 2]), "CPU:0", options="fast")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    with pytest.raises(error, match=text):
+        await extended.reduce_to(op, value, "CPU:0", options)
+    assert await extended.reduce_to("mean", 3.0, "CPU:0") == 3.0
 
 
 async def test_batch_reduce_to_keeps_the_order_of_the_pairs() -> None:
@@ -192,57 +192,53 @@ async def test_update_of_a_mirrored_variable_keeps_it_mirrored() -> None:
     gradient = await strategy.extended.reduce_to("mean", PerReplica([1.0, 3.0]), v)
     await strategy.extended.update(v, lambda component, g: component.assign_sub(g), args=(gradient,), group=False)
     assert [float(c) for c in v.values] == [-1, -1]
+    with pytest.raises(ValueError, match="mirrored variable 'w' different values: component 1"):
+        await strategy.extended.update(v, lambda c, x: c.assign(x), args=(PerReplica([1.0, 3.0]),))
+    assert [float(c) for c in v.values] == [-1, -1]
 
-    def fail(component: Any, x: float) -> None:
+
+async def test_update_that_raises_changes_nothing() -> None:
+    strategy = mirrored(2)
+    v, stranger = under(strategy, 1.0), under(mirrored(2), 1.0)
+    update: Any = strategy.extended.update
+
+    def fn(component: Any, x: float) -> None:
         component.assign(x)
         if x == 3:
             raise LookupError
 
-    with pytest.raises(ValueError, match="mirrored variable 'w' different values: component 1"):
-        await strategy.extended.update(v, lambda c, x: c.assign(x), args=(PerReplica([1.0, 3.0]),))
-    with pytest.raises(LookupError):
-        await strategy.extended.update(v, fail, args=(PerReplica([2.0, 3.0]),))
-    assert [float(c) for c in v.values] == [-1, -1]
-
-
-async def test_update_refuses_what_is_none() -> None:
-    strategy = mirrored(2)
-    v, stranger = under(strategy, 1.0), under(mirrored(2), 1.0)
-    update: Any = strategy.extended.update
-    with pytest.raises(ValueError, match="was not created under"):
-        await update(stranger, print)
-    with pytest.raises(TypeError, match=r"expected an aiodist\.Variable"):
-        await update(np.zeros(2), print)
-    with pytest.raises(TypeError, match="expects a function"):
-        await update(v, "fn")
-    with pytest.raises(TypeError, match="args must be"):
-        await update(v, print, 1)
-    with pytest.raises(ValueError, match="with 2 components"):
-        await update(v, print, (PerReplica([1, 2, 3]),))
+    for error, text, arguments in (
+        (LookupError, None, (v, fn, (PerReplica([2.0, 3.0]),))),
+        (ValueError, "was not created under", (stranger, print)),
+        (TypeError, r"expected an aiodist\.Variable", (np.zeros(2), print)),
+        (TypeError, "expects a function", (v, "fn")),
+        (TypeError, "args must be", (v, print, 1)),
+        (ValueError, "with 2 components", (v, print, (PerReplica([1, 2, 3]),))),
+    ):
+        with pytest.raises(error, match=text):
+            await update(*arguments)
+    assert [float(c) for c in v.values] == [1, 1]
     with pytest.raises(RuntimeError, match="was assigned to while it was updated"):
         await update(v, lambda component: v.assign(5.0) and None)
 
 
 def test_variables_know_their_strategy() -> None:
-    strategy, other = mirrored(2), mirrored(2)
+    strategy, other = MirroredStrategy(["cpu:1", "/cpu:0"]), mirrored(2)
     v, plain = under(strategy, 1.0), Variable(1.0)
-    assert strategy.extended.variable_created_in_scope(v)
+    extended = strategy.extended
+    assert extended.worker_devices == extended.parameter_devices == ("CPU:1", "CPU:0")
+    assert extended.variable_created_in_scope(v)
     assert not other.extended.variable_created_in_scope(v)
-    assert not strategy.extended.variable_created_in_scope(plain)
+    assert not extended.variable_created_in_scope(plain)
     assert aiodist.get_strategy().extended.variable_created_in_scope(plain)
+    assert extended.value_container(v) is v
+    assert extended.value_container(3) == 3
     with pytest.raises(TypeError, match=r"expected an aiodist\.Variable"):
-        strategy.extended.variable_created_in_scope(3)
-    assert strategy.extended.value_container(v) is v
-    assert strategy.extended.value_container(3) == 3
-
-
-def test_colocation_checks_the_variable() -> None:
-    strategy = mirrored(2)
-    v = under(strategy, 1.0)
-    with strategy.scope(), strategy.extended.colocate_vars_with(v):
+        extended.variable_created_in_scope(3)
+    with strategy.scope(), extended.colocate_vars_with(v):
         assert len(Variable(1.0).values) == 2
     with pytest.raises(ValueError, match="was not created under"):
-        mirrored(2).extended.colocate_vars_with(v)
+        other.extended.colocate_vars_with(v)
 
 
 async def test_each_strategy_has_its_own() -> None:
@@ -281,15 +277,13 @@ async def test_cross_device_ops_never_change_a_result(ops: CrossDeviceOps | None
 
 
 def test_cross_device_ops_hint_at_the_implementation() -> None:
-    options = MirroredStrategy(["CPU:0"], NcclAllReduce()).extended.communication_options
-    assert options == CommunicationOptions(implementation="nccl")
     asked = CommunicationOptions(implementation="ring", bytes_per_pack=8)
-    strategy = MirroredStrategy(["CPU:0"], NcclAllReduce(), communication_options=asked)
-    assert strategy.extended.communication_options == asked
+    for options, expected in ((None, CommunicationOptions(implementation="nccl")), (asked, asked)):
+        strategy = MirroredStrategy(["CPU:0"], NcclAllReduce(), communication_options=options)
+        assert strategy.extended.communication_options == expected
 
 
 def test_settings_of_cross_device_ops_are_checked() -> None:
-    assert CollectiveHints is CommunicationOptions
     assert repr(HierarchicalCopyAllReduce(3)) == "HierarchicalCopyAllReduce(num_packs=3)"
     assert ReductionToOneDevice("cpu:3").reduce_to_device == "CPU:3"
     for cls in (HierarchicalCopyAllReduce, NcclAllReduce):
@@ -303,3 +297,7 @@ def test_settings_of_cross_device_ops_are_checked() -> None:
         ReductionToOneDevice(accumulation_fn=np.add)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(TypeError, match="cross_device_ops must be CrossDeviceOps or None, got 'nccl'"):
         MirroredStrategy(["CPU:0"], "nccl")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def test_collective_hints_are_communication_options() -> None:
+    assert CollectiveHints is CommunicationOptions

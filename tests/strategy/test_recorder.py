@@ -24,15 +24,12 @@ async def two_calls(ctx: ReplicaContext) -> None:
     await ctx.barrier()
 
 
-def test_new_strategy_has_recorded_nothing() -> None:
-    recorder = mirrored(2).recorder
-    assert (recorder.running, recorder.last, str(recorder)) == ((), None, "no run yet")
-
-
 async def test_last_run_is_recorded_for_every_replica() -> None:
     strategy = mirrored(3)
+    recorder = strategy.recorder
+    assert (recorder.running, recorder.last, str(recorder)) == ((), None, "no run yet")
     await run(strategy, two_calls)
-    record = strategy.recorder.last
+    record = recorder.last
     assert record is not None
     assert record.devices == ("CPU:0", "CPU:1", "CPU:2")
     assert not record.in_progress
@@ -81,6 +78,19 @@ async def test_runs_beside_each_other_are_recorded_apart() -> None:
     assert told(record.calls(0)) == [(0, "barrier()", True)]
 
 
+async def test_last_256_are_kept() -> None:
+    strategy = mirrored(2)
+
+    async def program(ctx: ReplicaContext) -> None:
+        for _ in range(300):
+            await ctx.barrier()
+
+    await run(strategy, program)
+    assert strategy.recorder.last is not None
+    calls = strategy.recorder.last.calls(1)
+    assert [call.sequence_number for call in calls] == list(range(44, 300))
+
+
 async def test_disagreement_is_recorded_with_each_replicas_own_call() -> None:
     strategy = mirrored(3)
 
@@ -127,6 +137,10 @@ async def test_record_is_written_for_a_person() -> None:
 
     with pytest.raises(ValueError, match="mine"):
         await run(strategy, program)
+    record = strategy.recorder.last
+    assert record is not None
+    assert told(record.calls(0)) == [(0, "barrier()", True), (1, "barrier()", False)]
+    assert told(record.calls(3)) == [(0, "barrier()", True)]
     lines = str(strategy.recorder).splitlines()
     assert lines[0] == "run of 4 replicas, ended"
     assert lines[1].startswith("  replicas 0-2")

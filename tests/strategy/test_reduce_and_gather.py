@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiodist import CommunicationOptions, Mirrored, MirroredStrategy, PerReplica, ReduceOp
-from aiodist_kernels import KernelSpec, warm
+from aiodist import CommunicationOptions, IndexedSlices, Mirrored, MirroredStrategy, PerReplica, ReduceOp
+from aiodist._strategy import operands
+from aiodist_kernels import KernelSpec, policy, warm
 from tests.runtime.programs import mirrored
 
 pytestmark = pytest.mark.anyio
@@ -62,19 +65,30 @@ async def test_infinity_and_nan_along_an_axis_are_results_without_a_warning(op: 
     assert not np.isfinite(result)
 
 
-async def test_mean_of_a_ragged_batch_divides_by_the_true_count() -> None:
-    parts = np.arange(4.0), np.array([10.0]), np.zeros(0)
-    result = await reduced("MEAN", per_replica(*parts), 0, count=3)
-    assert result == np.mean(np.concatenate(parts)) == 3.2
+NONE = np.zeros(0)
+TINY = 1 + np.finfo(np.longdouble).eps
+ALONG: dict[str, tuple[str, list[Any], Any, Any]] = {
+    "mean of a ragged batch": ("MEAN", [np.arange(4.0), np.array([10.0]), NONE], 0, 3.2),
+    "ragged rows": ("MEAN", [np.ones((3, 2)), np.full((1, 2), 5.0)], 0, [2, 2]),
+    "sum of ragged rows": ("SUM", [np.ones((3, 2)), np.full((1, 2), 5.0)], 0, [8, 8]),
+    "max of ragged rows": ("MAX", [np.ones((3, 2)), np.full((1, 2), 5.0)], 0, [5, 5]),
+    "min without an empty component": ("MIN", [NONE, np.array([3.0])], 0, 3),
+    "sum of nothing": ("SUM", [NONE, NONE], 0, 0),
+    "mean of nothing": ("MEAN", [NONE, NONE], 0, np.nan),
+    "integer sums wrap": ("SUM", [np.full(2, 100, np.int8)] * 2, None, [-56, -56]),
+    "along an axis, too": ("SUM", [np.full(2, 100, np.int8)] * 2, 0, 400 - 512),
+    "integer means do not": ("MEAN", [np.full(2, 100, np.int8)] * 2, 0, 100),
+    "half accumulates in single": ("SUM", [np.ones(4096, np.float16), np.ones(1, np.float16)], 0, np.float16(4097)),
+    "long double keeps its bits": ("MEAN", [np.array([TINY]), np.array([TINY])], 0, TINY),
+    "byte orders may differ": ("SUM", [np.ones(2, ">f4"), np.ones(2, "<f4")], None, [2, 2]),
+    "byte orders along an axis": ("SUM", [np.ones(2, ">f4"), np.ones(2, "<f4")], 0, 4),
+    "left fold": ("SUM", [np.float32(1e8), np.float32(1), np.float32(-1e8)], None, 0),
+}
 
 
-async def test_empty_component_takes_no_part_in_min_and_max() -> None:
-    assert await reduced("MIN", per_replica(np.zeros(0), np.array([3.0])), 0) == 3
-    nothing = per_replica(np.zeros(0), np.zeros(0))
-    with pytest.raises(ValueError, match=r"MAX along axis .* needs at least one element"):
-        await reduced("MAX", nothing, 0)
-    assert await reduced("SUM", nothing, 0) == 0
-    assert np.isnan(await reduced("MEAN", nothing, 0))
+@pytest.mark.parametrize(("op", "parts", "axis", "wanted"), ALONG.values(), ids=ALONG)
+async def test_values_of_results(op: str, parts: list[Any], axis: Any, wanted: Any) -> None:
+    np.testing.assert_array_equal(await reduced(op, PerReplica(parts), axis, len(parts)), wanted)
 
 
 @pytest.mark.parametrize(
@@ -99,32 +113,6 @@ async def test_dtype_of_the_result(dtype: Any, op: str, wanted: Any, axis: Any) 
     assert result.dtype.isnative
 
 
-async def test_integer_sums_wrap_and_integer_means_do_not() -> None:
-    value = per_replica(np.full(2, 100, np.int8), np.full(2, 100, np.int8))
-    assert (await reduced("SUM", value)).tolist() == [-56, -56]
-    assert await reduced("SUM", value, 0) == np.int8(400 - 512)
-    assert await reduced("MEAN", value, 0) == 100
-
-
-async def test_half_precision_accumulates_in_single() -> None:
-    value = per_replica(np.full(4096, 1, np.float16), np.full(1, 1, np.float16))
-    assert await reduced("SUM", value, 0) == np.float16(4097)
-    assert await reduced("MEAN", value, 0) == 1
-
-
-async def test_mean_of_longdouble_keeps_its_bits() -> None:
-    tiny = np.finfo(np.longdouble).eps
-    result = await reduced("MEAN", per_replica(np.array([1 + tiny]), np.array([1 + tiny])), 0)
-    assert result == 1 + tiny
-
-
-async def test_byte_orders_may_differ() -> None:
-    value = per_replica(np.ones(2, ">f4"), np.ones(2, "<f4"))
-    assert (await reduced("SUM", value)).tolist() == [2, 2]
-    assert await reduced("SUM", value, 0) == 4
-    assert str((await mirrored(2).gather(value, 0)).dtype) == "float32"
-
-
 async def test_byte_orders_may_differ_where_a_kernel_serves() -> None:
     warm([KernelSpec(ReduceOp.MEAN, np.dtype("f4"), 2)])
     value = per_replica(np.ones(1000, "<f4"), np.full(1000, 3, ">f4"))
@@ -146,44 +134,42 @@ async def test_nests() -> None:
     assert result["none"] is None
 
 
-async def test_plain_values() -> None:
-    for op in ("MEAN", "MIN", "MAX"):
-        assert await reduced(op, 3.5) == 3.5
-    np.testing.assert_array_equal(await reduced("MEAN", A), A)
-    for op in ("SUM", "PRODUCT"):
+@pytest.mark.parametrize("op", ["SUM", "PRODUCT", "MEAN", "MIN", "MAX"])
+async def test_plain_and_mirrored_values(op: str) -> None:
+    counted = op in ("SUM", "PRODUCT")
+    assert await reduced(op, Mirrored([2.0, 2.0])) == (4 if counted else 2)
+    assert await reduced(op, 3.5, count=1) == 3.5
+    if counted:
         with pytest.raises(ValueError, match=f"{op} expects a per-replica value; a plain value is the same on all"):
             await reduced(op, 3.5)
-        assert await reduced(op, 3.5, count=1) == 3.5
+    else:
+        assert await reduced(op, 3.5) == 3.5
+        np.testing.assert_array_equal(await reduced(op, A), A)
 
 
-async def test_mirrored_values_count_once_for_each_replica() -> None:
-    value = Mirrored([2.0, 2.0])
-    assert await reduced("SUM", value) == 4
-    assert await reduced("PRODUCT", value) == 4
-    assert await reduced("MEAN", value) == 2
-    assert await reduced("MAX", value) == 2
-
-
-BAD: list[tuple[str, Any, Any, type[Exception], str]] = [
-    ("AVG", per_replica(1, 2), None, ValueError, "expected a reduce op"),
-    ("SUM", per_replica(1, 2, 3), None, ValueError, "expected 2 components, one for each replica, got 3"),
-    ("SUM", per_replica(np.ones(2), np.ones(3)), None, ValueError, "same shape.*give the axis"),
-    ("SUM", per_replica(np.ones(2), np.ones(2, "f4")), None, ValueError, "same dtype"),
-    ("SUM", per_replica(np.ones(()), np.float64(1)), None, ValueError, "same type"),
-    ("SUM", per_replica(True, False), None, TypeError, "SUM of bool"),
-    ("MEAN", per_replica(A > 0, B > 0), 0, TypeError, "MEAN of bool"),
-    ("MAX", per_replica(1j, 2j), None, TypeError, "MAX of complex"),
-    ("SUM", per_replica("a", "b"), None, TypeError, "got an object of type"),
-    ("SUM", per_replica(A, B), 2, ValueError, "axis must be from -2 to 1"),
-    ("SUM", per_replica(1, 2), 0, ValueError, "at least one axis"),
-    ("SUM", per_replica(A, B), (0, -2), ValueError, "names an axis twice"),
-    ("SUM", per_replica(A, B), 0.5, TypeError, "axis must be an int"),
-    ("SUM", per_replica(A, A[:, :2]), 0, ValueError, "may differ along axis 0 only"),
-    ("SUM", per_replica(A, A[0]), 0, ValueError, "may differ along axis 0 only"),
+BAD: list[tuple[str, Any, Any, Any, type[Exception], str]] = [
+    ("unknown op", "AVG", per_replica(1, 2), None, ValueError, "expected a reduce op"),
+    ("components", "SUM", per_replica(1, 2, 3), None, ValueError, "expected 2 components, one for each replica, got 3"),
+    ("shapes", "SUM", per_replica(np.ones(2), np.ones(3)), None, ValueError, "same shape.*give the axis"),
+    ("dtypes", "SUM", per_replica(np.ones(2), np.ones(2, "f4")), None, ValueError, "same dtype"),
+    ("types", "SUM", per_replica(np.ones(()), np.float64(1)), None, ValueError, "same type"),
+    ("bools", "SUM", per_replica(True, False), None, TypeError, "SUM of bool"),
+    ("bool arrays along", "MEAN", per_replica(A > 0, B > 0), 0, TypeError, "MEAN of bool"),
+    ("complex", "MAX", per_replica(1j, 2j), None, TypeError, "MAX of complex"),
+    ("strings", "SUM", per_replica("a", "b"), None, TypeError, "got an object of type"),
+    ("axis out of range", "SUM", per_replica(A, B), 2, ValueError, "axis must be from -2 to 1"),
+    ("axis of a scalar", "SUM", per_replica(1, 2), 0, ValueError, "at least one axis"),
+    ("axis twice", "SUM", per_replica(A, B), (0, -2), ValueError, "names an axis twice"),
+    ("axis no int", "SUM", per_replica(A, B), 0.5, TypeError, "axis must be an int"),
+    ("ragged elsewhere", "SUM", per_replica(A, A[:, :2]), 0, ValueError, "may differ along axis 0 only"),
+    ("ranks", "SUM", per_replica(A, A[0]), 0, ValueError, "may differ along axis 0 only"),
+    ("nothing", "MAX", per_replica(np.zeros(0), np.zeros(0)), 0, ValueError, "MAX along axis .* at least one element"),
 ]
 
 
-@pytest.mark.parametrize(("op", "value", "axis", "error", "text"), BAD)
+@pytest.mark.parametrize(
+    ("op", "value", "axis", "error", "text"), [row[1:] for row in BAD], ids=[row[0] for row in BAD]
+)
 async def test_bad_reduce(op: str, value: Any, axis: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text) as caught:
         await reduced(op, value, axis)
@@ -197,10 +183,13 @@ async def test_gather_of_ragged_parts_and_nests() -> None:
     value = {"x": per_replica(A, A[:1]), "y": [per_replica(np.zeros(0), np.ones(2))], "plain": "text", "none": None}
     result = await mirrored(2).gather(value, 0)
     np.testing.assert_array_equal(result["x"], np.concatenate([A, A[:1]]))
-    assert not result["x"].flags.writeable
-    assert not np.shares_memory(await mirrored(1).gather(per_replica(A), 0), A)
     assert result["y"][0].tolist() == [1, 1]
     assert (result["plain"], result["none"]) == ("text", None)
+    mixed = await mirrored(2).gather(per_replica(np.ones(2, ">f4"), np.ones(2, "<f4")), 0)
+    assert mixed.dtype.isnative
+    alone = await mirrored(1).gather(per_replica(A), 0)
+    np.testing.assert_array_equal(alone, A)
+    assert not np.shares_memory(alone, A)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +251,7 @@ def test_gather_is_numpys(batch: tuple[list[np.ndarray], int]) -> None:
     parts, axis = batch
     got = asyncio.run(mirrored(len(parts)).gather(PerReplica(parts), axis))
     np.testing.assert_array_equal(got, np.concatenate(parts, axis), strict=True)
+    assert not got.flags.writeable
 
 
 @given(st.lists(hnp.arrays(np.float32, 3, elements=st.floats(-1e6, 1e6, width=32)), min_size=1, max_size=5))
@@ -282,3 +272,65 @@ async def test_accumulator_holds_here_too() -> None:
     assert (await widened.reduce("SUM", parts, None)).tolist() == [1]
     assert (await widened.reduce("SUM", parts, 0)).tolist() == 1
     assert (await native.extended.reduce_to("SUM", parts, "CPU:0", wide)).tolist() == [1]
+
+
+# Large values.
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the thread that each reduction or gathering is done in."""
+    seen: list[int] = []
+
+    def spy(plain: Any, *args: Any) -> Any:
+        seen.append(threading.get_ident())
+        return plain(*args)
+
+    monkeypatch.setattr(operands, "given", partial(spy, operands.given))
+    return seen
+
+
+@pytest.mark.parametrize("nest", [False, True])
+async def test_large_values_leave_the_loop(threads: list[int], monkeypatch: pytest.MonkeyPatch, nest: bool) -> None:
+    strategy = mirrored(2)
+    value: Any = PerReplica([np.arange(6.0), np.arange(6.0) / 3])
+    value = {"a": [value]} if nest else value
+
+    async def each() -> list[Any]:
+        return [
+            await strategy.reduce("SUM", value, None),
+            await strategy.gather(value, 0),
+            await strategy.extended.reduce_to("MEAN", value, "CPU:0"),
+        ]
+
+    on_loop = await each()
+    assert set(threads) == {threading.get_ident()}
+    threads.clear()
+    monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 8)
+    assert repr(await each()) == repr(on_loop)
+    assert len(threads) == 3
+    assert threading.get_ident() not in threads
+
+
+# Masked arrays, whose mask would be lost, and what it hides would count.
+
+MASKED = np.ma.masked_array([1.0, 2.0], [False, True])
+BOTH = PerReplica([np.ones(2), MASKED])
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda s: s.reduce("SUM", BOTH, None),
+        lambda s: s.reduce("SUM", BOTH, 0),
+        lambda s: s.reduce("MEAN", MASKED, None),
+        lambda s: s.gather(BOTH, 0),
+        lambda s: s.extended.reduce_to("SUM", BOTH, "CPU:0"),
+        lambda s: s.extended.broadcast_to(MASKED, "CPU:0"),
+    ],
+)
+async def test_masked_arrays_are_refused(operation: Any) -> None:
+    with pytest.raises(TypeError, match="MaskedArray"):
+        await operation(mirrored(2))
+    with pytest.raises(TypeError, match="a MaskedArray as the values of IndexedSlices"):
+        IndexedSlices(MASKED, [0, 1])

@@ -1,13 +1,17 @@
-"""What goes into run, and what comes out."""
+"""What goes into run, and what comes out: nests of any kind."""
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import optree
 import pytest
 
-from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica
+from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica, get_replica_context
+from tests.collectives.kinds_of_values import NAMESPACE, Pair, Point
 from tests.runtime.programs import here, mirrored, replica
 from tests.runtime.warned import warned
 
@@ -59,13 +63,13 @@ async def test_regrouped_results() -> None:
     assert (result["same"], result["none"], result["marker"]) == ("text", None, marker)
 
 
-async def test_one_array_returned_by_all_is_still_one_local_result_a_replica() -> None:
-    shared = np.ones(2)
-    strategy = mirrored(3)
+async def test_one_object_that_all_return() -> None:
+    shared, strategy = np.ones(2), mirrored(3)
     result = await strategy.run(lambda: shared)
     assert isinstance(result, PerReplica)
     assert len(strategy.experimental_local_results(result)) == 3
-    assert await mirrored(1).run(lambda: shared) is shared  # one replica gives its value bare
+    nest = {"a": np.ones(1), "b": [1]}
+    assert await mirrored(1).run(lambda: nest) is nest
 
 
 @pytest.mark.parametrize("results", [[{"a": 1}, {"b": 1}], [(1,), (1, 2)], [[1], (1,)], [None, (1,)]], ids=str)
@@ -119,6 +123,25 @@ async def test_options_of_the_run_and_of_the_strategy(where: str) -> None:
     assert caught.value.report.suspects == (1,)
 
 
+async def test_context_tells_strategy_devices_and_ids() -> None:
+    strategy = mirrored(3)
+
+    def program() -> tuple[Any, ...]:
+        context = get_replica_context()
+        return (
+            context.replica_id_in_sync_group,
+            context.num_replicas_in_sync,
+            context.devices,
+            context.strategy is strategy,
+        )
+
+    ids, counts, (devices,), same = await strategy.run(program)
+    assert ids.values == (0, 1, 2)
+    assert counts == 3
+    assert devices.values == ("CPU:0", "CPU:1", "CPU:2")
+    assert same is True
+
+
 async def test_local_results() -> None:
     strategy = mirrored(2)
     assert strategy.experimental_local_results(PerReplica([1, 2])) == (1, 2)
@@ -128,3 +151,59 @@ async def test_local_results() -> None:
     assert mirrored(1).experimental_local_results("plain") == ("plain",)
     with pytest.raises(ValueError, match="2 components, one for each replica, got a PerReplica with 3"):
         strategy.experimental_local_results(PerReplica([1, 2, 3]))
+
+
+# Nests of every kind: into replicas, through a collective and a merge function, and out again.
+
+
+class Batch(dict[str, Any]):
+    pass
+
+
+class Ordered(OrderedDict[str, Any]):
+    pass
+
+
+class Grouped(defaultdict[str, Any]):
+    pass
+
+
+NESTS: dict[str, Callable[[Any, Any], Any]] = {
+    "namedtuple": Pair,
+    "defaultdict": lambda a, b: defaultdict(list, z=a, y=b),
+    "OrderedDict": lambda a, b: OrderedDict(z=a, y=b),
+    "dataclass": Point,
+    "dict subclass": lambda a, b: Batch(z=a, y=b),
+    "OrderedDict subclass": lambda a, b: Ordered(z=a, y=b),
+    "defaultdict subclass": lambda a, b: Grouped(list, z=a, y=b),
+    "dict subclass deep": lambda a, b: [Batch(z=(Batch(x=a), b))],
+    "deep": lambda a, b: Pair(OrderedDict(z=[a]), defaultdict(int, y=(Point(b, None),))),
+}
+
+
+@pytest.mark.parametrize("make", NESTS.values(), ids=NESTS)
+async def test_nest_keeps_its_kind_on_the_whole_way(make: Callable[[Any, Any], Any]) -> None:
+    strategy = mirrored(2)
+    given = make(PerReplica([np.ones(2), np.full(2, 2.0)]), PerReplica([1.0, 2.0]))
+    like = make(np.zeros(2), 0.0)
+
+    async def merge(strategy: Any, nest: Any) -> Any:
+        assert kind(nest) == kind(like)
+        return await strategy.reduce("MAX", nest, None)
+
+    async def program(nest: Any) -> Any:
+        assert kind(nest) == kind(like)
+        summed = await here().all_reduce("SUM", nest)
+        assert kind(summed) == kind(like)
+        return await here().merge_call(merge, (summed,))
+
+    results = await strategy.run(program, (given,))
+    for local in strategy.experimental_local_results(results):
+        assert kind(local) == kind(like)
+        first, second = optree.tree_leaves(local, namespace=NAMESPACE)
+        assert sorted([np.sum(first), np.sum(second)]) == [3, 6]
+
+
+def kind(nest: Any) -> Any:
+    """Return a nest's structure: its types, keys and default factories."""
+    return optree.tree_structure(nest, namespace=NAMESPACE)

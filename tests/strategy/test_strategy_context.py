@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
 
-import aiodist
 from aiodist import (
     CommunicationOptions,
     MirroredStrategy,
+    PerReplica,
     ReplicaContextError,
     Strategy,
     StrategyExtended,
@@ -45,57 +45,47 @@ async def test_outside_any_strategy_the_default_one_is_in_force() -> None:
     assert get_strategy() is default
 
 
-async def test_scope_is_cross_replica_context_and_gives_the_strategy() -> None:
-    strategy = mirrored(2)
-    seen: list[bool] = []
-    with strategy.scope() as given:
-        assert given is strategy
-        assert situation() == (strategy, True, True, True)
-        assert await strategy.run(situation) == (strategy, True, False, False)
-        thread = threading.Thread(target=lambda: seen.append(has_strategy()))
-        thread.start()
-        thread.join()
-    assert situation()[1:] == (False, False, False)
-    with pytest.raises(KeyError), strategy.scope():
-        raise KeyError
-    assert situation()[1:] == (False, False, False)
-    assert seen == [False]  # it does not reach other threads
-
-
-async def test_scope_may_be_entered_again() -> None:
+async def test_scope_is_cross_replica_context_and_may_be_entered_again() -> None:
     strategy = mirrored(2)
     scope = strategy.scope()
-    with scope, scope, strategy.scope():
+    with scope as given, scope, strategy.scope():
+        assert given is strategy
         assert situation() == (strategy, True, True, True)
-    assert not has_strategy()
-    with scope:
-        assert get_strategy() is strategy
+    assert situation()[1:] == (False, False, False)
+    with pytest.raises(KeyError), scope:
+        raise KeyError
     assert not has_strategy()
 
 
-async def test_scope_of_another_strategy_is_refused() -> None:
+async def test_scope_of_another_strategy_or_inside_a_replica_is_refused() -> None:
     strategy, other = mirrored(2), mirrored(3)
     inner = other.scope()
-    with strategy.scope():
-        with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called under another strategy"), inner:
-            pass
-        assert get_strategy() is strategy
-    with inner:
-        assert get_strategy() is other
-    assert not has_strategy()
-
-
-async def test_scope_inside_a_replica_is_refused() -> None:
-    strategy = mirrored(2)
 
     def program() -> None:
-        text = r"strategy\.scope\(\) was called inside replica"
-        with pytest.raises(ReplicaContextError, match=text), strategy.scope():
+        with (
+            pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called inside replica"),
+            strategy.scope(),
+        ):
             pass
         with pytest.raises(ReplicaContextError, match="cannot be set inside replica"):
             experimental_set_strategy(None)
 
-    await strategy.run(program)
+    with strategy.scope():
+        with pytest.raises(ReplicaContextError, match=r"strategy\.scope\(\) was called under another strategy"), inner:
+            pass
+        calls: list[Any] = [
+            lambda: other.run(print),
+            lambda: other.reduce("SUM", PerReplica([1, 2]), None),
+            lambda: other.gather(PerReplica([np.ones(1)] * 2), 0),
+        ]
+        for call in calls:
+            with pytest.raises(ReplicaContextError, match="under another strategy, <MirroredStrategy: 2 replicas"):
+                await call()
+        assert get_strategy() is strategy
+        await strategy.run(program)
+    with inner:
+        assert get_strategy() is other
+    assert not has_strategy()
 
 
 async def test_scope_of_the_default_strategy_changes_nothing() -> None:
@@ -106,6 +96,17 @@ async def test_scope_of_the_default_strategy_changes_nothing() -> None:
     strategy = mirrored(2)
     with strategy.scope(), default.scope():
         assert get_strategy() is strategy
+
+
+async def test_run_in_a_scope() -> None:
+    strategy = mirrored(2)
+
+    def program() -> tuple[Any, ...]:
+        return situation()
+
+    with strategy.scope():
+        assert await strategy.run(program) == (strategy, True, False, False)
+        assert situation() == (strategy, True, True, True)
 
 
 async def test_scope_holds_in_its_task_and_those_it_starts() -> None:
@@ -128,6 +129,15 @@ async def test_scope_holds_in_its_task_and_those_it_starts() -> None:
         assert not has_strategy()
         leave.set()
     assert seen == [True]
+
+
+async def test_scope_does_not_reach_other_threads() -> None:
+    seen = []
+    with mirrored(2).scope():
+        thread = threading.Thread(target=lambda: seen.append(has_strategy()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
 
 
 async def test_experimental_set_strategy() -> None:
@@ -224,46 +234,49 @@ async def test_merge_call_in_the_default_context() -> None:
     assert await get_replica_context().all_reduce("SUM", 1) == 1
 
 
-async def test_default_context_under_a_scope_is_refused() -> None:
+async def test_default_context_refuses_what_any_other_does() -> None:
     context = get_replica_context()
+    with pytest.raises(ValueError, match="from 0 to 0, got 1"):
+        context.broadcast(1, source=1)
+    with pytest.raises(TypeError, match="SUM of bool"):
+        context.all_reduce("SUM", True)
     with mirrored(2).scope(), pytest.raises(ReplicaContextError, match="cross-replica context"):
         context.barrier()
 
-
-async def test_default_context_inside_a_replica_is_refused() -> None:
-    default = get_replica_context()
-
     async def program() -> Any:
         with pytest.raises(ReplicaContextError, match="each replica uses its own"):
-            default.barrier()
-        return await aiodist.get_replica_context().all_reduce("SUM", 1)
+            context.barrier()
+        return await get_replica_context().all_reduce("SUM", 1)
 
     assert await mirrored(2).run(program) == 2
+    assert await context.all_reduce("SUM", 1) == 1
+
+
+async def test_default_context_in_concurrent_tasks_and_threads() -> None:
+    results: list[int] = []
+
+    async def task(k: int) -> None:
+        results.extend([await get_replica_context().all_reduce("SUM", k) for _ in range(5)])
+
+    async with anyio.create_task_group() as tasks:
+        for k in range(4):
+            tasks.start_soon(task, k)
+    assert sorted(results) == sorted([0, 1, 2, 3] * 5)
 
 
 async def test_default_strategy_runs_reduces_and_gathers() -> None:
-    strategy = get_strategy()
-
-    async def program(x: Any) -> Any:
-        assert get_replica_context() is not None
-        return await get_replica_context().all_reduce("SUM", x)
-
-    assert await strategy.run(program, args=(5,)) == 5
-    assert await strategy.reduce("SUM", 5, None) == 5
-    np.testing.assert_array_equal(await strategy.gather(np.arange(3), 0), np.arange(3))
-    assert strategy.experimental_local_results(5) == (5,)
-
-
-async def test_other_strategies_may_run_inside_the_default_one() -> None:
-    strategy = mirrored(2)
+    strategy, other = get_strategy(), mirrored(2)
 
     async def inner() -> Any:
         return await get_replica_context().all_reduce("SUM", 1)
 
-    async def program() -> Any:
-        return await strategy.run(inner)
+    async def program(x: Any) -> Any:
+        return await get_replica_context().all_reduce("SUM", x) + await other.run(inner)
 
-    assert await get_strategy().run(program) == 2
+    assert await strategy.run(program, args=(5,)) == 7
+    assert await strategy.reduce("SUM", 5, None) == 5
+    np.testing.assert_array_equal(await strategy.gather(np.arange(3), 0), np.arange(3))
+    assert strategy.experimental_local_results(5) == (5,)
 
 
 def test_strategy_of_no_extended() -> None:

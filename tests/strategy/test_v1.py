@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiodist import CommunicationOptions, MirroredStrategy, PerReplica, ReplicaContext, Strategy
+from aiodist import CommunicationOptions, MirroredStrategy, PerReplica, ReplicaContext, Strategy, Variable
 from tests.runtime.programs import here, mirrored, replica
 
 if TYPE_CHECKING:
@@ -38,17 +38,19 @@ async def test_experimental_run_takes_the_next_element() -> None:
         await strategy.experimental_run(program, [1])
 
 
-async def test_experimental_run_v2_is_run() -> None:
+async def test_older_names() -> None:
     def program(x: int, y: int) -> int:
         return x + y + replica()
 
-    result = await mirrored(2).experimental_run_v2(program, args=(1,), kwargs={"y": 2})
-    assert result.values == (3, 4)
-
-
-def test_unwrap_is_experimental_local_results() -> None:
-    assert mirrored(2).unwrap(PerReplica([1, 2])) == (1, 2)
-    assert mirrored(2).unwrap({"a": PerReplica([1, 2])}) == ({"a": 1}, {"a": 2})
+    strategy = mirrored(2)
+    assert (await strategy.experimental_run_v2(program, args=(1,), kwargs={"y": 2})).values == (3, 4)
+    assert strategy.unwrap({"a": PerReplica([1, 2])}) == ({"a": 1}, {"a": 2})
+    with strategy.scope():
+        v = Variable(1.0)
+    with strategy.colocate_vars_with(v):
+        pass
+    with pytest.raises(ValueError, match="was not created under"):
+        mirrored(2).colocate_vars_with(v)
 
 
 async def test_group_waits_for_all_there_is_to_await() -> None:
@@ -69,15 +71,6 @@ async def test_group_waits_for_all_there_is_to_await() -> None:
 CLUSTER = {"worker": ["a:1", "b:1"]}
 
 
-def test_configure_without_a_cluster_is_nothing() -> None:
-    mirrored(2).configure(session_config={"log": True})
-
-
-def test_configure_says_which_strategy_can_use_a_cluster() -> None:
-    with pytest.raises(ValueError, match=r"MirroredStrategy is for one process .* MultiWorkerMirroredStrategy is for"):
-        mirrored(2).configure(cluster_spec=CLUSTER, task_type="worker", task_id=1)
-
-
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
@@ -90,9 +83,11 @@ def test_configure_says_which_strategy_can_use_a_cluster() -> None:
         ((["a:1"], "worker", 0), TypeError, "cluster_spec must be a mapping"),
         (({"worker": "a:1"}, "worker", 0), TypeError, "lists of addresses"),
         (({"worker": []}, "worker", 0), ValueError, "at least one address"),
+        ((CLUSTER, "worker", 1), ValueError, "for one process .* MultiWorkerMirroredStrategy is for"),
     ],
 )
 def test_configure_checks_its_settings(settings: tuple[Any, ...], error: type[Exception], text: str) -> None:
+    mirrored(2).configure(session_config={"log": True})
     with pytest.raises(error, match=text):
         mirrored(2).configure(None, *settings)
 
@@ -101,7 +96,7 @@ def test_strategy_over_workers_keeps_the_settings() -> None:
     kept = []
 
     class OverWorkers(MirroredStrategy):
-        def _use_cluster(self, settings: Any) -> None:
+        def use_cluster(self, settings: Any) -> None:
             kept.append(settings)
 
     OverWorkers(["CPU:0"]).configure(cluster_spec=CLUSTER, task_type="worker", task_id=1)
@@ -111,10 +106,10 @@ def test_strategy_over_workers_keeps_the_settings() -> None:
 def test_update_config_proto_returns_a_copy() -> None:
     options = CommunicationOptions(bytes_per_pack=32, implementation="ring")
     strategy = MirroredStrategy(["CPU:0", "CPU:1"], communication_options=options, order_check="signature")
-    config = {"log": True, "devices": ["CPU:9"]}
-    strategy.update_config_proto(config)["devices"].append("CPU:8")
-    assert strategy.update_config_proto(config) == {
-        "log": True,
+    config = {"log": {"flags": ["a"]}, "devices": ["CPU:9"]}
+    updated = strategy.update_config_proto(config)
+    assert updated == {
+        "log": {"flags": ["a"]},
         "devices": ["CPU:0", "CPU:1"],
         "collectives": {
             "order_check": "signature",
@@ -125,7 +120,8 @@ def test_update_config_proto_returns_a_copy() -> None:
             "reduction": "fast",
         },
     }
-    assert config == {"log": True, "devices": ["CPU:9"]}
+    updated["log"]["flags"].append("b")
+    assert config == {"log": {"flags": ["a"]}, "devices": ["CPU:9"]}
     with pytest.raises(TypeError, match="expects a mapping"):
         strategy.update_config_proto(None)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 

@@ -1,10 +1,13 @@
-"""Variables in replica functions: assignments are collectives, creation happens once."""
+"""Variables in replica functions: assignments are collectives, creation happens once; large values leave the loop."""
 
 from __future__ import annotations
 
 import sys
+import threading
+from functools import partial
 from typing import Any
 
+import anyio
 import ml_dtypes
 import numpy as np
 import pytest
@@ -12,12 +15,17 @@ import pytest
 from aiodist import (
     CollectiveMismatchError,
     CommunicationOptions,
+    IncompleteCollectiveError,
     PerReplica,
     Reason,
     ReplicaContextError,
     Variable,
 )
-from tests.runtime.programs import Relay, here, mirrored, replica, still_works
+from aiodist._strategy import state
+from aiodist._strategy.aggregation import updated
+from aiodist_kernels import policy, pool
+from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
+from tests.strategy.test_variables import AGGREGATED, CHANGES
 
 pytestmark = pytest.mark.anyio
 
@@ -28,59 +36,67 @@ def under(strategy: Any, *args: Any, **settings: Any) -> Variable:
         return Variable(*args, **settings)
 
 
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that grows by the worker thread that a new value is made in; every value counts as large."""
+    monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 8)
+    seen: list[int] = []
+    loop = threading.get_ident()
+
+    def spy(plain: Any, *args: Any, **settings: Any) -> Any:
+        if threading.get_ident() != loop:
+            seen.append(threading.get_ident())
+        return plain(*args, **settings)
+
+    monkeypatch.setattr(state, "updated", partial(spy, updated))
+    return seen
+
+
 # Assigning.
 
 
-@pytest.mark.parametrize(
-    ("method", "aggregation", "expected"),
-    [
-        ("assign", "sum", 6),
-        ("assign", "mean", 2),
-        ("assign", "only_first_replica", 1),
-        ("assign_add", "sum", 106),
-        ("assign_add", "mean", 102),
-        ("assign_add", "only_first_replica", 101),
-        ("assign_sub", "sum", 94),
-        ("assign_sub", "mean", 98),
-        ("assign_sub", "only_first_replica", 99),
-    ],
-)
-async def test_assignment_to_a_mirrored_variable_is_aggregated(method: str, aggregation: str, expected: float) -> None:
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("aggregation", ["none", *AGGREGATED])
+@pytest.mark.parametrize("method", CHANGES)
+async def test_assignment_to_a_mirrored_variable_is_aggregated(
+    threads: list[int], monkeypatch: pytest.MonkeyPatch, method: str, aggregation: str, large: bool
+) -> None:
+    if not large:
+        monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 << 40)
     strategy = mirrored(3)
-    v = under(strategy, np.float32(100), aggregation=aggregation)
+    brought = [np.array([1.0, np.nan, k * (aggregation != "none")]) for k in range(3)]
+    v = under(strategy, np.full(3, 100.0), aggregation=aggregation)
 
-    async def program() -> float:
-        assert await getattr(v, method)(replica() + 1.0) is v
-        return float(v)
+    async def program() -> Any:
+        assert await getattr(v, method)(brought[replica()]) is v
+        return v.numpy()
 
-    assert strategy.experimental_local_results(await strategy.run(program)) == (expected,) * 3
-    assert [float(c) for c in v.values] == [expected] * 3
+    columns = zip(*brought, strict=True)
+    whole = brought[0] if aggregation == "none" else np.array([AGGREGATED[aggregation](each) for each in columns])
+    for found in strategy.experimental_local_results(await strategy.run(program)):
+        np.testing.assert_array_equal(found, CHANGES[method](100.0, whole))
+        assert not found.flags.writeable
+        assert not any(np.shares_memory(found, array) for array in brought)
     assert len({id(c) for c in v.values}) == 1  # nothing can change it, so one serves all replicas
+    assert len(threads) == large
 
 
-async def test_assignment_without_aggregation_takes_equal_values() -> None:
+@pytest.mark.parametrize("large", [False, True])
+async def test_assignment_without_aggregation_of_different_values_raises(
+    threads: list[int], monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    if not large:
+        monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1 << 40)
     strategy = mirrored(3)
-    v = under(strategy, [0.0, 0.0])
+    v = under(strategy, np.zeros(5), name="w")
 
     async def program() -> None:
-        await v.assign([1.0, float("nan")])
-        await v.assign_add([1.0, 1.0])
-
-    await strategy.run(program)
-    assert v.numpy()[0] == 2
-    assert np.isnan(v.numpy()[1])
-
-
-async def test_assignment_without_aggregation_of_different_values_raises() -> None:
-    strategy = mirrored(3)
-    v = under(strategy, 0.0, name="w")
-
-    async def program() -> None:
-        await v.assign(1.0 if replica() < 2 else 2.0)
+        await v.assign(np.full(5, 1.0 if replica() < 2 else 2.0))
 
     with pytest.raises(ValueError, match=r"different values to the mirrored variable 'w'.*replica 2's is not"):
         await strategy.run(program)
-    assert v.read_value() == 0
+    assert v.numpy().tolist() == [0.0] * 5
+    assert v.assign_add(np.ones(5)).numpy().tolist() == [1.0] * 5
     await still_works(strategy)
 
 
@@ -103,14 +119,13 @@ async def test_sync_on_read_variable_changes_by_replica(aggregation: str, read: 
 
 @pytest.mark.parametrize(("accumulate", "expected"), [("native", 0), ("float64", 1)])
 async def test_sum_is_a_left_fold_in_replica_order_whoever_comes_first(accumulate: Any, expected: float) -> None:
-    values = [1e8, 1.0, -1e8]
     relay = Relay([2, 0, 1])
     strategy = mirrored(3, communication_options=CommunicationOptions(accumulate=accumulate))
     v = under(strategy, np.float32(0), aggregation="sum")
 
     async def program() -> None:
         await relay.turn()
-        pending = v.assign(values[replica()])
+        pending = v.assign([1e8, 1.0, -1e8][replica()])
         relay.pass_on()
         await pending
 
@@ -118,16 +133,60 @@ async def test_sum_is_a_left_fold_in_replica_order_whoever_comes_first(accumulat
     assert v.numpy() == expected
 
 
-async def test_assignments_overlap_in_the_order_of_their_calls() -> None:
+async def test_assignments_take_effect_in_order_also_where_nobody_awaits_between(threads: list[int]) -> None:
     strategy = mirrored(2)
-    v = under(strategy, 0.0, aggregation="sum")
+    v = under(strategy, np.zeros(5), aggregation="sum")
 
     async def program() -> Any:
-        pending = [v.assign(1.0), v.assign_add(3.0), here().all_reduce("SUM", 1)]
-        return [await handle for handle in pending][2]
+        handles: list[Any] = []
+        for step in range(20):
+            handles.append(v.assign_add(np.full(5, 1.0)))
+            if step % 5 == 4:
+                handles.append(v.assign(v.read_value() * 0 + step))
+        handles.append(here().all_reduce("SUM", 1))
+        return [await handle for handle in handles][-1]
 
     assert await strategy.run(program) == 2
-    assert v.read_value() == 8
+    assert v.numpy().tolist() == [38.0] * 5
+    assert len(threads) == 24
+
+
+async def test_assignment_from_outside_waits_for_one_that_is_being_made(threads: list[int]) -> None:
+    strategy = mirrored(2)
+    v = under(strategy, np.zeros(5), aggregation="sum")
+
+    async def program() -> None:
+        handle = v.assign_add(np.ones(5))
+        if replica() == 1:  # both have arrived
+            v.state.settle()
+            assert v.read_value().tolist() == [2.0] * 5
+        await handle
+
+    await strategy.run(program)
+    assert v.numpy().tolist() == [2.0] * 5
+
+
+async def test_a_thousand_assignments_use_a_few_blocks(threads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "POOLED_FROM", 16)
+    monkeypatch.setattr(pool, "results", pool.Pool())
+    blocks: list[int] = []
+    plain = pool._Block
+
+    def make(nbytes: int, kind: int) -> Any:
+        blocks.append(nbytes)
+        return plain(nbytes, kind)
+
+    monkeypatch.setattr(pool, "_Block", make)
+    strategy = mirrored(2)
+    v = under(strategy, np.zeros(5), aggregation="mean")
+
+    async def program() -> None:
+        for _ in range(1000):
+            await v.assign_add(np.ones(5))
+
+    await strategy.run(program)
+    assert v.numpy().tolist() == [1000.0] * 5
+    assert 1 <= len(blocks) <= 6
 
 
 async def test_mismatch_names_the_variable_and_the_users_lines() -> None:
@@ -144,14 +203,10 @@ async def test_mismatch_names_the_variable_and_the_users_lines() -> None:
     with pytest.raises(CollectiveMismatchError) as caught:
         await strategy.run(program)
     report = caught.value.report
-    assert report.reason is Reason.KIND
-    assert report.suspects == (1,)
+    assert (report.reason, report.suspects) == (Reason.KIND, (1,))
     assert [r.call for r in report.replicas] == ["v.assign(float64[])", "w.assign(float64[])", "v.assign(float64[])"]
-    assert [r.location and (r.location.file, r.location.line - lines["def"]) for r in report.replicas] == [
-        (__file__, 3),
-        (__file__, 2),
-        (__file__, 3),
-    ]
+    places = [r.location and (r.location.file, r.location.line - lines["def"]) for r in report.replicas]
+    assert places == [(__file__, 3), (__file__, 2), (__file__, 3)]
     assert v.read_value() == w.read_value() == 0
 
 
@@ -174,22 +229,72 @@ async def test_same_assignment_from_two_places_is_told_apart_unless_named(order_
     assert all(r.location is not None and r.location.file == __file__ for r in caught.value.report.replicas)
 
 
-async def test_bad_value_is_refused_at_the_call() -> None:
+async def test_replica_that_leaves_an_assignment_out_is_named() -> None:
+    strategy = mirrored(3)
+    v = under(strategy, 0.0)
+
+    async def program() -> None:
+        if replica() != 1:
+            await v.assign(1.0)
+
+    with pytest.raises(IncompleteCollectiveError) as caught:
+        await strategy.run(program)
+    assert caught.value.report.suspects == (1,)
+    assert v.read_value() == 0
+
+
+async def test_what_is_wrong_in_one_replica_is_refused_at_the_call() -> None:
     strategy = mirrored(2)
     v = under(strategy, [0.0, 0.0])
+
+    def work() -> None:
+        with pytest.raises(ReplicaContextError, match=r"variable.assign of replica \d of 2 was called in the thread"):
+            v.assign([2.0, 2.0])
+        with pytest.raises(ReplicaContextError, match="in the thread"):
+            Variable(0.0)
+        assert v.numpy().tolist() == [0, 0]
 
     async def program() -> None:
         with pytest.raises(ValueError, match="nothing is broadcast"):
             v.assign(1.0)
         with pytest.raises(TypeError, match="not one array"):
-            v.assign(await here().merge_call(_per_replica))
+            v.assign(await here().merge_call(lambda _: PerReplica([PerReplica([1.0, 2.0])] * 2)))
+        await here().run_sync(work)
         await v.assign([1.0, 1.0])
 
     await strategy.run(program)
 
 
-def _per_replica(strategy: Any) -> Any:
-    return PerReplica([PerReplica([1.0, 2.0])] * 2)
+@pytest.mark.parametrize(
+    "dtype", [np.int8, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
+)
+@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
+async def test_every_dtype_is_kept(dtype: Any, synchronization: str) -> None:
+    strategy = mirrored(2)
+    v = under(strategy, 1, dtype=dtype, synchronization=synchronization, aggregation="sum")
+
+    async def program() -> None:
+        await v.assign(2)
+        await v.assign_add(np.array(3, dtype))
+        await v.assign_sub(1)
+        assert v.read_value().dtype == v.dtype == dtype
+
+    await strategy.run(program)
+    assert v.dtype == v.read_value().dtype == dtype
+    assert v.read_value() == 8
+    v.assign(5)
+    assert v.read_value() == 5
+
+
+async def test_variable_of_truth_values() -> None:
+    strategy = mirrored(2)
+    v = under(strategy, False)
+    await strategy.run(_assign, (v, True))
+    assert bool(v)
+
+
+async def _assign(v: Variable, value: Any) -> None:
+    await v.assign(value)
 
 
 # Creating.
@@ -206,8 +311,7 @@ async def test_variable_is_created_once_from_replica_0(synchronization: str) -> 
     v = await strategy.run(program)
     assert isinstance(v, Variable)  # the identical object on every replica
     assert [float(c) for c in v.values] == [1, 1, 1]
-    again = await strategy.run(program)
-    assert again is not v
+    assert await strategy.run(program) is not v
 
 
 async def test_replica_that_comes_before_replica_0_waits_for_its_value() -> None:
@@ -224,8 +328,7 @@ async def test_replica_that_comes_before_replica_0_waits_for_its_value() -> None
         await pending
         return v
 
-    v = await mirrored(2).run(program)
-    assert v.read_value() == 21
+    assert (await mirrored(2).run(program)).read_value() == 21
 
 
 @pytest.mark.parametrize(
@@ -260,15 +363,38 @@ async def test_replicas_that_create_in_another_order() -> None:
     await mirrored(2, order_check="signature").run(program, args=(None,))
     with pytest.raises(ValueError, match=r"different variables as their #0: replica 0 at .*, replica 1 at"):
         await mirrored(2).run(program, args=(None,))
-
-
-async def test_replica_that_creates_more_than_others() -> None:
-    def program() -> None:
-        if replica() == 1:
-            Variable(1.0)
-
     with pytest.raises(ValueError, match="different numbers of variables: replica 0: 0, replica 1: 1"):
-        await mirrored(3).run(program)
+        await mirrored(3).run(lambda: [Variable(1.0) for _ in range(replica() == 1)] and None)
+
+
+async def test_variables_of_concurrent_runs_are_apart() -> None:
+    strategy = mirrored(2)
+    found: list[Variable] = []
+
+    async def program() -> Variable:
+        v = Variable(float(len(found)))
+        await here().barrier()
+        return v
+
+    async def one() -> None:
+        found.append(await strategy.run(program))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one)
+        tasks.start_soon(one)
+    assert found[0] is not found[1]
+
+
+async def test_one_replica_creates_and_assigns() -> None:
+    async def program() -> float:
+        v = Variable(1.0)
+        await v.assign_add(2.0)
+        return float(v)
+
+    assert await on_each(1, program) == (3.0,)
+
+
+# Programs.
 
 
 async def test_training_step_keeps_replicas_equal() -> None:
@@ -286,41 +412,6 @@ async def test_training_step_keeps_replicas_equal() -> None:
         await strategy.run(step)
         expected -= 0.1 * 2 * x.T @ (x @ expected - y) / 16
     np.testing.assert_allclose(w.numpy(), expected, rtol=1e-12)
-    assert len({component.tobytes() for component in w.values}) == 1
-
-
-@pytest.mark.parametrize(
-    "dtype", [np.int8, np.uint64, np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.complex64]
-)
-@pytest.mark.parametrize("synchronization", ["on_write", "on_read"])
-async def test_every_dtype_is_kept(dtype: Any, synchronization: str) -> None:
-    strategy = mirrored(2)
-    v = under(strategy, 1, dtype=dtype, synchronization=synchronization, aggregation="sum")
-
-    async def program() -> None:
-        await v.assign(2)
-        await v.assign_add(np.array(3, dtype))
-        await v.assign_sub(1)
-        assert v.read_value().dtype == v.dtype == dtype
-
-    await strategy.run(program)
-    assert v.dtype == v.read_value().dtype == dtype
-    assert v.read_value() == 8
-    v.assign(5)
-    assert v.read_value() == 5
-
-
-async def test_variable_of_truth_values() -> None:
-    strategy = mirrored(2)
-    v = under(strategy, False)
-
-    async def program() -> None:
-        await v.assign(True)
-
-    await strategy.run(program)
-    assert bool(v)
-    with pytest.raises(TypeError, match="SUM of bool"):
-        under(strategy, False, aggregation="sum")
 
 
 async def test_counting_a_distributed_dataset() -> None:

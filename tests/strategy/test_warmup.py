@@ -40,8 +40,8 @@ async def test_warmup_refuses_what_cannot_be_summed() -> None:
 
 async def test_warmup_without_a_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     def warm(_: object) -> None:
-        raise ModuleNotFoundError("No module named 'llvmlite'")
+        raise ModuleNotFoundError("No module named 'numba'")
 
     monkeypatch.setattr("aiodist._strategy.warmup.warm", warm)
-    with pytest.raises(ImportError, match=r"No module named 'llvmlite'\); pip install --upgrade llvmlite"):
+    with pytest.raises(ImportError, match=r"No module named 'numba'\); pip install --upgrade numba"):
         await MirroredStrategy(["CPU:0", "CPU:1"]).warmup()

@@ -8,10 +8,9 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.tools.command import environment
@@ -31,7 +30,6 @@ class Job:
 
     process: subprocess.Popen[bytes]
     mark: str
-    begun: float = field(default_factory=time.monotonic)
     output: str = ""
 
     def read_until(self, pattern: str, count: int = 1) -> list[tuple[str, ...]]:
@@ -39,8 +37,7 @@ class Job:
         assert self.process.stdout is not None
         while len(found := re.findall(pattern, self.output)) < count:
             chunk = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not chunk:
-                raise AssertionError(f"no {pattern!r} in {self.output!r}")
+            assert chunk, f"no {pattern!r} in {self.output!r}"
             self.output += chunk.decode()
         return found
 
@@ -48,38 +45,36 @@ class Job:
         """Wait until so many workers of `endings` have started; return their agents and processes."""
         return [(int(agent), int(worker)) for worker, agent in self.read_until(r"worker (\d+) of agent (\d+)", count)]
 
-    def end(self, seconds: float = LIMIT_SECONDS) -> tuple[int, float]:
-        """Wait for the end; return the exit code, and the seconds that it took from now."""
-        begun = time.monotonic()
-        assert self.process.stdout is not None
-        while True:
-            left = max(0.1, begun + seconds - time.monotonic())
-            assert select.select([self.process.stdout], [], [], left)[0], f"still running: {self.output!r}"
-            assert time.monotonic() < begun + seconds, "still printing"
-            chunk = os.read(self.process.stdout.fileno(), 1 << 16)
-            if not chunk:
-                return self.process.wait(left), time.monotonic() - begun
-            self.output = (self.output + chunk.decode(errors="replace"))[-1_000_000:]
-
-    def left(self) -> list[str]:
-        """List the processes of the job that still live; a moment is allowed for what was killed to go."""
-        until = time.monotonic() + 2
-        while (found := _marked(self.mark)) and time.monotonic() < until:
-            time.sleep(0.01)
-        return found
+    def end(self) -> int:
+        """Wait for the end, after which nothing is left; return the exit code."""
+        self.output += (self.process.communicate(timeout=LIMIT_SECONDS)[0] or b"").decode(errors="replace")
+        assert [name for process, name in _marked(self.mark) if not _ends(process)] == []
+        return self.process.returncode
 
 
-def _marked(mark: str) -> list[str]:
+def _marked(mark: str) -> list[tuple[int, str]]:
+    """List the processes that have inherited a mark, as Linux shows them."""
     found = []
     for entry in Path("/proc").glob("[0-9]*") if sys.platform == "linux" else ():
         try:
-            environ = (entry / "environ").read_bytes()
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if mark.encode() in environ and state not in {"Z", "X"}:
-                found.append(f"{entry.name}: {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+            if mark.encode() in (entry / "environ").read_bytes():  # which a dead one has no more
+                name = (entry / "cmdline").read_bytes().replace(bytes(1), b" ").decode()
+                found.append((int(entry.name), name))
         except OSError:
             continue
     return found
+
+
+def _ends(process: int) -> bool:
+    """Wait for the end of a process that may have been killed already; return whether it has come."""
+    try:
+        opened = os.pidfd_open(process)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([opened], [], [], LIMIT_SECONDS / 5)[0])
+    finally:
+        os.close(opened)
 
 
 class Jobs:
@@ -110,6 +105,6 @@ class Jobs:
                     job.process.wait(10)
                 except subprocess.TimeoutExpired:
                     job.process.kill()
-            assert job.process.stdout is not None
-            job.process.stdout.close()
+            if job.process.stdout is not None:
+                job.process.stdout.close()
             job.process.wait()

@@ -29,7 +29,6 @@ from tests.tools.command import environment, exit_code
         (["demo", "text", "--devices", "CPU:0,CPU:0"], "--devices: "),
         (["demo", "text", "--devices", "TPU:0"], "--devices: "),
         (["demo", "text", "--workers", "5"], "--replicas 4 with --workers 5: each worker needs one at least"),
-        (["demo", "text", "--engine", "gloo"], "--engine gloo is for several --workers"),
         (["demo", "text", "--", "3"], "unexpected arguments: -- 3"),
     ],
 )

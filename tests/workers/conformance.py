@@ -123,7 +123,9 @@ def spec_of(values: Sequence[Any], axes: Sequence[int | None]) -> Spec:
 
 def reduced_over_workers(op: ReduceOp, arrays: list[np.ndarray], c: Communicator) -> Steps[list[Any]]:
     """Reduce arrays."""
-    return (yield from over_workers(Collective(ALL_REDUCE, op, None, spec_of(arrays, [None] * len(arrays))), arrays, c))
+    spec = spec_of(arrays, [None] * len(arrays))
+    results: list[Any] = yield from over_workers(Collective(ALL_REDUCE, op, None, spec), arrays, c)
+    return results
 
 
 def reductions(c: Communicator) -> Iterator[Request]:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 import aiodist
-from aiodist import CollectiveMismatchError, MultiWorkerMirroredStrategy
+from aiodist import DeadlockError, MultiWorkerMirroredStrategy
 
 
 def say(line: str) -> None:
@@ -51,10 +51,10 @@ async def main() -> None:
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
     results = strategy.experimental_local_results(await strategy.run(groups_and_joins))
     for place, result in enumerate(results):
-        say(f"replica {strategy._span[0] + place}: {result}")
+        say(f"replica {strategy.share.mine.start + place}: {result}")
     try:
         await strategy.run(opposite)
-    except CollectiveMismatchError as error:
+    except DeadlockError as error:
         say(f"circle {str(error).splitlines()[0]}")
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
     say(f"again {strategy.experimental_local_results(await strategy.run(again))[0]}")

@@ -1,4 +1,4 @@
-"""Workers in one process: their values are simulated, their control planes real, with threads and sockets."""
+"""Workers in one process: their values are simulated, their control connections real, with threads and sockets."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 from aiodist import MultiWorkerMirroredStrategy
 from aiodist._workers.engines.simulated import SimulatedCluster, SimulatedCommunicator
-from aiodist.workers.separate import SeparateProcess
 
 
-class OverTcp(SeparateProcess):
+class OverTcp:
     """A simulated communicator, whose worker does as if it had a process of its own."""
 
     def __init__(self, simulated: SimulatedCommunicator) -> None:
@@ -18,8 +17,6 @@ class OverTcp(SeparateProcess):
         self.rank, self.size = simulated.rank, simulated.size
 
     def __getattr__(self, name: str) -> Any:
-        if name == "ishare":
-            raise AttributeError(name)
         return getattr(self._simulated, name)
 
 

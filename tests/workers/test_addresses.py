@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist._workers import connection
-from aiodist._workers.addresses import Listening, first_connection, own_numbers, plain_number
+from aiodist._workers.addresses import Listening, first_connection, own_numbers
+from aiodist._workers.connection import connected
 from aiodist._workers.hello import Hello
 
 HERE = {socket.AF_INET: "127.0.0.1", socket.AF_INET6: "::1"}
@@ -44,18 +44,17 @@ def test_worker_is_reached_by_either_family(family: socket.AddressFamily) -> Non
         closing(first_connection(["name.invalid", HERE[family]], here.address.port)),
         closing(here.socket.accept()[0]) as connection,
     ):
-        assert plain_number(connection.getpeername()[0]) == HERE[family]
+        assert connection.getpeername()[0].endswith(HERE[family])
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_star_is_made_by_either_family(family: socket.AddressFamily) -> None:
     here = Listening()
     address = replace(here.address, hosts=(HERE[family],))
-    hellos = [Hello(("CPU:0",), f"machine {rank}", 1, address) for rank in range(3)]
+    hellos = [Hello("1", ("CPU:0",), f"machine {rank}", 1, address) for rank in range(3)]
     with ThreadPoolExecutor() as pool:
-        made = list(pool.map(lambda rank: connection.connected(rank, hellos, here if rank == 0 else None), range(3)))
+        made = list(pool.map(lambda rank: connected(rank, hellos, here if rank == 0 else None), range(3)))
     assert [sorted(peers) for peers in made] == [[1, 2], [0], [0]]
-    assert connection.numbers(made[0]) == {1: HERE[family], 2: HERE[family]}
     for peers in made:
         for peer in peers.values():
             peer.connection.close()

@@ -62,7 +62,7 @@ def digest_of_ordered_sums() -> str:
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py")
 @pytest.mark.parametrize("size", SIZES)
 def test_mpi_engine(size: int) -> None:
-    code, output, _ = job(size, program=PROGRAM)
+    code, output = job(size, program=PROGRAM)
     assert code == 0, output
     assert len(re.findall("mpi conforms", output)) == size
     assert re.findall(r"digest (\w+)", output) == [digest_of_simulated(size)] * size

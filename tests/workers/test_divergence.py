@@ -35,6 +35,12 @@ LAYOUTS = [(2, 2), (1, 3), (1, 1, 1, 1), (4,)]
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture
+def anyio_backend() -> Any:
+    """Run on asyncio alone: other tests of workers show that event loops make no difference."""
+    return "asyncio", {}
+
+
 async def other_kind(ctx: ReplicaContext) -> None:
     await ctx.barrier()
     if ctx.replica_id_in_sync_group == 3:
@@ -162,7 +168,7 @@ async def test_cancelled_run_is_told_elsewhere() -> None:
     job, scope = Job(1, 2), anyio.CancelScope()
 
     async def one(strategy: Any) -> Any:
-        with scope if strategy._span[0] == 0 else nullcontext():
+        with scope if strategy.share.mine.start == 0 else nullcontext():
             return await strategy.run(_call, (program,))
         return "cancelled"
 
@@ -178,7 +184,7 @@ def _call(program: Program) -> Any:
 
 async def test_different_calls_outside_of_replicas() -> None:
     async def program(strategy: Any) -> Any:
-        if strategy._span[0] == 0:
+        if strategy.share.mine.start == 0:
             return await strategy.reduce("SUM", 1.0, None)
         return await strategy.gather(np.ones(2), 0)
 
@@ -193,7 +199,7 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
     job = Job(1, 1, timeout_seconds=0.05)
 
     async def program(strategy: Any) -> Any:
-        return await strategy.run(lambda: 1) if strategy._span[0] == 0 else None
+        return await strategy.run(lambda: 1) if strategy.share.mine.start == 0 else None
 
     first, _ = await job.everywhere(program)
     assert isinstance(first, CollectiveTimeoutError)
@@ -222,7 +228,7 @@ async def test_lost_worker_is_named_by_all_others(where: str) -> None:
         assert outcome.report.suspects == (1,)
 
     async def again(strategy: Any) -> Any:
-        return await strategy.reduce("MEAN", 1.0, None) if strategy._span[0] != 1 else None
+        return await strategy.reduce("MEAN", 1.0, None) if strategy.share.mine.start != 1 else None
 
     for rank in (0, 2):
         assert isinstance((await job.everywhere(again))[rank], WorkerLostError)
@@ -232,7 +238,7 @@ async def test_variables_that_only_one_worker_creates() -> None:
     job = Job(1, 1)
 
     async def program(strategy: Any) -> Any:
-        if strategy._span[0] == 0:
+        if strategy.share.mine.start == 0:
             with strategy.scope():
                 Variable(np.zeros(3), name="extra")
         return await strategy.run(lambda: 1)
@@ -274,7 +280,7 @@ async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None
     job = Job(1, 1)
 
     async def one(strategy: Any) -> Any:
-        if strategy._span[0] == 1:
+        if strategy.share.mine.start == 1:
             job.cluster.lose(1, "has died")
             return None
         return await strategy.run(lambda: 1)

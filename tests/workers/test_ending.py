@@ -20,9 +20,8 @@ from aiodist import (
 )
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import Reason
-from aiodist._tools.launch.following import _Asked, _Job
 from aiodist._workers import finalising
-from aiodist._workers.launcher import is_echo, tell_of_echo
+from aiodist._workers.launcher import is_echo
 
 
 def error(kind: type[CollectiveError], *states: str) -> CollectiveError:
@@ -49,25 +48,10 @@ def test_errors_that_others_have_caused(raised: BaseException | None, echo: bool
     assert is_echo(raised, {2, 3}) is echo
 
 
-def job(notes: Path) -> _Job:
-    return _Job([], notes, _Asked(), None)
-
-
 def end(notes: Path, worker: int, code: int, at: int) -> None:
     note = notes / f"ended.{worker}"
     note.write_text(str(code))
     os.utime(note, (at, at))
-
-
-def test_exit_code_of_a_job_is_no_echo_where_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
-    tell_of_echo(error(WorkerLostError, "failed", "running"), {1})
-    end(tmp_path, 7, 0, at=1)
-    end(tmp_path, os.getpid(), 1, at=2)
-    assert job(tmp_path).first_failure() == 1
-    end(tmp_path, 8, 5, at=3)
-    end(tmp_path, 9, 6, at=4)
-    assert job(tmp_path).first_failure() == 5
 
 
 def test_worker_does_not_wait_for_one_that_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

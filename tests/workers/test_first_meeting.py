@@ -1,55 +1,52 @@
-"""The first meeting of workers that are processes of their own: what they tell each other."""
+"""The first meeting of workers: what they say of themselves, and that they have the same aiodist."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from aiodist.workers.communicator import Array, Request
-from aiodist.workers.joining import Hello, Joining
-from aiodist.workers.local import LocalCommunicator
+from aiodist._workers.addresses import Address
+from aiodist._workers.bootstrap import greeted
+from aiodist._workers.engines.simulated import SimulatedCluster
+from aiodist._workers.hello import Hello, check_versions, made_differently
 
-HELLO = Hello(("CPU:0",), "a machine", 1, None)
-
-
-class Others(LocalCommunicator):
-    """A worker of three, whose others tell what it tells, changed.
-
-    Args:
-        change: changes it.
-    """
-
-    def __init__(self, change: Callable[[Array], Array]) -> None:
-        super().__init__()
-        self.size = 3
-        self._change = change
-
-    def iallgather(self, send: Array, receive: Array) -> Request:
-        receive[...] = np.tile(send, 3)
-        return super().iallgather(send[:0], receive[:0])
-
-    def iallgatherv(
-        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
-    ) -> Request:
-        assert list(counts) == [len(send)] * self.size
-        receive[...] = np.concatenate([send, self._change(send.copy()), send])
-        return super().iallgather(send[:0], receive[:0])
+ADDRESS = Address(("10.0.0.1", "host"), 4321, "ab" * 16)
 
 
-def other_version(told: Array) -> Array:
-    told[:32] = np.frombuffer(b"0.0.9".ljust(32, b"\0"), np.uint8)
-    told[32:] = 255  # which nobody can read
-    return told
+def hellos(count: int) -> list[Hello]:
+    return [
+        Hello("1.0", ("CPU:0",) * (rank + 1), f"host {rank}", rank, None if rank else ADDRESS, "a.py:3")
+        for rank in range(count)
+    ]
 
 
 def test_workers_hear_of_all() -> None:
-    assert Joining(Others(lambda told: told), HELLO).hellos == [HELLO] * 3
+    told = hellos(3)
+    walks = [greeted(c, hello.to_bytes()) for c, hello in zip(SimulatedCluster(3).communicators, told, strict=True)]
+    for _ in range(2):
+        for request in [next(walk) for walk in walks]:
+            assert request.test()
+    for walk in walks:
+        with pytest.raises(StopIteration) as end:
+            next(walk)
+        found, layout = end.value.value
+        assert list(found) == told
+        assert (layout.counts, layout.replicas) == ((1, 2, 3), 6)
 
 
-def test_other_version_of_aiodist_is_told_before_anything_else_of_it_is_read() -> None:
-    joining = Joining(Others(other_version), HELLO)
-    told = r"different versions of aiodist: \S+ on workers 0 and 2; 0\.0\.9 on worker 1\. Install the same one for all"
-    with pytest.raises(RuntimeError, match=told):
-        _ = joining.layout
+def test_other_version_of_aiodist_is_refused() -> None:
+    told = hellos(3)
+    check_versions(told)
+    told[1] = replace(told[1], version="2.0")
+    with pytest.raises(RuntimeError, match=r"1\.0 on workers 0 and 2; 2\.0 on worker 1"):
+        check_versions(told)
+
+
+def test_strategy_that_is_made_at_different_places() -> None:
+    told = hellos(3)
+    assert made_differently(told) == ""
+    told[2] = replace(told[2], place="a.py:7")
+    assert made_differently(told).startswith(
+        "The strategy was made by workers 0 and 1 at a.py:3 and by worker 2 at a.py:7"
+    )

@@ -18,6 +18,12 @@ LAYOUTS = [(1, 1, 1, 1), (2, 2), (3, 1), (1, 3), (4,)]
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("short_pauses")]
 
 
+@pytest.fixture
+def anyio_backend() -> Any:
+    """Run on asyncio alone: other tests of workers show that event loops make no difference."""
+    return "asyncio", {}
+
+
 async def members_in_the_order_given(ctx: ReplicaContext) -> Any:
     if ctx.replica_id_in_sync_group == 1:
         return None

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from aiodist import CollectiveError, MultiWorkerMirroredStrategy, Variable, get_replica_context
-from aiodist._workers.engines.simulated import SimulatedCommunicator
 from tests.workers.interrupting import Caller
 from tests.workers.simulated import Job
 
@@ -142,40 +141,3 @@ async def test_a_caller_that_is_cancelled_anywhere(operation: Operation, how: st
         await _sweep(operation, 2, 0, shift, how)
     for shift in (-1, 1):
         await _sweep(operation, 3, 2, shift, how)
-
-
-async def test_who_waits_in_a_group_that_has_no_lane_yet_reads_who_has_left_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Never:
-        def test(self) -> bool:
-            return False
-
-        def add_done_callback(self, fn: Callable[[], object], /) -> None:
-            pass
-
-    monkeypatch.setattr(SimulatedCommunicator, "icreate_group", lambda *_: Never())
-    job = Job(1, 1, 1)
-    waiting = anyio.Event()
-
-    async def program() -> None:
-        ctx = get_replica_context()
-        if ctx.replica_id_in_sync_group == 2:
-            await anyio.sleep_forever()
-        handle = ctx.new_group([0, 1]).all_reduce("SUM", 1)
-        waiting.set()
-        await handle
-
-    async def one(strategy: MultiWorkerMirroredStrategy) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(strategy.run, program)
-            if strategy is job.strategies[2]:
-                await waiting.wait()
-                tasks.cancel_scope.cancel()
-
-    *others, last = await job.everywhere(one)
-    assert last is None
-    for other in others:
-        error = other.exceptions[0]
-        assert error.report.suspects == (2,)
-        assert str(error).startswith("the run ended before its end: replica 2 on worker 2 CPU:0 cancelled")

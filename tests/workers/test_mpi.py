@@ -1,4 +1,4 @@
-"""Real workers over the installed MPI, started by `aiodist run`: few jobs, each with a wall-clock limit."""
+"""Real workers over the installed MPI, started by `aiodist run`: few jobs, each with a limit."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reas
 
 
 def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
-    code, output, _ = job(1, "values")
+    code, output = job(1, "values")
     assert code == 0, output
     assert "digest" in output
 
 
 @pytest.fixture(scope="module")
-def faults() -> Mapping[str, tuple[int, str, float]]:
+def faults() -> Mapping[str, tuple[int, str]]:
     """Faults that end the job, each in a job of its own, and the others in one, all at once: most of it is waiting."""
     jobs = (["killed"], ["stopped"], ["exits"], ["argument", "raises", "shape", "blocked"])
     with ThreadPoolExecutor() as pool:
@@ -34,49 +34,48 @@ def faults() -> Mapping[str, tuple[int, str, float]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected", "seconds"),
+    ("kind", "expected"),
     [
-        ("killed", "WorkerLostError 'worker 2 of 3 has died", 5),
-        ("stopped", "WorkerLostError 'worker 2 of 3 is stopped", 8),
-        ("argument", "IncompleteCollectiveError 'replica 2 ", 5),
-        ("exits", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
-        ("raises", "IncompleteCollectiveError 'replica 2 ended without collective #1", 5),
-        ("shape", "CollectiveMismatchError 'replicas disagree at collective #1", 5),
-        ("blocked", "CollectiveTimeoutError 'collective #1 timed out after 0.5 s: replica 2 has not arrived", 6),
+        ("killed", "WorkerLostError 'worker 2 of 3 has died"),
+        ("stopped", "WorkerLostError 'worker 2 of 3 is stopped"),
+        ("argument", "IncompleteCollectiveError 'replica 2 "),
+        ("exits", "IncompleteCollectiveError 'replica 2 ended without collective #1"),
+        ("raises", "IncompleteCollectiveError 'replica 2 ended without collective #1"),
+        ("shape", "CollectiveMismatchError 'replicas disagree at collective #1"),
+        ("blocked", "CollectiveTimeoutError 'collective #1 timed out after 0.5 s: replica 2 has not arrived"),
     ],
 )
 def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
-    faults: Mapping[str, tuple[int, str, float]], kind: str, expected: str, seconds: float
+    faults: Mapping[str, tuple[int, str]], kind: str, expected: str
 ) -> None:
-    code, output, _ = faults[kind]
+    code, output = faults[kind]
     assert code != 0
     for worker in (0, 1):
-        told = re.search(rf"{kind}: worker {worker} ([\d.]+) (.*)", output)
+        told = re.search(rf"{kind}: worker {worker} (.*)", output)
         assert told, output
-        assert expected in told[2], output
-        assert float(told[1]) < seconds
+        assert expected in told[1], output
         if kind == "blocked":
-            assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[2])
-            assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[2])
+            assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[1])
+            assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[1])
 
 
 @pytest.mark.skipif((3, 12) <= sys.version_info[:3] < (3, 12, 3), reason="these releases start no thread at their end")
 def test_exit_code_is_that_of_the_worker_whose_end_has_made_the_others_fail(
-    faults: Mapping[str, tuple[int, str, float]],
+    faults: Mapping[str, tuple[int, str]],
 ) -> None:
     assert faults["exits"][0] == 5
     assert faults["killed"][0] == 128 + signal.SIGKILL
 
 
 def test_job_that_has_caught_its_errors_ends_well_also_where_something_stays_in_the_air() -> None:
-    code, output, _ = job(2, "caught")
+    code, output = job(2, "caught")
     assert code == 0, output
     assert len(re.findall(r"worker \d caught it", output)) == 4
 
 
 def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
     program = JOB.with_name("group_job.py")
-    code, output, _ = job(3, program=program)
+    code, output = job(3, program=program)
     assert code == 0, output
     found = dict(re.findall(r"replica (\d): (.*)", output))
     assert len(found) == 6, output

@@ -184,8 +184,8 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
     n = sum(layout)
 
     async def program(strategy: Any) -> Any:
-        first, _ = strategy._span
-        local = strategy._num_local_replicas
+        first = strategy.share.mine.start
+        local = strategy.num_local_replicas
         values = [np.arange(3.0 * (r + 1)).reshape(-1, 3) + r for r in range(first, first + local)]
         ragged = PerReplica(values) if local > 1 else values[0]
         firsts = PerReplica([value[0] for value in values]) if local > 1 else values[0][0]
@@ -244,7 +244,7 @@ async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_
     value = np.arange(6.0).reshape(2, 3)
 
     async def program(strategy: Any) -> Any:
-        mirrored = Mirrored([value] * strategy._num_local_replicas)
+        mirrored = Mirrored([value] * strategy.num_local_replicas)
         return await strategy.reduce(op, {"plain": value, "mirrored": mirrored}, axis)
 
     with anyio.fail_after(20):

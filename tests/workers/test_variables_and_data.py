@@ -23,7 +23,7 @@ pytestmark = pytest.mark.anyio
 
 
 def first_of(strategy: Any) -> int:
-    return int(strategy._span[0])
+    return int(strategy.share.mine.start)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -57,12 +57,12 @@ def main(notes: Path, workers: int, rank: int, command: Sequence[str]) -> int:
         close_fds=False,  # mpiexec may speak to it through descriptors that it has inherited
         preexec_fn=lambda: die_with_parent(signal.SIGKILL),  # noqa: PLW1509  (this process has no threads yet)
     )
-    streams = [(source, target) for source, target in ((worker.stdout, 1), (worker.stderr, 2)) if source is not None]
-    output = [
-        threading.Thread(target=_pass_lines, args=(*stream, f"[{rank}] ".encode()), daemon=True) for stream in streams
-    ]
-    for thread in output:
-        thread.start()
+    output = []
+    for source, target in ((worker.stdout, 1), (worker.stderr, 2)):
+        if source is not None:
+            stream = source, target, f"[{rank}] ".encode()
+            output.append(threading.Thread(target=_pass_lines, args=stream, daemon=True))
+            output[-1].start()
     _note(notes, f"started.{worker.pid}", f"{os.getpid()} {rank}")
     code = _follow(worker, parent, asked)
     if asked:  # it has not failed by itself

@@ -15,8 +15,10 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
-from typing import Final, Self
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Final
 
 from aiodist._demos.interruption import INTERRUPTIONS
 from aiodist._tools.launch import agent
@@ -26,7 +28,6 @@ from aiodist._tools.launch.notes import Notes
 LAST_WORDS_SECONDS: Final = 3.5
 ENDING_SECONDS: Final = 4.0
 _POLL_SECONDS: Final = 0.05
-_LOST_AGENT_SECONDS: Final = 1.0
 _FAREWELL_SECONDS: Final = 1.0
 
 
@@ -40,7 +41,7 @@ def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
     Raises:
         KeyboardInterrupt: the user has asked for the end, and it has come.
     """
-    with _Signals() as signals:
+    with _noted_signals() as signals:
         job = _Job(process, notes, signals)
         try:
             while process.poll() is None and not job.is_over():
@@ -48,11 +49,11 @@ def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
             failure = notes.first_failure()  # before those that are left are killed
         finally:
             job.end()
-        if signal.SIGINT in signals.received:
+        if signal.SIGINT in signals:
             INTERRUPTIONS.note()
             raise KeyboardInterrupt
-        if signals.received:
-            return 128 + signals.received[0]
+        if signals:
+            return 128 + signals[0]
         if job.complaint:
             print(f"Error: {job.complaint}", file=sys.stderr)
             return 1
@@ -60,27 +61,24 @@ def follow(process: subprocess.Popen[bytes], notes: Notes) -> int:
         return failure or notes.first_failure() or (code if code >= 0 else 128 - code)
 
 
+@contextmanager
+def _noted_signals() -> Iterator[Sequence[int]]:
+    """Note the signals that ask for the end (Ctrl-C, SIGTERM, the end of the terminal) instead of ending."""
+    received: list[int] = []
+    names = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        names.append(signal.SIGHUP)
+    before = {name: signal.signal(name, lambda number, _: received.append(number)) for name in names}
+    try:
+        yield received
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(seconds)
-
-
-class _Signals:
-    """Notes the signals that ask for the end (Ctrl-C, SIGTERM, the end of the terminal) instead of ending."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-
-    def __enter__(self) -> Self:
-        names = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            names.append(signal.SIGHUP)
-        self._before = {name: signal.signal(name, lambda number, _: self.received.append(number)) for name in names}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, handler in self._before.items():
-            signal.signal(name, handler)
 
 
 class _Job:
@@ -90,49 +88,53 @@ class _Job:
         complaint: why the job has been ended though no worker has failed.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], notes: Notes, signals: _Signals) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], notes: Notes, signals: Sequence[int]) -> None:
         self._process = process
         self._notes = notes
         self._signals = signals
         self._passed_on = 0
         self._memory = SharedMemory()
         self._over_at: float | None = None
-        self._agent_lost_at: float | None = None
         self._in_vain_since: float | None = None
         self.complaint: str | None = None
 
     def is_over(self) -> bool:
         """Return whether the time has come to kill what still runs; look at what has happened since."""
         now = time.monotonic()
-        if len(self._signals.received) > self._passed_on:
+        if len(self._signals) > self._passed_on:
             self._over_at = now if self._passed_on else now + ENDING_SECONDS
-            self._passed_on = len(self._signals.received)
+            self._passed_on = len(self._signals)
             self._look_at_memory()
-            number = self._signals.received[0]
-            # agents take SIGHUP for the end of the launcher, and workers get no time
-            self._signal_agents(signal.SIGTERM if number == signal.SIGHUP else number)
+            first = self._signals[0]
+            self._signal_agents(signal.SIGTERM if first == signal.SIGHUP else first)  # SIGHUP would give no time
         if self._memory.look_is_due:
             self._look_at_memory()
-        if self._over_at is None and (self._notes.first_failure() or self._has_lost_an_agent(now)):
+        if self._over_at is None and self._notes.first_failure():
             self._over_at = now + LAST_WORDS_SECONDS
             self._look_at_memory()
         if self._over_at is None and (complaint := self._waits_in_vain(now)):
             self.complaint, self._over_at = complaint, now
         return self._over_at is not None and now >= self._over_at
 
+    def end(self) -> None:
+        """End what is left: workers, what they have started, and mpiexec; remove the shared memory of all.
+
+        When the agents have ended, mpiexec ends by itself, and removes its own files.
+        """
+        self._look_at_memory()
+        for end in (partial(self._signal_agents, signal.SIGHUP), self._process.terminate, self._process.kill):
+            end()
+            _wait(self._process, _FAREWELL_SECONDS)
+        agent.kill_descendants()
+        self._memory.remove()
+
     def _look_at_memory(self) -> None:
-        self._memory.look(worker.pid for worker in self._notes.workers() if not worker.ended)
+        self._memory.look(self._notes.maps())
 
     def _signal_agents(self, number: int) -> None:
-        for worker in self._notes.workers():
+        for _, its_agent in self._notes.running():
             with suppress(ProcessLookupError):
-                os.kill(worker.agent, number)
-
-    def _has_lost_an_agent(self, now: float) -> bool:
-        """Return whether a worker has ended some time ago, and its agent does not say so: it is stopped, or killed."""
-        lost = any(agent.state_of(worker.pid) in {"", "Z"} for worker in self._notes.workers() if not worker.ended)
-        self._agent_lost_at = (self._agent_lost_at or now) if lost else None
-        return self._agent_lost_at is not None and now - self._agent_lost_at > _LOST_AGENT_SECONDS
+                os.kill(its_agent, number)
 
     def _waits_in_vain(self, now: float) -> str | None:
         """Return what is to be said where workers wait to meet one that has ended; None where none does."""
@@ -141,26 +143,3 @@ class _Job:
         if made and now - (self._in_vain_since or now) < LAST_WORDS_SECONDS:
             return None  # those that have an earlier strategy know by that, and raise it themselves
         return text
-
-    def end(self) -> None:
-        """End what is left: the workers, what they have started, and mpiexec; remove the shared memory of all.
-
-        mpiexec, when the agents have ended, ends by itself, and removes its own files.
-        """
-        self._look_at_memory()
-        self._kill_workers()
-        _wait(self._process, _FAREWELL_SECONDS)
-        if self._process.poll() is None:
-            self._process.terminate()
-            _wait(self._process, _FAREWELL_SECONDS)
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._kill_workers()
-        agent.kill_descendants()
-        self._memory.remove()
-
-    def _kill_workers(self) -> None:
-        for worker in self._notes.workers():
-            with suppress(ProcessLookupError):
-                os.killpg(worker.pid, signal.SIGKILL)

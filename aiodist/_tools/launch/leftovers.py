@@ -1,13 +1,13 @@
 """MPI's shared memory, and its removal.
 
 An MPI removes its shared memory when it is finalised, which a killed worker never does; in a container, where there is
-little of it, some failed jobs use up all. What workers have mapped is seen while they run.
+little of it, some failed jobs use up all. What workers have mapped is seen while they run; one that ends without
+finalising MPI notes it itself.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -32,27 +32,17 @@ class SharedMemory:
         """Whether it is time to look again: often at first, when workers map it, and then ever more seldom."""
         return time.monotonic() >= self._next_look
 
-    def look(self, workers: Iterable[int]) -> None:
-        """Note what these processes have mapped."""
+    def look(self, maps: Iterable[Path]) -> None:
+        """Note what processes have mapped, as Linux shows it in these files."""
         now = time.monotonic()
         self._next_look = now + _PATIENCE * (now - self._begun)
-        for worker in workers:
-            self._paths |= _mapped(worker)
+        for file in maps:
+            with suppress(OSError):
+                mapped = (line.split(maxsplit=5)[-1] for line in file.read_text(errors="replace").splitlines())
+                self._paths.update(path for path in mapped if path.startswith(_OF_MPI))
 
     def remove(self) -> None:
         """Remove what has been noted: all that have used it have ended."""
         for path in self._paths:
             with suppress(OSError):
                 os.unlink(path)  # noqa: PTH108
-
-
-def _mapped(worker: int) -> set[str]:
-    """Return the paths of MPI's shared memory in a process, as Linux shows them."""
-    if sys.platform != "linux":
-        return set()
-    try:
-        lines = Path(f"/proc/{worker}/maps").read_text(errors="replace").splitlines()
-    except OSError:
-        return set()
-    paths = {line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line}  # noqa: S108
-    return {path for path in paths if path.startswith(_OF_MPI)}

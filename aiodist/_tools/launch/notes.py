@@ -3,7 +3,8 @@
 All are named by the worker's process. Its agent leaves ``started.PID`` (agent and rank), ``ended.PID`` (the exit code),
 and ``echo.PID`` where the end was asked for. A worker, as `aiodist._workers.launcher` has it, leaves ``meeting.PID``
 while it waits for the others to make a strategy, ``met.PID`` (how often they have met), ``leaving.PID`` when it is
-ready to end, which MPI keeps it from until all are, and ``echo.PID`` where it ends because another has.
+ready to end, which MPI keeps it from until all are, ``echo.PID`` where it ends because another has, and
+``memory.PID`` (what it has mapped of files, as Linux shows it) where it ends without finalising MPI.
 """
 
 from __future__ import annotations
@@ -12,18 +13,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 from aiodist._tools.usage import UsageError
-
-
-class Worker(NamedTuple):
-    """A worker that has started: its process, its agent's, its rank, and whether it is known to have ended."""
-
-    pid: int
-    agent: int
-    rank: int
-    ended: bool
 
 
 class Notes:
@@ -36,11 +27,15 @@ class Notes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def workers(self) -> list[Worker]:
-        """Return the workers that have started."""
+    def running(self) -> list[tuple[int, int]]:
+        """Return the workers that have started and not ended: each one's process, and its agent's."""
         ended = self._pids("ended")
-        told = {_pid(note): note.read_text().split() for note in self.folder.glob("started.*")}
-        return [Worker(pid, int(agent), int(rank), pid in ended) for pid, (agent, rank) in told.items()]
+        started = {_pid(note): note for note in self.folder.glob("started.*")}
+        return [(pid, int(note.read_text().split()[0])) for pid, note in started.items() if pid not in ended]
+
+    def maps(self) -> list[Path]:
+        """Return the files that show what memory workers have mapped: those that run, and those that say so."""
+        return [*self.folder.glob("memory.*"), *(Path(f"/proc/{worker}/maps") for worker, _ in self.running())]
 
     def first_failure(self) -> int:
         """Return the exit code of the first worker that has failed by itself, else of the first that has; else 0."""
@@ -67,14 +62,13 @@ class Notes:
         count = sum(met.get(pid, 0) >= made for pid in self._pids("meeting") - ended)
         if not count:
             return None
-        rank = next((str(worker.rank) for worker in self.workers() if worker.pid == first), f"of process {first}")
+        note = self.folder / f"started.{first}"
+        who = f"worker {note.read_text().split()[1]}" if note.exists() else "a worker"
         what, where = "without making a MultiWorkerMirroredStrategy", "there"
         if made:
             what, where = f"after making {made} MultiWorkerMirroredStrategy", "to make the next"
         others = "1 other waits" if count == 1 else f"{count} others wait"
-        return made, (
-            f"worker {rank} has ended {what}, and {others} for it {where}; every worker must run the same program"
-        )
+        return made, (f"{who} has ended {what}, and {others} for it {where}; every worker must run the same program")
 
     def _pids(self, kind: str) -> set[int]:
         return {_pid(note) for note in self.folder.glob(f"{kind}.*")}

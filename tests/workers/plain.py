@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -78,7 +79,7 @@ class PlainRun:
     def __init__(self, ids: Sequence[int], total: int, program: Program) -> None:
         self.ledger = Ledger(ids, total=total, slot_type=PlainSlot)
         self.devices = tuple(f"CPU:{i}" for i in range(len(ids)))
-        self.span: RunSpan | None = None
+        self.span: Any = None
         self.error: CollectiveError | None = None
         self.results: dict[int, list[Any]] = {i: [] for i in ids}
         self.replicas = {member.replica_id: _Replica(self, member, program[member.replica_id]) for member in
@@ -177,11 +178,10 @@ class _Replica:
             return False
         return all(slot.complete for slot in self.waits_for)
 
-    def act(self) -> None:
+    def act(self) -> None:  # noqa: C901, PLR0912  (one branch an operation)
         """Do the next operation."""
         run = self.run
-        for slot in self.waits_for:
-            run.results[self.replica.id].append(slot.result)
+        run.results[self.replica.id] += [slot.result for slot in self.waits_for]
         self.waits_for = []
         if not self.ops:
             if self.issued:
@@ -191,6 +191,7 @@ class _Replica:
                 self._end(ReplicaState.EXITED)
             return
         op = self.ops.popleft()
+        slot: Any
         if op.what == "raise":
             run.failures[self.replica.id] = ValueError("bad batch")
             self._end(ReplicaState.FAILED)
@@ -199,7 +200,7 @@ class _Replica:
         place = Place("program.py", op.line, 0, "step")
         if op.what == "join":
             matched = member.group.join(member, Call("join"), place, 0)
-            slot: Any = member.group.joining
+            slot = member.group.joining
             slot.request = SimpleNamespace(kind=kinds.JOIN)
             slot.values = [member.rank]
             for each in matched:
@@ -332,7 +333,7 @@ class PlainJob:
         self.coordinator = Coordinator(self.layout)
         self.to_coordinator: list[deque[bytes]] = [deque() for _ in counts]
         self.to_worker: list[deque[bytes]] = [deque() for _ in counts]
-        self.drivers = [PlainDriver() for _ in counts]
+        self.drivers: list[Any] = [PlainDriver() for _ in counts]
         self.teams: list[Team] = []
         self.runs: list[PlainRun] = []
         mover = PlainMover(lambda slot: slot.number % 2 == 0)
@@ -375,10 +376,10 @@ class PlainJob:
         for rank, run in enumerate(self.runs):
             found += [replica.act for replica in run.replicas.values() if replica.can_act()]
             if run.ended and rank not in self._ended:
-                found.append(lambda rank=rank: self._end(rank))
-        found += [lambda i=i: self._deliver(i) for i in range(len(self.cluster.held))]
-        found += [lambda r=r: self._to_coordinator(r) for r, queue in enumerate(self.to_coordinator) if queue]
-        found += [lambda r=r: self._to_worker(r) for r, queue in enumerate(self.to_worker) if queue]
+                found.append(partial(self._end, rank))
+        found += [partial(self._deliver, i) for i in range(len(self.cluster.held or ()))]
+        found += [partial(self._to_coordinator, r) for r, queue in enumerate(self.to_coordinator) if queue]
+        found += [partial(self._to_worker, r) for r, queue in enumerate(self.to_worker) if queue]
         return found
 
     def _end(self, rank: int) -> None:

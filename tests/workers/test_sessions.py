@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
 from aiodist._core.errors import CollectiveError
-from tests.workers_new.plain import Op, PlainJob, Program, on_one_machine
+from tests.workers.plain import Op, PlainJob, Program, on_one_machine
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (2, 2), (1, 1, 1, 1), (3, 1)]
 SEEDS = range(40)
@@ -29,9 +30,10 @@ def check(counts: tuple[int, ...], program: Program, seed: int) -> None:
         assert results == right.results
         return
     expected = right.error.report
-    for each in found:
+    for each in (*found,):
+        outcome: Any = each
         assert type(each) is type(right.error), (each, right.error)
-        report = each.report
+        report = outcome.report
         assert (report.reason, report.sequence_number, set(report.suspects)) == (
             expected.reason,
             expected.sequence_number,
@@ -88,9 +90,8 @@ def test_uneven_loops_with_a_join(counts: tuple[int, ...]) -> None:
         right, found = on_one_machine(sum(counts), program, seed), outcomes(counts, program, seed)
         assert right.error is None
         results = {i: values for each in found for i, values in each.items()}  # type: ignore[union-attr]
-        without_last = lambda values: [v for v in values if not isinstance(v, tuple)]  # noqa: E731
-        for i in results:
-            assert without_last(results[i]) == without_last(right.results[i])
+        for i, values in results.items():
+            assert _without_last(values) == _without_last(right.results[i])
         assert len({v for values in results.values() for v in values if isinstance(v, tuple)}) == 1
 
 
@@ -165,3 +166,7 @@ def test_more_workers_than_exchange_whole_records() -> None:
         uneven = [[*(Op("call", 5) for _ in range(i % 3)), Op("join", 6), Op("call", 7)] for i in range(70)]
         found = outcomes(counts, uneven, seed)
         assert all(isinstance(each, dict) for each in found)
+
+
+def _without_last(values: list[Any]) -> list[Any]:
+    return [value for value in values if not isinstance(value, tuple)]

@@ -1,0 +1,327 @@
+"""The state of a variable: its components, and the assignments that change them.
+
+Components are arrays that never change: an assignment puts others in their place. What replicas assign to a mirrored
+variable meets in a collective like any other, of a kind that belongs to the variable and the method (`Request`): calls
+for two variables never combine, and a report names the variable. What replicas assign to a sync-on-read variable is
+applied to their own components, by the call.
+
+Worker threads make the new value of a large variable (`Change`), and the event loop's thread puts it in place.
+Assignments take effect in the order of their collectives. A replica may have issued the next one without awaiting the
+last; where that one finds the last value still being made, it waits for it, in the event loop's thread. Nothing but
+such a program ever does.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+from threading import Event
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiodist._arrays.host import Array
+from aiodist._arrays.leaves import Spec as ValueSpec
+from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import ALL_REDUCE, Collective
+from aiodist._collectives.work import Call as WorkCall
+from aiodist._collectives.work import Work
+from aiodist._core.call import Call
+from aiodist._core.errors import ReplicaContextError
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import current
+from aiodist._runtime.requests import OverWorkers, Request
+from aiodist._strategy.aggregation import (
+    VariableAggregation,
+    VariableSynchronization,
+    aggregate,
+    converted,
+    parts,
+    updated,
+)
+from aiodist._strategy.creation import Site, Spec
+from aiodist._strategy.scope import require_all_workers
+from aiodist_kernels import ReduceOp, policy
+
+
+class Sharing(Protocol):
+    """What a strategy does for variables whose other components are on other workers."""
+
+    def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
+        """Hear that this worker has created a variable under the strategy's scope."""
+
+    def created_in_replica(
+        self, state: State, context: ReplicaContext, value: Array, site: Site, frame: FrameType
+    ) -> None:
+        """Hear that a replica has created a variable."""
+
+    def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
+        """Return how the workers make one value of what replicas assign, and apply it."""
+        ...
+
+
+class State:
+    """What a variable is, and its components.
+
+    Args:
+        spec: what it is.
+        strategy: whose it is; None: the default one's.
+        components: none where replica 0's initial value is still to come.
+
+    Attributes:
+        spec: what it is.
+        strategy: whose it is; None: the default one's.
+        subject: tells it from others of its name.
+        requests: what replicas ask for when they create it or assign to it, by method and name.
+        change: a large assignment that is being made; None without one.
+    """
+
+    __slots__ = ("_components", "change", "requests", "spec", "strategy", "subject")
+
+    def __init__(self, spec: Spec, strategy: Any, components: Sequence[Array]) -> None:
+        self.spec = spec
+        self.strategy = strategy
+        self.subject = str(next(_numbers))
+        self.requests: dict[tuple[str, str | None], Request] = {}
+        self.change: Change | None = None
+        self.put(components)
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether it has the same value on every replica."""
+        return self.spec.synchronization is VariableSynchronization.ON_WRITE
+
+    @property
+    def sharing(self) -> Sharing | None:
+        """What the strategy does for components on other workers; None where there are none."""
+        return None if self.strategy is None else self.strategy.sharing
+
+    def put(self, components: Sequence[Array]) -> None:
+        """Set the components: read-only arrays, whose memory is nobody else's; replicas may have one in common."""
+        self._components = list(components)
+
+    def present(self) -> list[Array]:
+        """Return the components.
+
+        Raises:
+            ReplicaContextError: replica 0's initial value has not come yet.
+        """
+        if not self._components:
+            inside = isinstance(current.get(), ReplicaContext)
+            how = "with any awaited call of the strategy, e.g. `await strategy.run(fn)`"
+            raise ReplicaContextError(
+                f"the variable {self.spec.name!r} gets replica 0's initial value, which has not come yet; wait for it "
+                f"before the variable is used, {'e.g. with `await ctx.barrier()`' if inside else how}"
+            )
+        return self._components
+
+    def total(self) -> Array:
+        """Return the value outside of replicas; it may be a component.
+
+        Raises:
+            ReplicaContextError: replica 0's initial value has not come yet.
+            ValueError: it is sync-on-read, and has components elsewhere, or no aggregation.
+        """
+        components = self.present()
+        if not self.mirrored and self.sharing is not None:
+            raise ValueError(
+                f"the sync-on-read variable {self.spec.name!r} has components on other workers, which a read cannot "
+                "wait for; outside a replica write `await strategy.reduce(op, variable, axis=None)`, or look at "
+                "variable.values"
+            )
+        if self.mirrored or len(components) == 1:
+            return components[0]
+        if self.spec.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"the sync-on-read variable {self.spec.name!r} has aggregation NONE, so outside a replica it has no "
+                "one value; read it in a replica, look at variable.values, or give it an aggregation"
+            )
+        return aggregate(self.spec.aggregation, components, self.spec.name)
+
+    def converted(self, value: Any) -> Array:
+        """Return a value that is assigned, as an array of the variable's shape and dtype; it may be the value itself.
+
+        Raises:
+            OverflowError, TypeError, ValueError: as `aggregation.converted`.
+        """
+        return converted(value, self.spec.shape, self.spec.dtype, self.spec.name)
+
+    def settle(self) -> None:
+        """Have the last assignment take effect."""
+        if self.change is not None:
+            self.change.settle()
+
+    # Assignments in replicas.
+
+    def request(self, variable: object, method: str, name: str | None) -> Request:
+        """Return what replicas ask for when they assign to a mirrored variable: the variable."""
+        found = self.requests.get((method, name))
+        if found is not None:
+            return found
+        spec, op = self.spec, self.spec.aggregation.reduce_op
+        call = Call(
+            f"{spec.name}.{method}",
+            op=None if op is None else op.name,
+            subject=self.subject,
+            name=name,
+            shapes=(spec.shape,),
+            dtypes=(spec.dtype.name,),
+            arrays=("array",),
+        )
+        collective = Collective(ALL_REDUCE, op, None, ValueSpec((spec.shape,), (spec.dtype,), (None,), single=True))
+        over = None if self.sharing is None else self.sharing.over_workers(self, partial(self._apply, variable, method))
+        made = Request(collective, call, partial(self._meet, variable, method), over_workers=over)
+        return self.requests.setdefault((method, name), made)
+
+    def _meet(self, variable: object, method: str, values: Sequence[Array], options: CommunicationOptions) -> Any:
+        """Apply what all replicas assign."""
+        self.settle()
+        if policy.blocks(values[0].nbytes * (len(values) + 2)):
+            self.change = Change(self, method, values, options)
+            return self.change.work(lambda: variable)
+        self._update_all(method, aggregate(self.spec.aggregation, values, self.spec.name, options.accumulate))
+        return variable
+
+    def _apply(self, variable: object, method: str, value: Any) -> Any:
+        """Apply what the replicas of all workers assign."""
+        self.settle()
+        self._update_all(method, np.asarray(value))
+        return variable
+
+    def _update_all(self, method: str, value: Array) -> None:
+        """Update the components of a mirrored variable, which are equal: one array serves all."""
+        old = self.present()
+        self.put([updated(method, old[0], value)] * len(old))
+
+    def update_own(self, position: int, method: str, value: Array) -> None:
+        """Apply what one replica assigns to a sync-on-read variable."""
+        components = self.present()
+        components[position] = updated(method, components[position], value)
+
+    # Assignments from outside.
+
+    def assign_outside(self, method: str, value: Any) -> None:
+        """Assign outside of replicas, at once; see `Variable.assign`."""
+        self.settle()
+        size = len(self.present())
+        if self.mirrored and self.sharing is not None:
+            self._check_assignable(method, value)
+        if isinstance(value, DistributedValues) and len(value.values) != size:
+            raise ValueError(
+                f"the variable {self.spec.name!r} has {size} components, one for each replica, got a "
+                f"{type(value).__name__} with {len(value.values)}"
+            )
+        if isinstance(value, Mirrored):
+            value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
+        each = [self.converted(v) for v in (value.values if isinstance(value, DistributedValues) else (value,))]
+        share = None if self.strategy is None else self.strategy.share
+        first = 0 if share is None else share.mine.start
+        if self.mirrored:
+            self._update_all(method, aggregate(self.spec.aggregation, each, self.spec.name, first=first))
+            return
+        if method != "assign":
+            self._check_counted(method, size)
+        if not isinstance(value, DistributedValues):
+            if method == "assign":
+                replicas = size if share is None else share.replicas
+                each = parts(self.spec.aggregation, each[0], replicas)[first : first + size]
+            else:
+                each *= size
+        self.put([updated(method, *pair) for pair in zip(self.present(), each, strict=True)])
+
+    def _check_assignable(self, method: str, value: Any) -> None:
+        """Check that what is assigned can be the same on all workers."""
+        require_all_workers()
+        if isinstance(value, PerReplica):
+            raise ValueError(  # noqa: TRY004  (the type is right elsewhere, and this value is not)
+                f"{method} outside a replica is not for a per-replica value where the mirrored variable "
+                f"{self.spec.name!r} has components on other workers, which it cannot wait for: the other replicas' "
+                f"values are there. Write `variable.{method}(await strategy.reduce(op, value, axis=None))`, or "
+                f"{method} in a replica"
+            )
+
+    def _check_counted(self, method: str, size: int) -> None:
+        if self.strategy is None:  # one component, outside of any strategy: nothing is to be told apart
+            return
+        if self.spec.aggregation is VariableAggregation.SUM:
+            raise ValueError(
+                f"{method} outside a replica is not for the sync-on-read variable {self.spec.name!r}, whose "
+                f"aggregation is SUM: with {size} components it cannot be told whether the value counts once or for "
+                f"each. Call {method} in a replica, or assign(variable.read_value() ± value)"
+            )
+
+
+class Change:
+    """What the replicas assign to a large mirrored variable, on its way.
+
+    Args:
+        state: the variable's.
+        method: what they called on it.
+        values: what each brought.
+        options: how the values are aggregated.
+    """
+
+    def __init__(self, state: State, method: str, values: Sequence[Array], options: CommunicationOptions) -> None:
+        self._state = state
+        self._method = method
+        self._old = state.present()
+        self._over = Event()
+        self._new: Any = None
+        self._error: BaseException | None = None
+        spec = state.spec
+        op = spec.aggregation.reduce_op
+        self._fresh = op is not None
+        if op is not None:
+            self._total = _fold(op, values, options)
+        else:
+            found: list[Array] = []
+            make = partial(aggregate, spec.aggregation, values, spec.name)
+            self._total = Work([[lambda: found.append(make())]], found.pop)
+
+    def work(self, result: Callable[[], Any]) -> Work:
+        """Return the calls that make the new value, and what puts it in place and returns a result."""
+
+        def apply() -> Any:
+            self.settle()
+            if self._error is not None:
+                raise self._error
+            return result()
+
+        phases = [[partial(self._try, call) for call in calls] for calls in self._total.phases]
+        return Work([*phases, [self._make]], apply)
+
+    def _try(self, call: WorkCall) -> None:
+        try:
+            call()
+        except BaseException as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
+            self._error = error
+
+    def _make(self) -> None:
+        if self._error is None:
+            self._try(self._update)
+        self._over.set()
+
+    def _update(self) -> None:
+        self._new = updated(self._method, self._old[0], self._total.result(), fresh=self._fresh)
+
+    def settle(self) -> None:
+        """Put the new value in place as soon as it is made, once; for the event loop's thread."""
+        self._over.wait()
+        if self._state.change is self:
+            self._state.change = None
+            if self._error is None:
+                self._state.put([self._new] * len(self._old))
+
+
+def _fold(op: ReduceOp, values: Sequence[Array], options: CommunicationOptions) -> Work:
+    spec = ValueSpec((values[0].shape,), (values[0].dtype,), (None,), single=True)
+    found = executor(Collective(ALL_REDUCE, op, None, spec), len(values), (), options.accumulate)
+    result = found.run(values, options.bytes_per_pack)
+    return result if type(result) is Work else Work([], lambda: result)
+
+
+_numbers = itertools.count()
