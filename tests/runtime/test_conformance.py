@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
 import signal
 import sys
 from collections.abc import Callable
@@ -19,7 +18,6 @@ import anyio
 import numpy as np
 import pytest
 from anyio.lowlevel import checkpoint
-from hypothesis import HealthCheck, given, settings
 
 from aiodist import (
     CollectiveError,
@@ -35,7 +33,6 @@ from aiodist._runtime import loop as loop_module
 from aiodist._runtime import stall
 from tests.runtime.held_threads import HeldThreads, hold
 from tests.runtime.programs import Relay, error_of, here, mirrored, on_each, replica, results, run, still_works
-from tests.runtime.random_programs import Steps, carry_out, programs
 
 pytestmark = [pytest.mark.anyio, pytest.mark.every_loop]
 Loop = tuple[str, dict[str, Any]]
@@ -199,17 +196,6 @@ async def test_worker_threads_resume_replicas_in_order(monkeypatch: pytest.Monke
     assert seen == ["elsewhere", 0, 1, 2]
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=programs())
-def test_random_programs_give_numpys_numbers(anyio_backend: Loop, steps: Steps) -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        me = ctx.replica_id_in_sync_group
-        for step, result in zip(steps, await carry_out(ctx, steps, random.Random(me)), strict=True):
-            step.check(result, me, 3)
-
-    on(anyio_backend, run, mirrored(3), program)
-
-
 # Cancellation passes through a run, and leaves nothing behind.
 
 
@@ -257,14 +243,6 @@ async def test_cancel_of_a_scope_around_the_run(place: Any) -> None:
     with anyio.CancelScope() as scope:
         await strategy.run(place, args=(scope.cancel,))
     assert scope.cancelled_caught
-    await still_works(strategy)
-
-
-async def test_timeout_around_the_run_is_only_that() -> None:
-    strategy = mirrored(3)
-    with pytest.raises(TimeoutError) as caught, anyio.fail_after(0.01):
-        await strategy.run(in_barrier, args=(lambda: None,))
-    assert not isinstance(caught.value, CollectiveError)
     await still_works(strategy)
 
 
@@ -556,22 +534,6 @@ async def test_report_is_not_lost_among_the_cancellations_of_a_task_group() -> N
     assert ["replica 2 raised" in note for note in error.__notes__] == [True]
 
 
-async def test_child_task_that_fails_fails_its_replica() -> None:
-    async def child() -> None:
-        raise LookupError("child")
-
-    async def program() -> None:
-        async with anyio.create_task_group() as tasks:
-            if replica() == 1:
-                tasks.start_soon(child)
-            await here().barrier()
-
-    with pytest.raises(ExceptionGroup) as caught:
-        await mirrored(2).run(program)
-    assert [type(error) for error in caught.value.exceptions] == [LookupError]
-    assert "replica 1 of 2 on CPU:1" in caught.value.__notes__[0]
-
-
 # Ctrl-C.
 
 
@@ -851,21 +813,6 @@ async def test_timeouts_and_task_groups_of_asyncio() -> None:
         await both()
     assert [type(error) for error in caught.value.exceptions] == [LookupError]
     await still_works(strategy)
-
-
-@pytest.mark.every_loop("asyncio", "uvloop")
-async def test_timeout_of_asyncio_abandons() -> None:
-    async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group == 0:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.01):
-                    await ctx.barrier()
-        elif ctx.replica_id_in_sync_group == 1:
-            await ctx.barrier()
-        else:
-            await anyio.sleep_forever()
-
-    assert str(await error_of(program)).startswith("replica 0 was cancelled out of collective #0")
 
 
 @pytest.mark.every_loop("trio")

@@ -190,10 +190,11 @@ async def test_a_failure_of_one_that_goes_on_ends_the_join() -> None:
 async def test_a_join_may_last_longer_than_collectives_may() -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group:
-            await anyio.sleep(0.05)
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
         await ctx.join()
 
-    await run(mirrored(2, timeout=0.01), program)
+    await run(mirrored(2, timeout=1e-9), program)
 
 
 async def test_many_joins_leave_nothing() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,13 +20,11 @@ from aiodist._runtime.waits import Awaited
 from tests.runtime.programs import Program, mirrored, run
 
 pytestmark = pytest.mark.anyio
-on_asyncio = pytest.mark.every_loop("asyncio", "uvloop")
 Look = Callable[[WaitGraph], None]
 
 
 async def look_at(program: Program, check: Look, replicas: int = 2) -> None:
     """Run a program until nothing in it moves any more, look who waits for whom, and end it."""
-
     async with anyio.create_task_group() as tasks:
 
         async def looker() -> None:
@@ -47,181 +45,133 @@ def lines_of(graph: WaitGraph) -> list[str]:
     return [re.sub(r" \(\S+:\d+\)", "", line) for line in graph.lines() if line.startswith("replica")]
 
 
-def expect(*lines: str) -> Look:
-    def check(graph: WaitGraph) -> None:
-        assert lines_of(graph) == list(lines)
-
-    return check
-
-
-async def one_each(ctx: ReplicaContext, *waits: Callable[[], Awaitable[Any]]) -> None:
-    """Let each replica wait in its own way."""
-    await waits[ctx.replica_id_in_sync_group]()
+# What a task waits for.
 
 
 async def sleeper() -> None:
     await anyio.sleep(1000)
 
 
-async def test_what_anyio_has_to_wait_in() -> None:
-    async def notify() -> None:
-        condition = anyio.Condition()
-        async with condition:
-            await condition.wait()
-
-    async def receive() -> None:
-        send, receive = anyio.create_memory_object_stream[int](1)
-        with send, receive:
-            await receive.receive()
-
-    async def put() -> None:
-        send, receive = anyio.create_memory_object_stream[int](0)
-        with send, receive:
-            await send.send(1)
-
-    async def group() -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(sleeper, name="loader")
-
-    async def steps() -> AsyncIterator[int]:
-        await anyio.sleep(7)
-        yield 1
-
-    async def step() -> None:
-        async with contextlib.aclosing(steps()) as found:  # type: ignore[type-var]
-            async for _ in found:
-                pass
-
-    waits: list[Callable[[], Awaitable[Any]]] = [
-        lambda: anyio.Event().wait(),
-        lambda: anyio.Semaphore(0).acquire(),
-        notify,
-        receive,
-        put,
-        group,
-        step,
-        anyio.sleep_forever,
-    ]
-    await look_at(
-        lambda ctx: one_each(ctx, *waits),
-        expect(
-            "replica 0 waits for an anyio.Event to be set",
-            "replica 1 waits for an anyio.Semaphore",
-            "replica 2 waits for an anyio.Condition to be notified",
-            "replica 3 waits for an item of an anyio.MemoryObjectReceiveStream",
-            "replica 4 waits for room in an anyio.MemoryObjectSendStream",
-            "replica 5 waits for the task 'loader'",
-            "replica 5's task 'loader' waits for anyio.sleep(1000)",
-            "replica 6 waits for anyio.sleep(7)",
-            "replica 7 waits forever: sleep_forever()",
-        ),
-        len(waits),
-    )
+async def notified(condition: Any) -> None:
+    async with condition:
+        await condition.wait()
 
 
-@on_asyncio
-async def test_what_asyncio_has_to_wait_in() -> None:
-    async def group() -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(sleeper(), name="loader")
-
-    async def gathered() -> None:
-        await asyncio.gather(sleeper(), sleeper())
-
-    async def notify() -> None:
-        condition = asyncio.Condition()
-        async with condition:
-            await condition.wait()
-
-    async def shielded() -> None:
-        task = asyncio.create_task(sleeper(), name="inner")
-        try:
-            await asyncio.shield(task)
-        finally:
-            task.cancel()
-
-    async def timed() -> None:
-        await asyncio.wait_for(asyncio.create_task(sleeper(), name="timed"), 1000)
-
-    async def put() -> None:
-        queue: asyncio.Queue[int] = asyncio.Queue(1)
-        await queue.put(1)
-        await queue.put(2)
-
-    waits: list[Callable[[], Awaitable[Any]]] = [
-        lambda: asyncio.Event().wait(),
-        lambda: asyncio.Semaphore(0).acquire(),
-        lambda: asyncio.Queue[int]().get(),
-        lambda: asyncio.sleep(1000),
-        lambda: asyncio.get_running_loop().create_future(),
-        lambda: asyncio.StreamReader().readline(),
-        notify,
-        put,
-        gathered,
-        group,
-        shielded,
-        timed,
-    ]
-
-    def check(graph: WaitGraph) -> None:
-        main = [line for line in lines_of(graph) if "'s task" not in line and not line.startswith("2 times")]
-        assert main == [
-            "replica 0 waits for an asyncio.Event to be set",
-            "replica 1 waits for an asyncio.Semaphore",
-            "replica 2 waits for an item of an asyncio.Queue",
-            "replica 3 waits for asyncio.sleep(1000)",
-            "replica 4 waits for a future",
-            "replica 5 waits for I/O: StreamReader.readline()",
-            "replica 6 waits for an asyncio.Condition to be notified",
-            "replica 7 waits for room in an asyncio.Queue",
-            "replica 8 waits for 2 tasks of gather()",
-            "replica 9 waits for the task 'loader'",
-            "replica 10 waits for the task 'inner'",
-            "replica 11 waits for the task 'timed'",
-        ]
-        assert "replica 9's task 'loader' waits for anyio.sleep(1000)" in lines_of(graph)
-
-    await look_at(lambda ctx: one_each(ctx, *waits), check, len(waits))
-
-
-@pytest.mark.every_loop("trio")
-async def test_what_trio_has_to_wait_in() -> None:
-    async def notify() -> None:
-        condition = trio.Condition()
-        async with condition:
-            await condition.wait()
-
-    async def receive() -> None:
-        _send, receive = trio.open_memory_channel[int](0)
+async def receives() -> None:
+    send, receive = anyio.create_memory_object_stream[int](1)
+    with send, receive:
         await receive.receive()
 
-    async def nursery() -> None:
-        async with trio.open_nursery() as tasks:
-            tasks.start_soon(sleeper, name="loader")
 
-    waits: list[Callable[[], Awaitable[Any]]] = [
-        lambda: trio.Event().wait(),
-        lambda: trio.Semaphore(0).acquire(),
-        partial(trio.sleep, 1000),
-        trio.sleep_forever,
-        notify,
-        receive,
-        nursery,
-    ]
-    await look_at(
-        lambda ctx: one_each(ctx, *waits),
-        expect(
-            "replica 0 waits for a trio.Event to be set",
-            "replica 1 waits for a trio.Semaphore",
-            "replica 2 waits for trio.sleep(1000)",
-            "replica 3 waits forever: sleep_forever()",
-            "replica 4 waits for a trio.Condition to be notified",
-            "replica 5 waits for an item of a trio.MemoryReceiveChannel",
-            "replica 6 waits for the task 'loader'",
-            "replica 6's task 'loader' waits for anyio.sleep(1000)",
-        ),
-        len(waits),
-    )
+async def sends() -> None:
+    send, receive = anyio.create_memory_object_stream[int](0)
+    with send, receive:
+        await send.send(1)
+
+
+async def in_a_group() -> None:
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(sleeper, name="loader")
+
+
+async def steps() -> AsyncIterator[int]:
+    await anyio.sleep(7)
+    yield 1
+
+
+async def in_a_generator() -> None:
+    async with contextlib.aclosing(steps()) as found:  # type: ignore[type-var]
+        async for _ in found:
+            pass
+
+
+async def in_asyncios_group() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(sleeper(), name="loader")
+
+
+async def shielded() -> None:
+    task = asyncio.create_task(sleeper(), name="inner")
+    try:
+        await asyncio.shield(task)
+    finally:
+        task.cancel()
+
+
+async def timed() -> None:
+    await asyncio.wait_for(asyncio.create_task(sleeper(), name="timed"), 1000)
+
+
+async def gathered() -> None:
+    await asyncio.gather(sleeper(), sleeper())
+
+
+async def puts() -> None:
+    queue: asyncio.Queue[int] = asyncio.Queue(1)
+    await queue.put(1)
+    await queue.put(2)
+
+
+async def trio_receives() -> None:
+    _send, receive = trio.open_memory_channel[int](0)
+    await receive.receive()
+
+
+async def in_a_nursery() -> None:
+    async with trio.open_nursery() as tasks:
+        tasks.start_soon(sleeper, name="loader")
+
+
+Ways = Mapping[str, Callable[[], Awaitable[Any]]]
+OF_ANYIO: Ways = {
+    "waits for an anyio.Event to be set": lambda: anyio.Event().wait(),
+    "waits for an anyio.Semaphore": lambda: anyio.Semaphore(0).acquire(),
+    "waits for an anyio.Condition to be notified": lambda: notified(anyio.Condition()),
+    "waits for an item of an anyio.MemoryObjectReceiveStream": receives,
+    "waits for room in an anyio.MemoryObjectSendStream": sends,
+    "waits for the task 'loader'": in_a_group,
+    "waits for anyio.sleep(7)": in_a_generator,
+    "waits forever: sleep_forever()": anyio.sleep_forever,
+}
+OF_ASYNCIO: Ways = {
+    "waits for an asyncio.Event to be set": lambda: asyncio.Event().wait(),
+    "waits for an asyncio.Semaphore": lambda: asyncio.Semaphore(0).acquire(),
+    "waits for an item of an asyncio.Queue": lambda: asyncio.Queue[int]().get(),
+    "waits for asyncio.sleep(1000)": lambda: asyncio.sleep(1000),
+    "waits for a future": lambda: asyncio.get_running_loop().create_future(),
+    "waits for I/O: StreamReader.readline()": lambda: asyncio.StreamReader().readline(),
+    "waits for an asyncio.Condition to be notified": lambda: notified(asyncio.Condition()),
+    "waits for room in an asyncio.Queue": puts,
+    "waits for 2 tasks of gather()": gathered,
+    "waits for the task 'loader'": in_asyncios_group,
+    "waits for the task 'inner'": shielded,
+    "waits for the task 'timed'": timed,
+}
+OF_TRIO: Ways = {
+    "waits for a trio.Event to be set": lambda: trio.Event().wait(),
+    "waits for a trio.Semaphore": lambda: trio.Semaphore(0).acquire(),
+    "waits for trio.sleep(1000)": partial(trio.sleep, 1000),
+    "waits forever: sleep_forever()": trio.sleep_forever,
+    "waits for a trio.Condition to be notified": lambda: notified(trio.Condition()),
+    "waits for an item of a trio.MemoryReceiveChannel": trio_receives,
+    "waits for the task 'loader'": in_a_nursery,
+}
+
+
+@pytest.mark.every_loop
+@pytest.mark.parametrize("library", ["anyio", "its own"])
+async def test_what_tasks_wait_for_is_told(library: str, anyio_backend_name: str) -> None:
+    ways = OF_ANYIO if library == "anyio" else OF_TRIO if anyio_backend_name == "trio" else OF_ASYNCIO
+
+    async def program(ctx: ReplicaContext) -> None:
+        await list(ways.values())[ctx.replica_id_in_sync_group]()
+
+    def check(graph: WaitGraph) -> None:
+        lines = lines_of(graph)
+        assert [line for line in lines if "'s task" not in line] == [f"replica {i} {w}" for i, w in enumerate(ways)]
+        assert any(line.endswith("'s task 'loader' waits for anyio.sleep(1000)") for line in lines)
+
+    await look_at(program, check, len(ways))
 
 
 async def test_work_in_a_thread_is_told() -> None:
@@ -231,10 +181,7 @@ async def test_work_in_a_thread_is_told() -> None:
         go_on.wait(30)
 
     async def program(ctx: ReplicaContext) -> None:
-        if ctx.replica_id_in_sync_group:
-            await anyio.to_thread.run_sync(work)
-        else:
-            await ctx.run_sync(work)
+        await (anyio.to_thread.run_sync(work) if ctx.replica_id_in_sync_group else ctx.run_sync(work))
 
     def check(graph: WaitGraph) -> None:
         go_on.set()
@@ -261,6 +208,10 @@ async def test_a_merge_function_that_hangs_is_shown_with_those_who_wait_for_it()
     await look_at(lambda ctx: ctx.merge_call(merge), check)
 
 
+# Cycles.
+
+
+@pytest.mark.every_loop
 async def test_a_lock_held_across_a_collective_is_a_cycle() -> None:
     lock = anyio.Lock()
 
@@ -282,7 +233,7 @@ async def test_a_lock_held_across_a_collective_is_a_cycle() -> None:
     await look_at(program, check)
 
 
-@on_asyncio
+@pytest.mark.every_loop("asyncio", "uvloop")
 async def test_who_holds_a_lock_of_asyncio_is_found_by_looking() -> None:
     locks = asyncio.Lock(), asyncio.Lock()
 
@@ -302,7 +253,6 @@ async def test_who_holds_a_lock_of_asyncio_is_found_by_looking() -> None:
     await look_at(program, check)
 
 
-@on_asyncio
 async def test_a_lock_taken_without_a_with_has_no_holder_to_be_seen() -> None:
     lock = asyncio.Lock()
 
@@ -316,23 +266,6 @@ async def test_a_lock_taken_without_a_with_has_no_holder_to_be_seen() -> None:
         assert [edge.certain for edge in graph.cycle()] == [True, False]
 
     await look_at(program, check)
-
-
-async def test_queues_in_a_ring_are_a_cycle_by_what_is_at_hand() -> None:
-    streams = [anyio.create_memory_object_stream[int](1) for _ in range(3)]
-
-    async def program(ctx: ReplicaContext) -> None:
-        mine = ctx.replica_id_in_sync_group
-        await streams[mine][1].receive()
-        await streams[(mine + 1) % 3][0].send(1)
-
-    def check(graph: WaitGraph) -> None:
-        assert lines_of(graph) == ["replicas 0-2 wait for an item of an anyio.MemoryObjectReceiveStream"]
-
-    await look_at(program, check, 3)
-    for send, receive in streams:
-        send.close()
-        receive.close()
 
 
 async def test_a_crowd_that_waits_for_a_crowd_is_looked_at_in_one_pass() -> None:
