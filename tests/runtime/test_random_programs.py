@@ -88,7 +88,7 @@ def test_a_mutated_replica_is_found_and_named(
     assert mutation is not None
 
     async def program(ctx: ReplicaContext, seed: int) -> None:
-        own = mutation.steps if ctx.replica_id_in_sync_group == odd else steps
+        own = mutation[0] if ctx.replica_id_in_sync_group == odd else steps
         await carry_out(ctx, own, random.Random(seed + ctx.replica_id_in_sync_group))
 
     async def main() -> None:
@@ -98,7 +98,7 @@ def test_a_mutated_replica_is_found_and_named(
             with pytest.raises(CollectiveError) as caught:
                 await run(strategy, partial(program, seed=interleaving))
             report = caught.value.report
-            assert report.sequence_number == mutation.first
+            assert report.sequence_number == mutation[1]
             assert report.suspects == (odd,) or replicas == 2  # of two, one that is missing may be the right one
             texts.add(f"{type(caught.value)}: {report.reason}: {report}")
         assert len(texts) == 1, "\n=====\n".join(texts)
