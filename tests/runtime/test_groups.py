@@ -40,9 +40,16 @@ async def test_a_group_counts_its_members_in_the_order_given() -> None:
 
 
 async def test_every_collective_works_in_a_group() -> None:
+    async def merge(strategy: aiodist.Strategy, value: Any) -> Any:
+        assert aiodist.in_cross_replica_context()
+        assert len(strategy.experimental_local_results(value)) == 2
+        return await strategy.reduce("SUM", value, None), await strategy.extended.reduce_to("SUM", value, "CPU:0")
+
+    groups: list[ReplicaContext] = []
+
     async def program(ctx: ReplicaContext) -> None:
         me = ctx.replica_id_in_sync_group
-        group = ctx.new_group([me % 2, me % 2 + 2])
+        groups.append(group := ctx.new_group([me % 2, me % 2 + 2]))
         mine, both = np.array([me, 10 + me]), [me % 2, me % 2 + 2]
         position = group.replica_id_in_sync_group
         assert await group.all_reduce("SUM", me) == sum(both)
@@ -51,26 +58,21 @@ async def test_every_collective_works_in_a_group() -> None:
         assert (await group.reduce_scatter("SUM", mine)).tolist() == [sum(both) + 20 * position]
         assert (await group.all_to_all(mine)).tolist() == [10 * position + i for i in both]
         await group.barrier()
+        assert await group.merge_call(merge, (me,)) == (sum(both), sum(both))
         assert await group.run_sync(get_replica_context) is ctx
         out = np.zeros(2, int)
         assert await group.all_reduce("SUM", mine, out=out) is out
         assert out.tolist() == [sum(both), sum(both) + 20]
+        await ctx.barrier()
+        with pytest.raises(ReplicaContextError, match=r"of replica . of 4 inside replica . of 4"):
+            groups[(me + 1) % 4].barrier()  # another replica's
+        await ctx.barrier()
 
     await run(mirrored(4), program)
-
-
-async def test_a_merge_function_of_a_group_sees_its_members_values() -> None:
-    async def merge(strategy: aiodist.Strategy, value: Any) -> Any:
-        assert aiodist.in_cross_replica_context()
-        assert len(strategy.experimental_local_results(value)) == 2
-        return await strategy.reduce("SUM", value, None), await strategy.extended.reduce_to("SUM", value, "CPU:0")
-
-    async def program(ctx: ReplicaContext) -> Any:
-        if ctx.replica_id_in_sync_group == 1:
-            return None
-        return await ctx.new_group([0, 2]).merge_call(merge, (ctx.replica_id_in_sync_group + 1.0,))
-
-    assert await results(3, program) == ((4.0, 4.0), None, (4.0, 4.0))
+    with pytest.raises(ReplicaContextError, match="whose function has ended"):
+        groups[0].barrier()
+    with pytest.raises(ReplicaContextError, match="whose function has ended"), groups[0]:
+        groups[0].new_group([0])
 
 
 async def test_a_duplicate_of_all_has_an_order_of_its_own() -> None:
@@ -155,24 +157,6 @@ async def test_variables_belong_to_the_strategy_in_a_group_too() -> None:
             return float(on_read.read_value()), float(made.read_value()), float(mirror.read_value())
 
     assert await run(strategy, program) == ((0.0, 5.0, 4.0), (1.0, 5.0, 4.0), (2.0, 5.0, 4.0))
-
-
-async def test_another_replicas_group_context_is_refused() -> None:
-    groups: list[ReplicaContext] = []
-
-    async def program(ctx: ReplicaContext) -> None:
-        groups.append(ctx.new_group([0, 1]))
-        await ctx.barrier()
-        other = groups[1 - ctx.replica_id_in_sync_group]
-        with pytest.raises(ReplicaContextError, match=r"of replica . of 2 inside replica . of 2"):
-            other.barrier()
-        await ctx.barrier()
-
-    await run(mirrored(2), program)
-    with pytest.raises(ReplicaContextError, match="whose function has ended"):
-        groups[0].barrier()
-    with pytest.raises(ReplicaContextError, match="whose function has ended"), groups[0]:
-        groups[0].new_group([0])
 
 
 @pytest.mark.parametrize(
