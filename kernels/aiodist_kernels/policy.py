@@ -27,21 +27,14 @@ is quicker, with memory from the C library also for two arrays of 1 MiB: what a 
 interpreter out of the caches, so that to borrow a block takes 6 microseconds of 105. (`pool` has its own thresholds for
 results that are larger, or come with others.)"""
 
-NATIVE_FROM: Final = {
-    2: 32 * MIB,
-    3: 512 * KIB,
-    4: 128 * KIB,
-    5: 64 * KIB,
-    8: 32 * KIB,
-    12: 16 * KIB,
-    17: 512 * KIB,
-}
-"""Folds in the buffers' own dtype, by the number of buffers (an entry holds up to the next). NumPy adds two buffers at
+NATIVE_FROM: Final = {2: 32 * MIB, 3: 512 * KIB}
+"""Folds in the buffers' own dtype, of two buffers and of more. NumPy adds two buffers at
 the limit of the machine, until stores should go past the caches; from three on it passes over the result again and
 again."""
 
-WIDE_FROM: Final = 512
-"""Folds in a wider accumulator, where NumPy converts each buffer apart. A kernel takes 3 microseconds to be called."""
+WIDE_FROM: Final = 2 * KIB
+"""Folds in a wider accumulator, where NumPy converts each buffer apart. To call a kernel takes 2 microseconds, and one
+more for each buffer, whose address NumPy tells no faster."""
 
 COMPILED_FROM: Final = 64 * KIB
 """Bytes from which the first reduction that a kernel would serve waits for it to be compiled."""
@@ -67,7 +60,7 @@ def compiled_from(rule: Rule, count: int) -> int:
     """Return the bytes of one buffer from which a compiled kernel beats NumPy."""
     if not rule.is_native or is_half(rule.dtype):  # whose MIN and MAX NumPy takes one by one
         return WIDE_FROM
-    return NATIVE_FROM[max(least for least in NATIVE_FROM if least <= max(count, 2))]
+    return NATIVE_FROM[2 if count <= 2 else 3]
 
 
 def blocks(moved: int) -> bool:

@@ -217,7 +217,7 @@ async def step():
 async def main():
     begin = time.perf_counter()
     await aiodist.MirroredStrategy(["CPU:0", "CPU:1"]).run(step)
-    print(time.perf_counter() - begin, "llvmlite" in sys.modules)
+    print(time.perf_counter() - begin, "numba" in sys.modules)
 asyncio.run(main())
 """
 
