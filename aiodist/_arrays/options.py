@@ -10,7 +10,6 @@ from aiodist_kernels import Accumulate
 
 _IMPLEMENTATIONS = ("auto", "ring", "nccl")
 _ACCUMULATORS = ("native", "float64")
-_REDUCTIONS = ("fast", "ordered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +24,6 @@ class CommunicationOptions:
         implementation: "auto", "ring" or "nccl", in any case; a hint, as in TensorFlow, without effect.
         accumulate: "native", or "float64", which accumulates float32, float16 and bfloat16 sums and products in float64
             and rounds once; replica 0's value is used.
-        reduction: "fast", or "ordered", which gives the same bits however the same replicas are spread over workers.
-            It is set for a strategy; calls do not change it.
 
     Raises:
         TypeError: a value has the wrong type.
@@ -37,15 +34,13 @@ class CommunicationOptions:
     timeout_seconds: float | None = None
     implementation: str = "auto"
     accumulate: Accumulate = "native"
-    reduction: str = "fast"
 
     def __post_init__(self) -> None:
         _check_bytes(self.bytes_per_pack)
         if self.timeout_seconds is not None:
             _check_timeout(self.timeout_seconds)
-        object.__setattr__(self, "implementation", _choice("implementation", self.implementation, _IMPLEMENTATIONS))
-        object.__setattr__(self, "accumulate", _choice("accumulate", self.accumulate, _ACCUMULATORS))
-        object.__setattr__(self, "reduction", _choice("reduction", self.reduction, _REDUCTIONS))
+        object.__setattr__(self, "implementation", choice("implementation", self.implementation, _IMPLEMENTATIONS))
+        object.__setattr__(self, "accumulate", choice("accumulate", self.accumulate, _ACCUMULATORS))
 
     def merge(self, options: CommunicationOptions | None) -> CommunicationOptions:
         """Return these options, overridden by those of ``options`` that are not at their defaults.
@@ -75,7 +70,18 @@ def _check_timeout(seconds: Any) -> None:
         raise ValueError(f"timeout_seconds must be more than 0, or None to wait, got {seconds!r}")
 
 
-def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+def choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return an option's value in lower case.
+
+    Args:
+        name: the option's name.
+        value: its value, in any case.
+        choices: the values that there are.
+
+    Raises:
+        TypeError: the value is not a string.
+        ValueError: it is unknown.
+    """
     if not isinstance(value, str):
         raise TypeError(f"{name} must be a string, one of {', '.join(map(repr, choices))}, got {value!r}")
     if value.lower() not in choices:

@@ -73,16 +73,16 @@ class Workers:
     Args:
         communicator: as in `MultiWorkerMirroredStrategy`.
         extended: the strategy's devices and settings.
+        ordered: reductions give the same bits for every layout.
 
     Attributes:
         meeting: where the workers find each other.
         run_numbers: by ledger, the number of each run's opening.
     """
 
-    def __init__(self, communicator: Any, extended: StrategyExtended) -> None:
+    def __init__(self, communicator: Any, extended: StrategyExtended, *, ordered: bool) -> None:
         self._extended = extended
-        settings = Settings(extended.order_check, extended.communication_options.reduction == "ordered")
-        self.meeting = Meeting(communicator, extended.devices, settings)
+        self.meeting = Meeting(communicator, extended.devices, Settings(extended.order_check, ordered))
         self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._joined: Team | None = None
         self._lock: tuple[Any, anyio.Lock] | None = None

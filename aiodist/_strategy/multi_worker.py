@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
 from aiodist._core.report import ReplicaState
 from aiodist._data.distributed import Share
@@ -44,32 +44,35 @@ class MultiWorkerMirroredStrategy(Strategy):
     strategy, and every later call raises it; make a new strategy to go on.
 
     Args:
+        devices: a device for each local replica; see `MirroredStrategy`.
         communicator: the workers. None: those that a launcher has started, e.g. ``aiodist run -n 4`` or ``mpiexec -n
             4``; without a launcher this process alone. An ``mpi4py.MPI.Intracomm``: its processes, all of which make
             the strategy. It is duplicated, and remains the program's own.
-        devices: a device for each local replica; see `MirroredStrategy`.
         communication_options: the options of every collective.
         order_check: how call sites are compared; see `MirroredStrategy`.
+        reduction: "fast", or "ordered", which gives the same bits however the same replicas are spread over workers.
 
     Raises:
         DeviceNotFoundError: this machine does not have a device.
         ImportError: a launcher has started several workers, and the library of their engine is not installed.
         TypeError: an argument has the wrong type.
-        ValueError: a device is misspelled or given twice; ``order_check`` is unknown; this process is not in the
-            communicator.
+        ValueError: a device is misspelled or given twice; ``order_check`` or ``reduction`` is unknown; this process
+            is not in the communicator.
     """
 
     def __init__(
         self,
-        communicator: Any = None,
         devices: Sequence[str] | None = None,
+        communicator: Any = None,
         *,
         communication_options: CommunicationOptions | None = None,
         order_check: str = "call_site",
+        reduction: str = "fast",
     ) -> None:
+        ordered = choice("reduction", reduction, ("fast", "ordered")) == "ordered"
         extended = MultiWorkerExtended.on(devices, communication_options, order_check)
         super().__init__(extended)
-        self.workers = Workers(communicator, extended)
+        self.workers = Workers(communicator, extended, ordered=ordered)
         self._cluster: ClusterSettings | None = None
 
     def __repr__(self) -> str:

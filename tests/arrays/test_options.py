@@ -16,7 +16,7 @@ from aiodist._core.call import OrderCheck
 
 
 def test_defaults() -> None:
-    assert dataclasses.astuple(CommunicationOptions()) == (0, None, "auto", "native", "fast")
+    assert dataclasses.astuple(CommunicationOptions()) == (0, None, "auto", "native")
 
 
 @pytest.mark.parametrize("given", ["ring", "RING", "Nccl", "AUTO"])

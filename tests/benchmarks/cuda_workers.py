@@ -176,7 +176,7 @@ async def simulated(
     lab: Lab, sizes: dict[str, tuple[int, int]] = SIZES, leaves: tuple[int, int, int] = LEAVES
 ) -> tuple[MultiWorkerMirroredStrategy, list[Row]]:
     """Measure with two workers in this process."""
-    strategies = [MultiWorkerMirroredStrategy(each, ["GPU:0"]) for each in SimulatedCluster(2).communicators]
+    strategies = [MultiWorkerMirroredStrategy(["GPU:0"], each) for each in SimulatedCluster(2).communicators]
     workers = [measure(lab, strategy, rank, sizes, leaves) for rank, strategy in enumerate(strategies)]
     return strategies[0], (await asyncio.gather(*workers))[0]
 

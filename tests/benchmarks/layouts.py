@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
+from aiodist import MultiWorkerMirroredStrategy, get_replica_context
 from aiodist._arrays import environment
 
 REPLICAS = 8
@@ -45,9 +45,7 @@ def main() -> None:
     workers = environment.launched_workers() or 1
     devices = [f"CPU:{i}" for i in range(REPLICAS // workers)]
     for reduction in ("fast", "ordered"):
-        strategy = MultiWorkerMirroredStrategy(
-            devices=devices, communication_options=CommunicationOptions(reduction=reduction)
-        )
+        strategy = MultiWorkerMirroredStrategy(devices, reduction=reduction)
         found, bits = strategy.experimental_local_results(asyncio.run(strategy.run(replica)))[0]
         if strategy.cluster_resolver.task_id == 0:
             shown = "  ".join(f"{name} {us:.0f}" for name, us in zip(SIZES, found, strict=True))

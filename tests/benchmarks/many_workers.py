@@ -72,7 +72,7 @@ async def measure(workers: int) -> list[float]:
     """Return the row of the table for a number of workers."""
     before, begun = peak(), time.process_time()
     cluster = SimulatedCluster(workers)
-    strategies = [MultiWorkerMirroredStrategy(communicator, ["CPU:0"]) for communicator in cluster.communicators]
+    strategies = [MultiWorkerMirroredStrategy(["CPU:0"], communicator) for communicator in cluster.communicators]
     assert [strategy.num_replicas_in_sync for strategy in strategies] == [workers] * workers
     constructed = time.process_time() - begun
     await everywhere(strategies, nothing)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from mpi4py import MPI
 
-from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy, get_replica_context
+from aiodist import MultiWorkerMirroredStrategy, get_replica_context
 
 SIZES = {"4 B": 1, "64 KiB": 1 << 14, "1 MiB": 1 << 18, "8 MiB": 1 << 21}
 ROUNDS = 9
@@ -150,9 +150,7 @@ def main() -> None:
     gc.disable()
     rows: Rows = {}
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0"])
-    ordered = MultiWorkerMirroredStrategy(
-        devices=["CPU:0"], communication_options=CommunicationOptions(reduction="ordered")
-    )
+    ordered = MultiWorkerMirroredStrategy(devices=["CPU:0"], reduction="ordered")
     for _ in range(ROUNDS):
         asyncio.run(strategy.run(replica, (rows, "all_reduce")))
         asyncio.run(ordered.run(replica, (rows, "ordered")))

@@ -117,7 +117,6 @@ def test_update_config_proto_returns_a_copy() -> None:
             "timeout_seconds": None,
             "implementation": "ring",
             "accumulate": "native",
-            "reduction": "fast",
         },
     }
     updated["log"]["flags"].append("b")

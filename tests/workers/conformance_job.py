@@ -35,7 +35,7 @@ def main() -> None:
         go_through(case, communicator)
     say(f"{communicator.engine} conforms in {time.perf_counter() - begun:.2f} s")
     options = CommunicationOptions(timeout_seconds=30)
-    strategy = MultiWorkerMirroredStrategy(duplicate(communicator), ["CPU:0", "CPU:1"], communication_options=options)
+    strategy = MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], duplicate(communicator), communication_options=options)
     say(f"digest {asyncio.run(all_values(strategy))}")
     say(f"ordered {all_ordered_sums(duplicate(communicator), 4 // communicator.size)}")
 

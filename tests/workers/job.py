@@ -110,9 +110,9 @@ async def ordered_sums(ctx: ReplicaContext) -> str:
 
 def all_ordered_sums(communicator: Communicator, replicas: int) -> str:
     """Return the digest of ordered sums, with so many replicas on this worker."""
-    options = CommunicationOptions(reduction="ordered", timeout_seconds=30)
+    options = CommunicationOptions(timeout_seconds=30)
     devices = [f"CPU:{i}" for i in range(replicas)]
-    strategy = MultiWorkerMirroredStrategy(communicator, devices, communication_options=options)
+    strategy = MultiWorkerMirroredStrategy(devices, communicator, communication_options=options, reduction="ordered")
     found = asyncio.run(strategy.run(lambda: ordered_sums(aiodist.get_replica_context())))
     return str(strategy.experimental_local_results(found)[0])
 
@@ -163,7 +163,7 @@ def caught() -> None:
     """End in good order after errors that the program has caught."""
     mpi = importlib.import_module("mpi4py.MPI")  # before aiodist has made it ready
     for in_group in (False, True):
-        strategy = MultiWorkerMirroredStrategy(mpi.COMM_WORLD)
+        strategy = MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
         asyncio.run(disagree(strategy, in_group=in_group))
     if strategy.share.mine.start > 0:
         time.sleep(1.5)  # longer than a worker that has said farewell is waited for

@@ -24,4 +24,4 @@ def strategies(workers: int) -> list[MultiWorkerMirroredStrategy]:
     """Return a strategy for each worker; they wait for each other, so each is made in a thread."""
     communicators: list[Any] = [OverTcp(one) for one in SimulatedCluster(workers).communicators]
     with ThreadPoolExecutor(workers) as pool:
-        return list(pool.map(lambda one: MultiWorkerMirroredStrategy(one, ["CPU:0"]), communicators))
+        return list(pool.map(lambda one: MultiWorkerMirroredStrategy(["CPU:0"], one), communicators))

@@ -30,13 +30,14 @@ class Job:
         counts: how many replicas each has.
     """
 
-    def __init__(self, *counts: int, order_check: str = "call_site", **options: Any) -> None:
+    def __init__(self, *counts: int, order_check: str = "call_site", reduction: str = "fast", **options: Any) -> None:
         self.cluster = SimulatedCluster(len(counts))
         self.strategies = [
             MultiWorkerMirroredStrategy(
-                communicator,
                 [f"CPU:{i}" for i in range(count)],
+                communicator,
                 order_check=order_check,
+                reduction=reduction,
                 communication_options=CommunicationOptions(**options),
             )
             for communicator, count in zip(self.cluster.communicators, counts, strict=True)

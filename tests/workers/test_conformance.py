@@ -36,7 +36,7 @@ def test_simulated_engine(case: conformance.Case, size: int) -> None:
 @cache
 def digest_of_simulated(size: int) -> str:
     """Return the digest of the program's values, from the simulated engine."""
-    strategies = [MultiWorkerMirroredStrategy(c, ["CPU:0", "CPU:1"]) for c in SimulatedCluster(size).communicators]
+    strategies = [MultiWorkerMirroredStrategy(["CPU:0", "CPU:1"], c) for c in SimulatedCluster(size).communicators]
     digests: list[str] = []
 
     async def one(strategy: MultiWorkerMirroredStrategy) -> None:

@@ -42,14 +42,15 @@ LAYOUTS = [(3,), (1, 1), (1, 3, 2)]
 class DeviceJob(Job):
     """Simulated workers whose replicas are on planted GPUs, two on the first and the others on the second."""
 
-    def __init__(self, machine: Machine | None, *counts: int, **options: Any) -> None:
+    def __init__(self, machine: Machine | None, *counts: int, reduction: str = "fast", **options: Any) -> None:
         self.machine = machine
         self.counts = counts
         self.cluster = SimulatedCluster(len(counts))
         self.strategies = [
             MultiWorkerMirroredStrategy(
-                communicator,
                 [f"GPU:{place}" for place in range(count)],
+                communicator,
+                reduction=reduction,
                 communication_options=CommunicationOptions(**options),
             )
             for communicator, count in zip(self.cluster.communicators, counts, strict=True)

@@ -120,7 +120,7 @@ mpi4py.rc.initialize = False
 import aiodist
 def told(communicator):
     try:
-        strategy = aiodist.MultiWorkerMirroredStrategy(communicator)
+        strategy = aiodist.MultiWorkerMirroredStrategy(communicator=communicator)
         return asyncio.run(strategy.reduce("SUM", 3, None))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
