@@ -24,7 +24,7 @@ from aiodist._core.errors import (
 )
 from aiodist._core.findings import Findings, Step
 from aiodist._core.report import CallRecord, CollectiveReport, Location, Partition, Reason, ReplicaReport, ReplicaState
-from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.snapshot import GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
 from aiodist._core.text import shown_file
 from aiodist._core.waitgraph import shortest_cycle, stuck
@@ -32,20 +32,6 @@ from aiodist._core.waitgraph import shortest_cycle, stuck
 _REASONS = list(Reason)
 _MOST_LIMITS = 3
 _MOST_CALLS = 64
-
-
-class Overdue(NamedTuple):
-    """A collective whose time is up.
-
-    Attributes:
-        group: the group that it is of.
-        number: its sequence number; None for the join.
-        seconds: how long it had, from the first arrival; 0 where it had no limit.
-    """
-
-    group: GroupKey
-    number: int | None
-    seconds: float
 
 
 def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
@@ -245,7 +231,7 @@ class _Case:
             partitions=[(posted.replicas, posted.post) for posted in partitions],
             abandoned=tuple(sorted(left)),
             refusals={i: facts[i].refusal for i in sorted(left) if facts[i].refusal},
-            group=render.group_label(self.group),
+            group=self.group.label(),
             joining=self.slot is self.group.join,
             sides=sides,
             divergence=diverged(self._past(), *sides) if sides is not None else None,
@@ -535,7 +521,7 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> Collecti
         post = slot.post_of(i)
         assert post is not None, "it waits in it"
         number = None if slot is group.join else slot.number
-        steps.append(Step(i, str(post.call), number, render.group_label(group), post.location))
+        steps.append(Step(i, str(post.call), number, group.label(), post.location))
     return CollectiveReport(
         Reason.CYCLE, cycle[0][1].slot.number, tuple(replicas), tuple(sorted(on_it)), render.cycle_text(steps)
     )

@@ -12,7 +12,6 @@ from threading import Lock
 from typing import NamedTuple
 
 from aiodist._core.ledger import HISTORY, Ledger
-from aiodist._core.render import group_label
 from aiodist._core.report import Location
 from aiodist._core.snapshot import GroupRecord, SlotRecord
 from aiodist._core.text import count, ids_briefly, shown
@@ -96,7 +95,7 @@ class RunRecord:
 
 
 def _calls(group: GroupRecord, replica_id: int) -> list[RecordedCall]:
-    label = group_label(group)
+    label = group.label()
     found = [_recorded(slot, replica_id, label, complete=True) for slot in group.history if slot.number >= 0]
     everyone = len(group.key[0])
     for slot in (*group.open, *([group.join] if group.join is not None else [])):

@@ -14,7 +14,6 @@ from aiodist._core.call import LEAF, Call, Function, compare, leaf_text
 from aiodist._core.divergence import branch_line, diff
 from aiodist._core.findings import Findings, Step
 from aiodist._core.report import CallRecord, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
-from aiodist._core.snapshot import GroupRecord
 from aiodist._core.text import count, ids, ids_briefly, place, shown, shown_file
 
 _MOST_PARTITIONS = 12
@@ -31,18 +30,6 @@ def text(findings: Findings) -> str:
     lines += [*findings.time_limits, *_circle(findings), *_last_agreement(findings)]
     lines += [*_divergence(findings), *hints(findings)]
     return "\n".join(lines)
-
-
-def group_label(group: GroupRecord) -> str | None:
-    """Return what reports call a group; None for the run's own group, of which they need not speak."""
-    members, name, number = group.key
-    if number < 0:
-        return None
-    if name is not None:
-        return f"group {name!r} of {ids(members)}"
-    being_made = any(slot.number < 0 for slot in group.open)  # its members may not agree on the place
-    made_at = None if being_made or group.made_at is None else f" made at {place(group.made_at.location)}"
-    return f"the group of {ids(members)}{made_at or ''}"
 
 
 def cycle_text(steps: Sequence[Step]) -> str:

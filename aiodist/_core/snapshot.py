@@ -16,12 +16,27 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._core.call import Call, Function, OrderCheck, Place, Post, fingerprint
 from aiodist._core.report import Location, ReplicaState
+from aiodist._core.text import ids, place
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
 """What a group is known by in every process: its members, its name, how many with these were made before it.
 
 The number of the run's own group is -1.
 """
+
+
+class Overdue(NamedTuple):
+    """A collective whose time is up.
+
+    Attributes:
+        group: the group that it is of.
+        number: its sequence number; None for the join.
+        seconds: how long it had, from the first arrival; 0 where it had no limit.
+    """
+
+    group: GroupKey
+    number: int | None
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +121,17 @@ class GroupRecord:
     history: tuple[SlotRecord, ...]
     open: tuple[SlotRecord, ...]
     join: SlotRecord | None = None
+
+    def label(self) -> str | None:
+        """Return what reports call the group; None for the run's own group, of which they need not speak."""
+        members, name, number = self.key
+        if number < 0:
+            return None
+        if name is not None:
+            return f"group {name!r} of {ids(members)}"
+        being_made = any(slot.number < 0 for slot in self.open)  # its members may not agree on the place
+        made_at = None if being_made or self.made_at is None else f" made at {place(self.made_at.location)}"
+        return f"the group of {ids(members)}{made_at or ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Member, Path
-from aiodist._core.render import group_label
 from aiodist._runtime import requests
 from aiodist._runtime.current import Block, CrossReplica, current
 from aiodist._runtime.device_thread import DeviceThread
@@ -126,7 +125,7 @@ class ReplicaContext(Block):
 
     def __repr__(self) -> str:
         me = f"replica {self.replica_id_in_sync_group} of {self.num_replicas_in_sync}"
-        label = group_label(self.member.group.record())
+        label = self.member.group.record().label()
         return f"<ReplicaContext: {me if label is None else f'{me} in {label}'} on {self.devices[0]}>"
 
     @property

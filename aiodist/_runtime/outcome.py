@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Ledger, Replica, Slot
-from aiodist._core.render import group_label
 from aiodist._core.text import ids, ids_briefly, place
 
 _MOST_NOTES = 4
@@ -26,7 +25,7 @@ def _who_waits(slot: Slot, failed: int) -> str | None:
     if not waiting or slot.matched or slot.number < 0:
         return None
     post = slot.post_of(waiting[0].position)
-    label = group_label(group.record())
+    label = group.record().label()
     call = post.call.kind if slot is group.joining else f"{post.call.kind} #{slot.number}"
     where = f"{call} of {label}" if label is not None else call
     were = "was" if len(waiting) == 1 else "were"

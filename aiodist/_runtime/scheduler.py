@@ -46,15 +46,13 @@ from anyio.lowlevel import checkpoint_if_cancelled
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
-from aiodist._core import analysis
-from aiodist._core.analysis import Overdue
 from aiodist._core.call import Call as PlainCall
 from aiodist._core.call import OrderCheck, place
 from aiodist._core.errors import CollectiveError, IncompleteCollectiveError
 from aiodist._core.instrument import Observer, who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Path
 from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
-from aiodist._core.snapshot import ReplicaFacts, Snapshot
+from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.text import ids
 from aiodist._runtime.context import ANY_THREAD, NO_RUN, ReplicaContext
 from aiodist._runtime.current import current
@@ -476,7 +474,7 @@ class Run:
     def _analysed(self, overdue: Overdue | None = None) -> CollectiveError:
         """Return the error for what the ledger shows; whatever goes wrong in that must not keep those who wait."""
         try:
-            return analysis.error_of(analysis.analyse(self.snapshot(), overdue=overdue))
+            return _error_of(self.snapshot(), overdue)
         except Exception as error:  # noqa: BLE001  (a bug in the analysis)
             text = f"replicas disagree, and the analysis of it failed: {type(error).__name__}: {error}"
             everyone = tuple(replica.id for replica in self.ledger.replicas)
@@ -608,9 +606,11 @@ class Run:
             if self.span is not None and certain:
                 self.span.stuck(certain)
             elif certain and (self.loop.pending() is not None or self._has_been_quiet()):
+                from aiodist._core.analysis import find_cycle
+
                 snapshot = self.snapshot(blocked=tuple(sorted(certain)))
-                if analysis.find_cycle(snapshot):
-                    self.fail(analysis.error_of(analysis.analyse(snapshot)))
+                if find_cycle(snapshot):
+                    self.fail(_error_of(snapshot))
                     return
         took = time.perf_counter() - began
         self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
@@ -646,8 +646,7 @@ class Run:
                 *([f"The cycle: {circle}."] if circle else []),
             ])  # fmt: skip
             among = tuple(sorted(certain))
-            snapshot = self.snapshot(blocked=among, deadlocked=among, circle=text)
-            self.fail(analysis.error_of(analysis.analyse(snapshot)))
+            self.fail(_error_of(self.snapshot(blocked=among, deadlocked=among, circle=text)))
 
     # What is known of the replicas.
 
@@ -677,6 +676,12 @@ class Run:
 
 
 JOIN = Request.of_kind(kinds.JOIN)
+
+
+def _error_of(snapshot: Snapshot, overdue: Overdue | None = None) -> CollectiveError:
+    from aiodist._core.analysis import analyse, error_of  # loaded when something has gone wrong
+
+    return error_of(analyse(snapshot, overdue=overdue))
 
 
 def _how_it_returned(state: _State) -> tuple[str | None, Location | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from aiodist._core.analysis import Overdue
 from aiodist._core.ledger import Group
+from aiodist._core.snapshot import Overdue
 from aiodist._runtime.rendezvous import Rendezvous
 
 

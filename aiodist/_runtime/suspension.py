@@ -20,7 +20,6 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from aiodist._core.ledger import Member
-from aiodist._core.render import group_label
 from aiodist._core.report import Location
 from aiodist._core.text import place
 from aiodist._runtime.handle import CollectiveHandle
@@ -217,7 +216,7 @@ def _a_thing(thing: Any) -> str:
 
 def _collective(handle: CollectiveHandle[Any]) -> str:
     slot = handle.slot
-    kind, label = slot.post_of(handle.member.position).call.kind, group_label(slot.group.record())
+    kind, label = slot.post_of(handle.member.position).call.kind, slot.group.record().label()
     call = kind if slot is slot.group.joining else f"{kind} #{slot.number}"
     return call if label is None else f"{call} of {label}"
 

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist._core.render import group_label
 from aiodist._data.distributed import Share
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
@@ -102,6 +101,6 @@ def require_all_workers() -> None:
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(
             "what all workers do together was asked for in the merge function of "
-            f"{group_label(here.group.record())}, which only the workers with members of it run; combine values in the "
+            f"{here.group.record().label()}, which only the workers with members of it run; combine values in the "
             "group first, e.g.  await group.all_reduce(op, value)"
         )

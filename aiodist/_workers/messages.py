@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from aiodist._core import snapshot as snapshots
-from aiodist._core.analysis import Overdue
 from aiodist._core.report import CollectiveReport
-from aiodist._core.snapshot import GroupKey, Snapshot
+from aiodist._core.snapshot import GroupKey, Overdue, Snapshot
 
 OUTSIDE: Final = -1
 """The number of what is called outside of replicas, beside those of runs, which count from 0."""

@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from aiodist._collectives import kinds
-from aiodist._core.analysis import Overdue
 from aiodist._core.call import Call, Post, path_of
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group, Ledger
-from aiodist._core.snapshot import GroupKey, Snapshot
+from aiodist._core.snapshot import GroupKey, Overdue, Snapshot
 from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, ReleaseGroup, Trouble, Waiting

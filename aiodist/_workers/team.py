@@ -20,12 +20,12 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from aiodist._core.analysis import Overdue, error_of
+from aiodist._core.analysis import error_of
 from aiodist._core.call import Call, OrderCheck
 from aiodist._core.errors import CollectiveError, WorkerLostError
 from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
-from aiodist._core.snapshot import ReplicaFacts, Snapshot
+from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.text import ids
 from aiodist._workers.channel import Channel
 from aiodist._workers.layout import Layout

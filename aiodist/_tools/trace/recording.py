@@ -16,7 +16,6 @@ from aiodist._core.call import Call
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import ObservedRun, Observer
 from aiodist._core.ledger import Ledger, Member, Slot
-from aiodist._core.render import group_label
 from aiodist._core.report import ReplicaState
 
 RawPost: TypeAlias = tuple[Call, Any, int]
@@ -79,7 +78,7 @@ class Run:
         serial = group.serial
         if serial not in self.members:
             self.members[serial] = [member.replica_id for member in group.members]
-            self.labels[serial] = group_label(group.record())
+            self.labels[serial] = group.record().label()
         found = self.open[serial, slot.number] = Collective(self, serial, slot)
         if slot is group.joining:
             found.number = group.number_of_join()
