@@ -1,0 +1,16 @@
+"""Programs of torch.distributed: their ranks in one process, checked; and the dumps of their jobs (floor 10).
+
+Only `dumps` can be used without torch. The modules, in order; each imports only from those above it and from lower
+floors:
+
+- `dumps`: what PyTorch's flight recorder has written of a job, as a snapshot.
+- `private`: torch, and which of its private names are used, with which versions that was tried.
+- `ranks`: a thread a rank, of which one runs at a time; who is next, and when nobody can go on.
+- `process`: what a process has once and each rank needs for itself: environment, arguments, modules, random state.
+- `kinds`: what each collective asks for, and what it computes.
+- `group`: the process group whose collectives are checked and carried out; the store.
+- `cpu`: CUDA devices taken for the CPU.
+- `script`: a script on its ranks, and what came of it.
+- `server`: the process that the ranks live in.
+- `run`: starting that process, schedules, and what is said when it dies.
+"""
