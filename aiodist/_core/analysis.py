@@ -215,7 +215,7 @@ class _Case:
         missing = _missing(self.group, self.slot)
         ended = _ended(self.snapshot)
         reason = self._reason(partitions, missing, ended)
-        suspects = self._suspects(partitions, missing, reason, ended)
+        odd = self._odd(partitions, missing, reason, ended)
         replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
         facts = {each.replica_id: each for each in self.snapshot.replicas}
         report_of = {replica.replica_id: replica for replica in replicas}
@@ -227,25 +227,24 @@ class _Case:
             reason=reason,
             sequence_number=self.slot.number,
             replicas=replicas,
-            suspects=suspects,
+            odd=odd,
             partitions=[(posted.replicas, posted.post) for posted in partitions],
             abandoned=tuple(sorted(left)),
             refusals={i: facts[i].refusal for i in sorted(left) if facts[i].refusal},
             group=self.group.label(),
             joining=self.slot is self.group.join,
             sides=sides,
-            divergence=diverged(self._past(), *sides) if sides is not None else None,
+            divergence=diverged(self._past(), *sides, tie=not odd) if sides is not None else None,
             time_limits=_time_limits([facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS]),
             circle=self.snapshot.circle,
             races=races,
             timeout_seconds=self.seconds,
         )
-        blamed = len(suspects) < len(replicas)
         return CollectiveReport(
             reason=reason,
             sequence_number=self.slot.number,
             replicas=replicas,
-            suspects=suspects,
+            suspects=odd or self._everyone(),
             text=render.text(findings),
             group=findings.group,
             partitions=tuple(
@@ -253,7 +252,7 @@ class _Case:
                     posted.replicas,
                     str(posted.post.call),
                     posted.post.location,
-                    majority=index == 0 and (blamed or len(partitions) == 1) and suspects[:1] != posted.replicas[:1],
+                    majority=index == 0 and bool(odd) and odd[:1] != posted.replicas[:1],
                 )
                 for index, posted in enumerate(partitions)
             ),
@@ -272,21 +271,27 @@ class _Case:
             return Reason.ABANDONED
         return Reason.TIMEOUT
 
-    def _suspects(
+    def _odd(
         self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], reason: Reason, ended: set[int]
     ) -> tuple[int, ...]:
+        """Return the minority; empty on a tie, where nobody is to blame."""
         if reason is Reason.TIMEOUT:  # where all are there, it is replica 0's merge function that hangs
             return tuple(member.replica_id for member in missing) or (min(self.group.key[0]),)
-        gone = [m.replica_id for m in missing if _is_gone(self.group, m, self.slot, ended)]
-        arrived = sorted(i for each in partitions for i in each.replicas)
-        if len(partitions) <= 1:
-            return tuple(gone if len(gone) <= len(arrived) or not arrived else arrived)
-        sizes = sorted([len(each.replicas) for each in partitions] + ([len(gone)] if gone else []), reverse=True)
-        if sizes[0] == sizes[1]:
-            is_join = self.slot is self.group.join
-            return tuple(m.replica_id for m in self.group.members if is_join or _takes_part(m, self.slot))
-        others = [i for each in partitions if len(each.replicas) < sizes[0] for i in each.replicas]
-        return tuple(sorted(others + (gone if len(gone) < sizes[0] else [])))
+        gone = tuple(m.replica_id for m in missing if _is_gone(self.group, m, self.slot, ended))
+        there = [each.replicas for each in partitions]
+        if len(there) == 1:  # who has joined waits, too
+            absent = {member.replica_id for member in missing}
+            there = [tuple(m.replica_id for m in self.group.members if m.replica_id not in absent)]
+        sides = sorted(there + ([gone] if gone else []), key=len, reverse=True)
+        if len(sides) == 1:
+            return gone
+        if len(sides[0]) == len(sides[1]):
+            return ()
+        return tuple(sorted(i for side in sides[1:] for i in side))
+
+    def _everyone(self) -> tuple[int, ...]:
+        is_join = self.slot is self.group.join
+        return tuple(m.replica_id for m in self.group.members if is_join or _takes_part(m, self.slot))
 
     def _sides(
         self,

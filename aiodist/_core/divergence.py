@@ -10,7 +10,7 @@ stands in a branch on the way to the other. What is found in the last two ways i
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 
 from aiodist._core import source
@@ -52,13 +52,34 @@ class Past:
     whole: bool
 
 
-def diverged(past: Past, usual: Side, odd: Side) -> Divergence | None:
-    """Return how the odd side diverged from the usual one; None where nothing tells."""
+def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Divergence | None:
+    """Return how the odd side diverged from the usual one; None where nothing tells.
+
+    Args:
+        past: the calls that all made before.
+        usual, odd: the two sides.
+        tie: neither is the odd one, so a call that only one of them makes is told as that, not as skipped by the other.
+    """
     if not odd.calls or not usual.calls:
         return _left_loop(past, usual, odd)
-    return (
+    found = (
         _by_calls(usual, odd) or _left_loop(past, usual, odd) or _by_rounds(past, usual, odd) or _by_source(usual, odd)
     )
+    if tie and found is not None and found.kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED):
+        return replace(found, text=_neutral(found))
+    return found
+
+
+def _neutral(found: Divergence) -> str:
+    """Return what only one of two equally many sides does, with nobody to blame."""
+    one, other = found.replicas, found.others
+    if found.kind is DivergenceKind.SKIPPED:
+        one, other = other, one
+    makes = "makes" if len(one) == 1 else "make"
+    does = "does" if len(other) == 1 else "do"
+    made = ", ".join(f"{call.call} at {place(call.location)}" for call in found.calls[:3])
+    more = f" and {count(len(found.calls) - 3, 'more call')}" if len(found.calls) > 3 else ""
+    return f"{_upper(ids_briefly(one))} {makes} {made}{more}, which {ids_briefly(other)} {does} not make here."
 
 
 # By the calls themselves.

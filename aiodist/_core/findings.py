@@ -16,7 +16,8 @@ class Findings:
     """What was found.
 
     Attributes:
-        reason, sequence_number, replicas, suspects: as in `CollectiveReport`.
+        reason, sequence_number, replicas: as in `CollectiveReport`.
+        odd: ids of the minority, which is marked; empty on a tie.
         partitions: who arrived, by equal calls, the largest partition first, with the post of its first replica.
         abandoned: ids of those that were cancelled out of the collective.
         refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
@@ -33,7 +34,7 @@ class Findings:
     reason: Reason
     sequence_number: int
     replicas: tuple[ReplicaReport, ...]
-    suspects: tuple[int, ...]
+    odd: tuple[int, ...]
     partitions: Sequence[tuple[Sequence[int], Post]]
     abandoned: tuple[int, ...]
     refusals: Mapping[int, str]
@@ -45,11 +46,6 @@ class Findings:
     circle: str
     races: tuple[str, ...]
     timeout_seconds: float
-
-    @property
-    def marked(self) -> set[int]:
-        """Who is marked as odd: the suspects, unless that is everyone."""
-        return set(self.suspects) if len(self.suspects) < len(self.replicas) else set()
 
 
 class Step(NamedTuple):

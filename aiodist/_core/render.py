@@ -143,7 +143,7 @@ def _who(findings: Findings) -> list[str]:
 
 
 def _rows(findings: Findings) -> list[str]:
-    marked = findings.marked
+    marked = set(findings.odd)
     if len(findings.replicas) > _LINE_EACH:
         return _rows_of_many(findings)
     return _columns(
@@ -153,7 +153,7 @@ def _rows(findings: Findings) -> list[str]:
 
 def _rows_of_many(findings: Findings) -> list[str]:
     """Return a line for all replicas that do the same."""
-    marked = findings.marked
+    marked = set(findings.odd)
     alike: dict[tuple[bool, str, str], list[int]] = {}
     for replica in findings.replicas:
         key = (replica.replica_id in marked, *_doing(findings, replica))
@@ -194,7 +194,7 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
 
 def _source_lines(findings: Findings) -> list[str]:
     """Return the source line of each place that was named, the odd ones marked; the first few places."""
-    marked = findings.marked
+    marked = set(findings.odd)
     places: dict[Location, bool] = {}
     for replica in sorted(findings.replicas, key=lambda replica: replica.replica_id in marked):
         at = replica.location or replica.ended_at or (replica.stack[-1] if replica.stack else None)

@@ -189,8 +189,8 @@ class CollectiveReport:
         reason: why the report was made; for a mismatch the first thing that differs, in the order of `Reason`.
         sequence_number: the position of the collective in each replica's program, from 0.
         replicas: a `ReplicaReport` for each replica, by id.
-        suspects: ids of the minority, ascending; all on a tie. For an incomplete collective the ids of those that are
-            missing or, if most have left, of those that wait.
+        suspects: ids of the minority, ascending; all on a tie, where nobody is marked or blamed. For an incomplete
+            collective the ids of those that are missing or, if most have left, of those that wait.
         text: the report as text, which `str` returns.
         group: the name of the group, e.g. ``group 'rows' of replicas 0 and 1``; None for all replicas of the run.
         partitions: the replicas by what they called, the majority first.

@@ -38,10 +38,7 @@ def meaning(order_check: OrderCheck, op: Op) -> object:
 
 
 def expected(program: Drawn) -> tuple[int, tuple[int, ...]] | None:
-    """Return the number of the first collective that is not the same everywhere, and who is to blame: the minority.
-
-    On a tie that is everyone, but for a collective that half of the replicas have ended without.
-    """
+    """Return the number of the first collective that is not the same everywhere, and the minority; on a tie everyone."""
     lists = [made_by(own) for own in program.programs]
     for number in range(max(map(len, lists))):
         asked = [meaning(program.order_check, own[number]) if number < len(own) else None for own in lists]
@@ -49,8 +46,6 @@ def expected(program: Drawn) -> tuple[int, tuple[int, ...]] | None:
         if not others:
             continue
         tie = votes == others[0][1]
-        if len(set(asked) - {None}) == 1:
-            most, tie = (most, False) if not tie else (next(filter(None, asked)), False)
         return number, tuple(i for i, what in enumerate(asked) if tie or what != most)
     return None
 

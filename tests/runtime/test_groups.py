@@ -200,7 +200,8 @@ async def test_a_replica_that_ended_before_the_group_was_made_is_named() -> None
     event = anyio.Event()
     error = await error_of(lambda ctx: program(ctx, event), 2)
     assert isinstance(error, IncompleteCollectiveError)
-    assert error.report.suspects == (1,)
+    assert error.report.suspects == (0, 1)
+    assert str(error).startswith("replica 1 ended without collective #0 of group 'late' of replicas 0 and 1")
 
 
 @pytest.mark.parametrize(
