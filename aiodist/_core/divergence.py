@@ -57,7 +57,8 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
 
     Args:
         past: the calls that all made before.
-        usual, odd: the two sides.
+        usual: the majority, or on a tie the one with the lowest id.
+        odd: the other side.
         tie: neither is the odd one, so a call that only one of them makes is told as that, not as skipped by the other.
     """
     if not odd.calls or not usual.calls:

@@ -38,7 +38,7 @@ def meaning(order_check: OrderCheck, op: Op) -> object:
 
 
 def expected(program: Drawn) -> tuple[int, tuple[int, ...]] | None:
-    """Return the number of the first collective that is not the same everywhere, and the minority; on a tie everyone."""
+    """Return the number of the first collective that is not the same everywhere, and the minority; all on a tie."""
     lists = [made_by(own) for own in program.programs]
     for number in range(max(map(len, lists))):
         asked = [meaning(program.order_check, own[number]) if number < len(own) else None for own in lists]
