@@ -95,7 +95,7 @@ def only_what_the_file_makes() -> None:
 # nursery.
 
 GRACE = 5.0
-NOT_OF_A_TEST = ("Trio thread ",)
+NOT_OF_A_TEST = ("Trio thread ", "aiodist idle")
 
 _cancel_all_tasks: Callable[[asyncio.AbstractEventLoop], None] = asyncio.runners._cancel_all_tasks  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 _threads_before = pytest.StashKey[set[threading.Thread]]()
@@ -114,7 +114,7 @@ def _belongs_to_anyios_plugin(task: asyncio.Task[Any]) -> bool:
 
 
 def _busy_threads() -> set[threading.Thread]:
-    """List the running threads, without trio's idle ones."""
+    """List the running threads, without the idle ones that trio and aiodist keep."""
     return {thread for thread in threading.enumerate() if not thread.name.startswith(NOT_OF_A_TEST)}
 
 

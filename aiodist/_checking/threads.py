@@ -7,7 +7,7 @@ are recognised by the frame in which a thread stands:
   been notified is no longer among the condition's waiters, so it is told apart from one that still waits;
 - a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue and none handed to it;
 - `Thread.join` without a timeout, as long as the thread that it waits for is not about to end;
-- a thread that trio keeps for its next job: ten seconds later it ends, and calls nobody.
+- a thread that aiodist or trio keeps for its next job: ten seconds later it ends, and calls nobody.
 
 Every other thread counts as one that can act: to take a busy thread for an idle one would be a false alarm, the other
 way round costs time. Between the moment in which an executor's thread takes work from its queue and the moment in which
@@ -31,6 +31,8 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
+
+from aiodist._runtime.threads import Worker
 
 _WORKER = getattr(getattr(concurrent.futures.thread, "_worker", None), "__code__", None)
 _WAIT = threading.Condition.wait.__code__
@@ -87,7 +89,9 @@ def _busy() -> list[threading.Thread]:
         for thread in threading.enumerate()
         if thread.ident != here
         and type(thread).__module__ not in _BYSTANDERS
-        and not _is_idle(thread, frames.get(thread.ident or 0), waiting)
+        and (
+            thread.busy if isinstance(thread, Worker) else not _is_idle(thread, frames.get(thread.ident or 0), waiting)
+        )
     ]
     for executor, threads in waiting.items():
         if _has_handed_out(executor, len(threads)):

@@ -9,6 +9,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `rendezvous`: a slot of the ledger with values, waiters and the result.
 - `handle`: what a collective call returns, and where a replica waits.
 - `loop`: asyncio and trio, as the scheduler needs them.
+- `threads`: the process-wide cache of idle threads.
 - `device_thread`: the thread in which `run_sync` works.
 - `pool`: the threads that make large results.
 - `merge`: merge functions.

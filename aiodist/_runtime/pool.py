@@ -1,8 +1,7 @@
 """The worker threads of one run, which make the results that would hold up its event loop.
 
-They belong to the run, start with its first large value and end with it: a run leaves no thread behind, and two runs
-never wait for each other's work. (One pool for the whole process was rejected: idle threads of it would outlive every
-run, and starting two threads costs a tenth of a millisecond, where the least that they are started for takes four.)
+The run takes them from the process's cache with its first large value and gives them back when it ends, so two runs
+never wait for each other's work.
 
 A thread cannot be stopped, and what it works on belongs to the replicas. So whoever is cancelled meanwhile is held back
 until the work is done (`ReductionThreads.settle`): when a replica gets its arrays back, nobody reads or writes them.
@@ -10,8 +9,7 @@ until the work is done (`ReductionThreads.settle`): when a replica gets its arra
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 from time import perf_counter
@@ -21,6 +19,7 @@ import anyio
 from anyio import CancelScope, get_cancelled_exc_class
 
 from aiodist._collectives.work import Call, Work, thread_count
+from aiodist._runtime import threads
 
 LOOKS_SECONDS = 50e-6
 """How long each turn of the loop looks whether a device is done, before a thread is woken, which takes half of that."""
@@ -39,7 +38,7 @@ class ReductionThreads:
     def __init__(self, call_soon: Callable[..., object], call_soon_threadsafe: Callable[..., object]) -> None:
         self._call_soon = call_soon
         self._call_soon_threadsafe = call_soon_threadsafe
-        self._executor: ThreadPoolExecutor | None = None
+        self._workers: list[threads.Worker] = []
         self._settled: anyio.Event | None = None
         self.under_way = 0
 
@@ -70,9 +69,10 @@ class ReductionThreads:
             self._begin(work, done)
 
     def _begin(self, work: Work, done: Done) -> None:
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(thread_count(), thread_name_prefix="aiodist reduction")
-        _Job(work, self._executor, lambda error: self._tell(work, done, error)).begin()
+        with suppress(RuntimeError):  # no more threads can be started: those that there are do it, or the loop's own
+            while len(self._workers) < thread_count():
+                self._workers.append(threads.take("aiodist reduction"))
+        _Job(work, self._workers, lambda error: self._tell(work, done, error)).begin()
 
     def _tell(self, work: Work, done: Done, error: BaseException | None) -> None:
         """Pass on, from a worker thread, that a job has ended."""
@@ -102,17 +102,19 @@ class ReductionThreads:
                     await self._settled.wait()
 
     def close(self) -> None:
-        """End the threads. Their work is done by then."""
-        if self._executor is not None:
-            self._executor.shutdown(wait=True)
+        """Give the threads back. Their work is done by then."""
+        for worker in self._workers:
+            worker.release()
 
 
 class _Job:
     """One piece of work, phase by phase. Each thread takes calls until none is left."""
 
-    def __init__(self, work: Work, executor: ThreadPoolExecutor, ended: Callable[[BaseException | None], None]) -> None:
+    def __init__(
+        self, work: Work, workers: Sequence[threads.Worker], ended: Callable[[BaseException | None], None]
+    ) -> None:
         self._phases = list(work.phases)
-        self._executor = executor
+        self._workers = workers
         self._ended = ended
         self._lock = Lock()
         self._calls: list[Call] = []
@@ -129,11 +131,10 @@ class _Job:
         calls = self._phases.pop(0)
         self._missing = len(calls)
         self._calls = list(reversed(calls))
-        for _ in range(min(len(calls), thread_count())):
-            try:
-                self._executor.submit(self._take)
-            except RuntimeError:  # no thread can be started
-                self._take()
+        for worker in self._workers[: len(calls)]:
+            worker.submit(self._take)
+        if not self._workers:
+            self._take()
 
     def _take(self) -> None:
         calls = self._calls

@@ -28,6 +28,7 @@ from aiodist import (
     IncompleteCollectiveError,
     ReplicaContext,
 )
+from aiodist._collectives.work import thread_count
 from aiodist._runtime import handle as handle_module
 from aiodist._runtime import loop as loop_module
 from aiodist._runtime import stall
@@ -188,7 +189,7 @@ async def test_worker_threads_resume_replicas_in_order(monkeypatch: pytest.Monke
             await checkpoint()
         await turns()
         seen.append("elsewhere")  # the loop runs on meanwhile
-        held.release()
+        held.go_on()
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(elsewhere)
@@ -396,7 +397,7 @@ async def test_cancelled_replica_is_held_back_until_nobody_reads_its_array(held:
         with anyio.CancelScope(shield=True):
             await turns()
             events.append("release")
-            held.release()
+            held.go_on()
 
     assert await results(3, lambda _: program()) == (3, None, 3)
     assert events == ["release", "cancelled: True"]
@@ -411,8 +412,8 @@ async def test_run_that_is_cancelled_waits_for_its_work(held: HeldThreads) -> No
             await checkpoint()
         scope.cancel()
         await turns()
-        assert held.open == 1
-        held.release()
+        assert held.taken == thread_count()
+        held.go_on()
 
     strategy = mirrored(3)
     scope = anyio.CancelScope()
@@ -421,7 +422,7 @@ async def test_run_that_is_cancelled_waits_for_its_work(held: HeldThreads) -> No
             tasks.start_soon(cancel_then_release, scope)
             await strategy.run(program)
     assert scope.cancelled_caught
-    assert held.open == 0
+    assert held.taken == 0
     await still_works(strategy)
 
 
@@ -766,7 +767,7 @@ async def test_task_that_is_cancelled_again_and_again_waits_for_its_work(held: H
         task.cancel()
         await turns(3)
     assert not task.done()
-    held.release()
+    held.go_on()
     with pytest.raises(asyncio.CancelledError):
         await task
     await still_works(strategy)

@@ -13,6 +13,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from aiodist import CollectiveError, CommunicationOptions
+from aiodist._collectives.work import thread_count
 from aiodist_kernels import policy
 from tests.runtime.held_threads import HeldThreads, hold
 from tests.runtime.programs import here, mirrored, on_each, replica, still_works
@@ -52,7 +53,7 @@ async def test_handle_is_done_when_the_work_is(held: HeldThreads) -> None:
         await turns()
         if replica() == 1:
             assert not handle.done()
-            held.release()
+            held.go_on()
             await turns()
             assert handle.done()
         result = await handle
@@ -68,7 +69,7 @@ async def test_reductions_under_way_together_complete_each_when_it_is_done(held:
         if replica() == 1:
             await turns()
             held.given.reverse()
-            held.release()
+            held.go_on()
         return [(await handle).tobytes() for handle in handles]
 
     assert (await on_each(2, program))[0] == [(part(i) + part(i + 1)).tobytes() for i in range(3)]
@@ -98,8 +99,8 @@ async def test_failure_of_another_replica_meanwhile_waits_for_the_work(what: Any
 
     async def release() -> None:
         await turns()
-        assert held.open == 1
-        held.release()
+        assert held.taken == thread_count()
+        held.go_on()
 
     strategy = mirrored(3)
     caught: Any = None
@@ -113,7 +114,7 @@ async def test_failure_of_another_replica_meanwhile_waits_for_the_work(what: Any
         assert caught.report.sequence_number == 1
     else:
         assert type(caught) is what
-    assert held.open == 0
+    assert held.taken == 0
     await still_works(strategy)
 
 
@@ -128,7 +129,7 @@ async def test_timeout_counts_until_all_have_arrived(held: HeldThreads) -> None:
 
     async def release() -> None:
         await turns()
-        held.release()
+        held.go_on()
 
     async with anyio.create_task_group() as tasks:
         assert await on_each(2, program) == ((SIZE,),) * 2
@@ -142,12 +143,12 @@ async def test_work_that_nobody_awaited_ends_before_the_run(held: HeldThreads) -
 
     async def release() -> None:
         await turns()
-        held.release()
+        held.go_on()
 
     handles: list[Any] = []
     async with anyio.create_task_group() as tasks:
         await mirrored(2).run(program)
-        assert held.open == 0
+        assert held.taken == 0
     assert all(handle.done() for handle in handles)
     with warned() as told:
         handles.clear()
@@ -160,7 +161,7 @@ async def test_error_in_a_worker_thread_is_raised_in_every_replica(held: HeldThr
         if replica() == 1:
             await turns()
             held.given[:] = [functools.partial(with_failing_calls, fn) for fn in held.given]
-            held.release()
+            held.go_on()
         with pytest.raises(MemoryError) as caught:
             await handle
         return str(caught.value)

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.anyio
 variable: ContextVar[str] = ContextVar("variable", default="")
 
 
-async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_ends_with_the_run() -> None:
-    threads: list[threading.Thread] = []
+async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_the_next_run_uses_again() -> None:
+    threads = list[threading.Thread]()
 
     async def program() -> tuple[int, str]:
         own = {await here().run_sync(threading.current_thread) for _ in range(5)}
@@ -29,7 +29,11 @@ async def test_work_of_a_device_is_done_in_one_thread_of_its_own_that_ends_with_
 
     assert await on_each(3, program) == tuple((1, f"aiodist CPU:{k}") for k in range(3))
     assert len({*threads, threading.current_thread()}) == 4
-    assert not any(thread.is_alive() for thread in threads)
+    while not all(thread.name == "aiodist idle" for thread in threads):
+        await checkpoint()
+    before, threads = threads, []
+    await on_each(3, program)
+    assert {*threads} == {*before}
 
 
 async def test_no_thread_is_started_without_work() -> None:
