@@ -43,7 +43,7 @@ from aiodist._strategy.operands import (
 from aiodist._strategy.reductions import Targets, ThroughHost
 from aiodist._strategy.scope import require_all_workers
 from aiodist._strategy.variable import as_distributed
-from aiodist._workers.bootstrap import Meeting
+from aiodist._workers.bootstrap import WorkerRendezvous
 from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.moving import accumulate_of, moved
@@ -76,24 +76,25 @@ class Workers:
         ordered: reductions give the same bits for every layout.
 
     Attributes:
-        meeting: where the workers find each other.
+        rendezvous: where the workers find each other.
         run_numbers: by ledger, the number of each run's opening.
     """
 
     def __init__(self, communicator: Any, extended: StrategyExtended, *, ordered: bool) -> None:
         self._extended = extended
-        self.meeting = Meeting(communicator, extended.devices, Settings(extended.order_check, ordered))
+        settings = Settings(extended.order_check, ordered)
+        self.rendezvous = WorkerRendezvous(communicator, extended.devices, settings)
         self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._joined: Team | None = None
         self._lock: tuple[Any, anyio.Lock] | None = None
-        if not self.meeting.is_in_one_thread:
+        if not self.rendezvous.is_in_one_thread:
             self._joined = self.team  # so that the order in which strategies are first used does not matter
 
     @property
     def team(self) -> Team:
         """The workers; the first use waits for them."""
         if self._joined is None:
-            self._joined = self.meeting.team
+            self._joined = self.rendezvous.team
             let_go = getattr(self._joined.control, "let_go", None)
             if let_go is not None:
                 self._dropped = weakref.finalize(self, let_go)

@@ -79,7 +79,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         layout = self._team.layout
         return (
             f"<{type(self).__name__}: worker {layout.rank} of {layout.workers}, {layout.local} of {layout.replicas} "
-            f"replicas, over {self.workers.meeting.communicator.engine}>"
+            f"replicas, over {self.workers.rendezvous.communicator.engine}>"
         )
 
     @property
@@ -108,7 +108,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """The cluster that the strategy spans, and this worker's place in it."""
         if self._cluster is not None:
             return self._cluster
-        hosts = tuple(hello.host for hello in self.workers.meeting.hellos)
+        hosts = tuple(hello.host for hello in self.workers.rendezvous.hellos)
         return ClusterSettings({"worker": hosts}, "worker", self._team.layout.rank)
 
     def use_cluster(self, settings: ClusterSettings) -> None:

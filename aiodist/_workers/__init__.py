@@ -7,7 +7,7 @@ one, and all raise the same report. The modules, each importing only from those 
     layout       which replicas live on which worker
     transport    the protocol of engines: what moves bytes between workers
     record       the record that opens every step
-    session      one order of steps, as a state machine: slots in; records, transfers and verdicts out
+    session      one order of steps, as a state machine: slots in; records and decisions out
     portable     snapshots and reports as JSON that means the same on every machine
     coordinator  worker 0's part in trouble, as a state machine: snapshots in, one report out; tags of groups
     exchange     carries out the transfers of a plan over an engine, segment by segment

@@ -1,4 +1,4 @@
-"""Bootstrap: which engine serves a program, and the first meeting of a strategy's workers.
+"""Bootstrap: which engine serves a program, and the rendezvous of a strategy's workers.
 
 The constructor of a strategy blocks until all workers have come; where those are simulated in one thread, the first use
 does. Each says what it has (`Hello`); what each says has a
@@ -38,7 +38,7 @@ from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitch
 from aiodist._workers.team import Settings, Team
 from aiodist._workers.transport import Communicator, Making, Request, Steps, as_bytes
 
-FIRST_MEETING_SECONDS: Final = 300.0
+RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
 _OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist._strategy")
 
@@ -46,8 +46,8 @@ _unmet: Final[list[Making]] = []
 """What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
 
 
-class Meeting:
-    """The first meeting of a strategy's workers.
+class WorkerRendezvous:
+    """The rendezvous of a strategy's workers.
 
     Args:
         given: the workers: one of mpi4py's communicators; an engine's; None for all that a launcher has started.
@@ -218,20 +218,20 @@ def _of_launcher() -> Making:
 
 
 def _wait(request: Request, rank: int, size: int) -> None:
-    """Block until a request of the first meeting is complete; warn once meanwhile."""
+    """Block until a request of the rendezvous is complete; warn once meanwhile."""
     begun = time.monotonic()
-    warn_at = begun + (environment.stall_seconds() or FIRST_MEETING_SECONDS)
+    warn_at = begun + (environment.stall_seconds() or RENDEZVOUS_SECONDS)
     while not request.test():
         now = time.monotonic()
-        if now > begun + FIRST_MEETING_SECONDS:
+        if now > begun + RENDEZVOUS_SECONDS:
             at = _place_of_making()
             raise TimeoutError(
-                f"worker {rank} of {size} has waited {FIRST_MEETING_SECONDS:.0f} s for the others to make their "
+                f"worker {rank} of {size} has waited {RENDEZVOUS_SECONDS:.0f} s for the others to make their "
                 f"MultiWorkerMirroredStrategy{f' at {at}' if at else ''}; every worker must run the same program"
             )
         here = _constructor() if now >= warn_at else None
         if here is not None:
-            warn_at = begun + 2 * FIRST_MEETING_SECONDS
+            warn_at = begun + 2 * RENDEZVOUS_SECONDS
             _warn(
                 f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at {_shown(here)}, which "
                 "every worker is to make (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from aiodist._workers.record import Found, RecordBuffers
-from aiodist._workers.session import Session, State, Step, Verdict
+from aiodist._workers.session import Decision, Session, State, Step
 from aiodist._workers.transport import Communicator, Steps
 
 
@@ -72,23 +72,23 @@ class Channel:
             yield self.records.post(record, self.communicator)
             found, step = self.records.read(), session.step
             match session.take(found):
-                case Verdict.MOVE:
+                case Decision.MOVE:
                     assert step is not None
                     yield from self._carrier.move(self, step, found)
                     session.moved()
-                case Verdict.GATHER:
+                case Decision.GATHER:
                     yield from self._carrier.gather(self, step)
                     session.moved()
-                case Verdict.FINISH_JOIN:
+                case Decision.FINISH_JOIN:
                     yield from self._carrier.finish_join(self)
                     session.finish_join()
-                case Verdict.COMPARE_GROUPS:
+                case Decision.COMPARE_GROUPS:
                     alike = yield from self._carrier.compare_groups(self)
                     session.compared(alike=alike)
                     (self._carrier.over if alike else self._carrier.diverged)(self)
-                case Verdict.DIVERGED:
+                case Decision.DIVERGED:
                     self._carrier.diverged(self)
-                case Verdict.OVER:
+                case Decision.OVER:
                     self._carrier.over(self)
                 case None:
                     return

@@ -24,21 +24,21 @@ ENDED: Final = "has ended"
 
 @contextmanager
 def told_to_the_launcher() -> Iterator[None]:
-    """Tell of a meeting, and of its end: how often the workers have met is told when this one waits no more."""
+    """Tell of a rendezvous, and of its end: how often the workers have met is told when this one waits no more."""
     folder = environment.notes()
     if not folder:
         yield
         return
     from pathlib import Path  # only a launcher's workers need it
 
-    meeting, met = (Path(folder, f"{kind}.{os.getpid()}") for kind in ("meeting", "met"))
+    rendezvous, met = (Path(folder, f"{kind}.{os.getpid()}") for kind in ("rendezvous", "met"))
     with suppress(OSError):
-        meeting.touch()
+        rendezvous.touch()
     try:
         yield
     finally:
         with suppress(OSError):
-            meeting.unlink()
+            rendezvous.unlink()
     with suppress(OSError):
         met.write_text(str(int(met.read_text()) + 1 if met.exists() else 1))
 

@@ -8,10 +8,10 @@ said; that a step's values have been moved. What comes out: the next record to b
 up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved. Different
 ones: nothing is moved, now or later; every worker sees it in the same records, and has it analysed.
 
-**Joining.** A worker some of whose replicas have joined says so, and one whose replicas have all joined brings records
-without a call: it takes part in the others' steps, whatever they are. Where any worker says such a thing, all tell each
-other which replicas are there and what they bring (`Verdict.GATHER`). When all replicas of all workers have joined, the
-join itself is the step that they have in common.
+**Joining.** A worker some of whose replicas have joined says so, and one whose replicas have all joined brings without
+a call: it takes part in the others' steps, whatever they are. Where any worker says such a thing, all tell each other
+which replicas are there and what they bring (`Decision.GATHER`). When all replicas of all workers have joined, the join
+itself is the step that they have in common.
 
 **The end.** A worker whose replicas have all ended brings a record that says so. Where all do, the session is over;
 where another makes a call, that call can never be complete. A group that has been used has been made by all its
@@ -53,7 +53,7 @@ class Step(NamedTuple):
     absent: bool = False
 
 
-class Verdict(enum.Enum):
+class Decision(enum.Enum):
     """What follows from the records of all workers.
 
     Attributes:
@@ -164,27 +164,27 @@ class Session:
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()
 
-    def take(self, found: Found) -> Verdict | None:
+    def take(self, found: Found) -> Decision | None:
         """Take what the records of all workers say; None where the session was frozen meanwhile."""
         if self.state is not State.AGREEING:
             return None
         match found.agreement:
             case Agreement.DIFFERENT:
                 self.state = State.FROZEN
-                return Verdict.DIVERGED
+                return Decision.DIVERGED
             case Agreement.ENDED:
                 self.state = State.OVER
-                return Verdict.OVER
+                return Decision.OVER
             case Agreement.ENDED_UNSURE:
-                verdict = Verdict.COMPARE_GROUPS
+                decision = Decision.COMPARE_GROUPS
             case Agreement.ALL_JOINED:
-                self._chain, verdict = self._after(_JOINED), Verdict.FINISH_JOIN
+                self._chain, decision = self._after(_JOINED), Decision.FINISH_JOIN
             case Agreement.WITHOUT_SOME:
-                self._chain, verdict = found.digest, Verdict.GATHER
+                self._chain, decision = found.digest, Decision.GATHER
             case Agreement.ALIKE:
-                self._chain, verdict = found.digest, Verdict.MOVE
+                self._chain, decision = found.digest, Decision.MOVE
         self.state = State.MOVING
-        return verdict
+        return decision
 
     def moved(self) -> None:
         """Note that the step's values have been moved, or that the join is complete."""

@@ -30,11 +30,11 @@ from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, Release
 from aiodist._workers.portable import digest_of, to_portable
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
 from aiodist._workers.session import Session, Step
+from aiodist._workers.team import Team
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
-    from aiodist._workers.team import Team
 
 
 class Run(Protocol):
@@ -115,7 +115,7 @@ class RunSpan:
         self.told = self._finishing = False
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
-        team.enter(self)
+        team.enter(number, self)
 
     # What the run tells.
 

@@ -48,7 +48,6 @@ from aiodist._workers.transport import OF_VALUES, Communicator, Steps
 
 if TYPE_CHECKING:
     from aiodist._workers.driver import Starts
-    from aiodist._workers.span import RunSpan
 
 Move = Callable[[Channel, Found], Steps[Any]]
 _MOST_DIGESTS: Final = 4096
@@ -63,6 +62,31 @@ class Control(Protocol):
 
     def close(self, why: str = "") -> None:
         """Tell the others that this worker ends, or leaves them for a reason, and leave."""
+
+
+class Span(Protocol):
+    """One order of calls that the workers have in common: a run's, or that of what is called outside of replicas.
+
+    Attributes:
+        told: the coordinator has been told of trouble.
+    """
+
+    told: bool
+
+    def asked(self, ask: Ask) -> None:
+        """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
+
+    def tagged(self, tag: GroupTag) -> None:
+        """Make the communicator of a group: all its workers do that now."""
+
+    def tell(self, *, note: str = "") -> None:
+        """Tell the coordinator this worker's part, once; from any thread."""
+
+    def tell_waiting(self, *, is_answer: bool = False) -> None:
+        """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
+
+    def fail(self, error: CollectiveError) -> None:
+        """End all that is under way."""
 
 
 class Pending:
@@ -153,7 +177,7 @@ class Team:
         self.threads = Threads()
         self.error: CollectiveError | None = None
         self.outside = Outside(self)
-        self._runs: WeakValueDictionary[int, RunSpan] = WeakValueDictionary()
+        self._spans: WeakValueDictionary[int, Span] = WeakValueDictionary({OUTSIDE: self.outside})
         self._asked: dict[int, Ask] = {}
         self._digests: dict[tuple[int, int, int, Path | None], tuple[bytes, Any]] = {}
         self._channels: dict[int, Communicator] = {}
@@ -208,10 +232,10 @@ class Team:
 
     # Runs.
 
-    def enter(self, span: RunSpan) -> None:
+    def enter(self, run: int, span: Span) -> None:
         """Know a run, from its opening on."""
-        self._runs[span.number] = span
-        asked = self._asked.pop(span.number, None)
+        self._spans[run] = span
+        asked = self._asked.pop(run, None)
         if self.error is not None:
             span.fail(self.error)
         elif asked is not None:
@@ -265,8 +289,10 @@ class Team:
             return
         self.error = error
         self.communicator.abort()
-        self.outside.fail(error)
-        for span in list(self._runs.values()):
+        self._fail_all(error)
+
+    def _fail_all(self, error: CollectiveError) -> None:
+        for span in list(self._spans.values()):
             span.fail(error)
         self.driver.notify()
 
@@ -277,8 +303,6 @@ class Team:
     def receive(self, message: Message) -> None:
         """Take what the coordinator tells, in the thread that uses the strategy."""
         match message:
-            case Ask() | Query():
-                self._asked_for(message)
             case Report():
                 error = error_of(message.report)
                 for failure in message.failures:
@@ -286,41 +310,34 @@ class Team:
                 self.end(error)
             case Lost():
                 self.end(lost_worker(self.layout, message.rank, message.why))
-            case GroupTag():
-                span = self._runs.get(message.run)
-                if span is not None:
-                    span.tagged(message)
+            case Ask() | Query() | GroupTag():
+                self._receive_for(self._spans.get(message.run), message)
             case _:
                 raise ValueError(f"the coordinator does not send a {type(message).__name__}")
 
-    def _asked_for(self, message: Ask | Query) -> None:
-        if message.run == OUTSIDE:
+    def _receive_for(self, span: Span | None, message: Ask | Query | GroupTag) -> None:
+        if span is None:
             if isinstance(message, Ask):
-                self.outside.asked(message.number)
-            return
-        span = self._runs.get(message.run)
-        if isinstance(message, Ask) and span is None:
-            self._asked[message.run] = message
-        elif isinstance(message, Ask) and span is not None:
+                self._asked[message.run] = message
+        elif isinstance(message, Ask):
             span.asked(message)
-        elif span is not None:
+        elif isinstance(message, Query):
             span.tell_waiting(is_answer=True)
+        else:
+            span.tagged(message)
 
     def has_told(self, run: int) -> bool:
         """Return whether this worker has told the coordinator of a run in trouble."""
-        span = self._runs.get(run)
-        return self.outside.told if run == OUTSIDE else span is not None and span.told
+        return run in self._spans and self._spans[run].told
 
     def knows(self, run: int) -> bool:
         """Return whether this worker has begun a run."""
-        return run != OUTSIDE and run in self._runs
+        return run != OUTSIDE and run in self._spans
 
     def answer_for(self, run: int, note: str) -> None:
         """Tell of a run in the place of an event loop that has not done so; from any thread."""
-        span = self._runs.get(run)
-        if run == OUTSIDE:
-            self.outside.tell(note=note)
-        elif span is not None:
+        span = self._spans.get(run)
+        if span is not None:
             span.tell(note=note)
         else:
             self.control.send(Trouble(run, to_portable(self.snapshot_of_nothing()), note=note))
@@ -339,12 +356,9 @@ class Team:
         if self.error is None:
             text = f"worker {self.layout.rank} has closed the strategy"
             self.error = _lost(self.layout, (), text)
-        self.outside.fail(self.error)
-        for span in list(self._runs.values()):
-            span.fail(self.error)
+        self._fail_all(self.error)
         self.control.close(why)
         self.threads.close()
-        self.driver.notify()
 
 
 class Outside:
@@ -456,14 +470,20 @@ class Outside:
     def over(self, channel: Channel) -> None:
         """Never called: what is called outside of replicas has no end."""
 
-    def asked(self, number: int | None) -> None:
+    def asked(self, ask: Ask) -> None:
         """Tell the coordinator what this worker calls, once it has come to a call that cannot be complete."""
         session = self.channel.session
-        session.freeze(number)
-        if number is None or session.number >= number:
+        session.freeze(ask.number)
+        if ask.number is None or session.number >= ask.number:
             self.tell()
         else:
-            self._tell_at = number
+            self._tell_at = ask.number
+
+    def tagged(self, tag: GroupTag) -> None:
+        """Never called: groups are made in runs."""
+
+    def tell_waiting(self, *, is_answer: bool = False) -> None:
+        """Never called: nothing but a run asks what replicas wait in."""
 
     def tell(self, *, number: int | None = None, overdue: Overdue | None = None, note: str = "") -> None:
         """Tell the coordinator what this worker calls, once; from any thread."""

@@ -50,16 +50,16 @@ ONE = ["started.7=70 2", "ended.7=0"]
 @pytest.mark.parametrize(
     ("told", "found"),
     [
-        (["meeting.8", "meeting.9"], None),
+        (["rendezvous.8", "rendezvous.9"], None),
         (ONE, None),
         ([*ONE, "met.7=1", "met.8=1"], None),
-        ([*ONE, "met.7=2", "met.8=1", "meeting.8"], None),
+        ([*ONE, "met.7=2", "met.8=1", "rendezvous.8"], None),
         (
-            [*ONE, "meeting.8"],
+            [*ONE, "rendezvous.8"],
             (0, "worker 2 has ended without making a MultiWorkerMirroredStrategy, and 1 other "),
         ),
         (
-            ["started.7=70 2", "leaving.7", "met.7=1", "met.8=1", "meeting.8", "met.9=1", "meeting.9"],
+            ["started.7=70 2", "leaving.7", "met.7=1", "met.8=1", "rendezvous.8", "met.9=1", "rendezvous.9"],
             (1, "worker 2 has ended after making 1 MultiWorkerMirroredStrategy, and 2 others wait for it to make the "),
         ),
     ],

@@ -20,15 +20,15 @@ def test_torchrun_is_an_error_that_says_what_to_type(monkeypatch: pytest.MonkeyP
         MultiWorkerMirroredStrategy()
 
 
-def test_meetings_are_told_while_they_last_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendezvouss_are_told_while_they_last_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
-    meeting, met = (tmp_path / f"{kind}.{os.getpid()}" for kind in ("meeting", "met"))
+    rendezvous, met = (tmp_path / f"{kind}.{os.getpid()}" for kind in ("rendezvous", "met"))
     for count in ("1", "2"):
         with told_to_the_launcher():
-            assert meeting.exists()
-        assert not meeting.exists()
+            assert rendezvous.exists()
+        assert not rendezvous.exists()
         assert met.read_text() == count
     with pytest.raises(TimeoutError), told_to_the_launcher():
         raise TimeoutError
-    assert not meeting.exists()
+    assert not rendezvous.exists()
     assert met.read_text() == "2"

@@ -1,4 +1,4 @@
-"""The first meeting of workers: what they say of themselves, and that they have the same aiodist."""
+"""The rendezvous of workers: what they say of themselves, and that they have the same aiodist."""
 
 from __future__ import annotations
 
