@@ -148,6 +148,11 @@ def _ended(snapshot: Snapshot) -> set[int]:
     return {replica.replica_id for replica in snapshot.replicas if replica.end is not None}
 
 
+def _unknown(snapshot: Snapshot) -> frozenset[int]:
+    """Return the ids of those of which nothing is known."""
+    return frozenset(replica.replica_id for replica in snapshot.replicas if replica.unknown)
+
+
 def _left(group: GroupRecord, member: MemberRecord, slot: SlotRecord) -> bool:
     """Whether a member was cancelled out of a collective; a join's number was not known when it was."""
     left_join = member.joined and member.abandoned is not None and member.abandoned >= member.sequence
@@ -237,6 +242,7 @@ class _Case:
             divergence=diverged(self._past(), *sides, tie=not odd) if sides is not None else None,
             time_limits=_time_limits([facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS]),
             circle=self.snapshot.circle,
+            unknown=_unknown(self.snapshot),
             races=races,
             timeout_seconds=self.seconds,
         )
@@ -276,7 +282,8 @@ class _Case:
     ) -> tuple[int, ...]:
         """Return the minority; empty on a tie, where nobody is to blame."""
         if reason is Reason.TIMEOUT:  # where all are there, it is replica 0's merge function that hangs
-            return tuple(member.replica_id for member in missing) or (min(self.group.key[0]),)
+            late = {member.replica_id for member in missing}
+            return tuple(sorted(late - _unknown(self.snapshot) or late)) or (min(self.group.key[0]),)
         gone = tuple(m.replica_id for m in missing if _is_gone(self.group, m, self.slot, ended))
         there = [each.replicas for each in partitions]
         if len(there) == 1:  # who has joined waits, too
@@ -528,7 +535,12 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> Collecti
         number = None if slot is group.join else slot.number
         steps.append(Step(i, str(post.call), number, group.label(), post.location))
     return CollectiveReport(
-        Reason.CYCLE, cycle[0][1].slot.number, tuple(replicas), tuple(sorted(on_it)), render.cycle_text(steps)
+        Reason.CYCLE,
+        cycle[0][1].slot.number,
+        tuple(replicas),
+        tuple(sorted(on_it)),
+        render.cycle_text(steps),
+        advice=render.CYCLE_ADVICE,
     )
 
 

@@ -27,6 +27,7 @@ class Findings:
         divergence: how they diverged, where that is known.
         time_limits: for those that were cancelled out of it, the timeout or cancel scope that they were inside of.
         circle: a sentence about tasks that wait for each other; empty where there are none.
+        unknown: ids of those of which nothing is known.
         races: sentences about replicas that issue collectives in several tasks at once.
         timeout_seconds: how long the collective had, from the first arrival; 0 where there was no limit.
     """
@@ -44,6 +45,7 @@ class Findings:
     divergence: Divergence | None
     time_limits: tuple[str, ...]
     circle: str
+    unknown: frozenset[int]
     races: tuple[str, ...]
     timeout_seconds: float
 

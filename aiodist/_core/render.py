@@ -22,6 +22,10 @@ _MOST_PLACES = 4
 _MOST_STEPS = 6
 _LINE_EACH = 8
 _LONGEST_PART = 80
+CYCLE_ADVICE = (
+    "Issue the collectives of groups in the same order on every replica, or issue those of each group in a",
+    "task of their own.",
+)
 
 
 def text(findings: Findings) -> str:
@@ -43,8 +47,7 @@ def cycle_text(steps: Sequence[Step]) -> str:
             f"{ids(step.replica_id for step in steps)} wait for each other, each in another group's collective",
             *(f"  {line}," for line in lines[:-1]),
             f"  {lines[-1]}",
-            "Issue the collectives of groups in the same order on every replica, or issue those of each group in a",
-            "task of their own.",
+            *CYCLE_ADVICE,
         ]
     )
 
@@ -111,7 +114,10 @@ def _others(findings: Findings, gone: Sequence[int]) -> str:
 
 def _what_is_late(findings: Findings) -> str:
     arrived = {replica_id for members, _ in findings.partitions for replica_id in members}
-    missing = {r.replica_id for r in findings.replicas} - arrived
+    absent = {r.replica_id for r in findings.replicas} - arrived
+    missing = absent - findings.unknown
+    if absent and not missing:
+        return f"{_wait(arrived)} in it, and nothing is known of {_ids(absent)}"
     if not missing:
         return (
             "its merge function has not returned"
@@ -172,6 +178,8 @@ def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
     """Return what a replica does, and where."""
     if replica.call is not None and replica.location is not None:
         return replica.call, shown(replica.location)
+    if replica.replica_id in findings.unknown:
+        return "nothing is known of it", ""
     made = f"after {count(_calls_made(replica), 'collective')}"
     if replica.state is ReplicaState.EXITED:
         value = "" if replica.returned in (None, "None") else f"{replica.returned} "

@@ -54,6 +54,7 @@ class ReplicaFacts:
         cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
         refusal: what the call raised that it was not cancelled out of, but refused for its arguments; else empty.
         child_calls: where its child tasks are suspended, each with a sentence that says so.
+        unknown: nothing is known of it: a rank of another program's job that left no dump.
     """
 
     replica_id: int
@@ -66,6 +67,7 @@ class ReplicaFacts:
     cancelled_in: tuple[tuple[str, int], ...] = ()
     refusal: str = ""
     child_calls: tuple[tuple[Location, str], ...] = ()
+    unknown: bool = False
 
 
 class MemberRecord(NamedTuple):

@@ -46,12 +46,12 @@ def count(number: int, noun: str) -> str:
 
 def shown(location: Location) -> str:
     """Return a location as text, its file relative to the working directory where it lies below it."""
-    return f"{place(location)} in {location.function}"
+    return f"{place(location)} in {location.function}" if location.file else place(location)
 
 
 def place(location: Location) -> str:
-    """Return a location's file and line as text."""
-    return f"{shown_file(location.file)}:{location.line}"
+    """Return a location's file and line as text; one without a file is of a program that nobody could look at."""
+    return f"{shown_file(location.file)}:{location.line}" if location.file else "an unknown line"
 
 
 def shown_file(file: str) -> str:

@@ -1,9 +1,11 @@
 """Programs of torch.distributed: their ranks in one process, checked; and the dumps of their jobs (floor 10).
 
-Only `dumps` can be used without torch. The modules, in order; each imports only from those above it and from lower
-floors:
+Only the first three can be used without torch. The modules, in order; each imports only from those above it and from
+lower floors:
 
-- `dumps`: what PyTorch's flight recorder has written of a job, as a snapshot.
+- `wording`: our report in PyTorch's words.
+- `dumps`: what PyTorch's flight recorder has written, one file a rank, read and checked.
+- `job`: what the dumps of a job say: a snapshot, the report on it, and what they cannot show.
 - `private`: torch, and which of its private names are used, with which versions that was tried.
 - `ranks`: a thread a rank, of which one runs at a time; who is next, and when nobody can go on.
 - `process`: what a process has once and each rank needs for itself: environment, arguments, modules, random state.

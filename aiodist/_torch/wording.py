@@ -1,0 +1,70 @@
+"""Our report in PyTorch's words: ranks in place of replicas, and advice that a torch.distributed program can take."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from aiodist._core.report import CollectiveReport, DivergenceKind, Reason
+
+_REPLICA = re.compile(r"`[^`]*`|(?<![\w/\\.'-])([Rr])eplica(s?)(?![\w/\\'(=-]|\.\w)")
+_SOURCE_LINE = re.compile(r"[> ] {3}\S")
+_MESSAGE = re.compile(r"collective #\d+ of group 'send (\d+)->(\d+)' of ranks \d+ and \d+")
+
+_DECIDE = [
+    "A condition on a rank's own data is the usual cause: reduce the condition first, e.g.",
+    "  torch.distributed.all_reduce(stop, torch.distributed.ReduceOp.MAX)",
+]
+_STEPS = [
+    "Every rank must make as many steps as the others: drop the remainder of the data (drop_last=True), use the Join",
+    "context manager of DistributedDataParallel, or decide together when to stop, e.g.",
+    "  torch.distributed.all_reduce(done, torch.distributed.ReduceOp.MAX)",
+]
+_ORDER = ["Make the calls in the same order on every rank: iterate over sorted keys, not over a set."]
+_ADVICE: dict[Reason | DivergenceKind, list[str]] = {
+    DivergenceKind.LEFT_LOOP: _STEPS,
+    DivergenceKind.SWAPPED: _ORDER,
+    DivergenceKind.SKIPPED: _DECIDE,
+    DivergenceKind.ADDED: _DECIDE,
+    DivergenceKind.OTHER_BRANCH: _DECIDE,
+    Reason.KIND: _DECIDE,
+    Reason.REDUCE_OP: ["The reduce op must be the same on every rank."],
+    Reason.SOURCE: ["The root must be the same rank everywhere, by its number in the whole job."],
+    Reason.STRUCTURE: ["Every rank must pass equally many tensors."],
+    Reason.SHAPE: ["Nothing is broadcast across ranks. Was it a last, smaller batch? Drop it, or pad it."],
+    Reason.DTYPE: ["Values are never cast across ranks."],
+    Reason.CALL_SITE: _ORDER,
+    Reason.EXITED: _STEPS,
+    Reason.CYCLE: ["Issue the collectives of process groups in the same order on every rank."],
+}
+
+
+def in_ranks(report: CollectiveReport) -> CollectiveReport:
+    """Return a report on a torch.distributed program in the words of its author."""
+    advice = tuple(_advice(report))
+    text = report.text.removesuffix("\n".join(["", *report.advice]))
+    lines = [line if _SOURCE_LINE.match(line) else ranks(line) for line in text.splitlines()]
+    divergence = report.divergence
+    return replace(
+        report,
+        text="\n".join([*lines, *advice]),
+        group=None if report.group is None else ranks(report.group),
+        divergence=None if divergence is None else replace(divergence, text=ranks(divergence.text)),
+        advice=advice,
+    )
+
+
+def ranks(text: str) -> str:
+    """Return a text of ours with ranks in place of replicas, and messages in place of collectives of two."""
+    found = _REPLICA.sub(_rank, text)
+    return _MESSAGE.sub(r"the message from rank \1 to rank \2", found)
+
+
+def _rank(match: re.Match[str]) -> str:
+    return match[0] if match[1] is None else f"{'R' if match[1] == 'R' else 'r'}ank{match[2]}"
+
+
+def _advice(report: CollectiveReport) -> list[str]:
+    kind = report.divergence.kind if report.divergence is not None else None
+    by_kind = _ADVICE.get(kind, []) if kind is not None else []
+    return by_kind or _ADVICE.get(report.reason, [])
