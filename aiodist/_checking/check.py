@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TextIO
 
 from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay
+from aiodist._checking.loop import ControlledLoop
 from aiodist._checking.schedule import Schedule
-from aiodist._checking.statistics import Statistics
+from aiodist._checking.statistics import Runs, Statistics
 from aiodist._checking.target import Source, Target, TargetError, TargetExitError
 from aiodist._core.errors import CollectiveError
 from aiodist._core.instrument import observing
@@ -138,16 +140,22 @@ class _Subject:
             TargetExitError: it ended the process.
             Exception: what it raised.
         """
-        statistics, first = Statistics(), self.statistics is None
-        self.statistics = self.statistics or statistics
+        first = self.statistics is None
+        runs = Runs()
+        if first:
+            runs = self.statistics = Statistics()
         output = self._output if first else io.StringIO()
         errors = nullcontext() if first else redirect_stderr(output)
-        with observing(statistics), redirect_stdout(output), _disagreements_first(statistics), errors:
-            function_program(self._call)(new_loop)
-        if not statistics.runs:
+        with observing(runs), redirect_stdout(output), _disagreements_first(runs), errors:
+            function_program(self._call)(partial(self._new_loop, new_loop))
+        if not runs.runs:
             raise TargetError(
                 "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
             )
+
+    def _new_loop(self, new_loop: NewLoop) -> ControlledLoop:
+        self.source.loop_is_made()
+        return new_loop()
 
     def _call(self) -> Any:
         function = self.source.load()
@@ -155,17 +163,17 @@ class _Subject:
 
 
 @contextmanager
-def _disagreements_first(statistics: Statistics) -> Iterator[None]:
+def _disagreements_first(runs: Runs) -> Iterator[None]:
     """Raise what a run is to end with: before all else, that replicas disagreed."""
     try:
         yield
     except SystemExit as end:
-        if end.code not in {None, 0} and not statistics.errors:
+        if end.code not in {None, 0} and not runs.errors:
             raise TargetExitError(f"the target ended with exit code {end.code}") from end
     except Exception:
-        if not (statistics.errors or statistics.refusal):
+        if not (runs.errors or runs.refusal):
             raise
-    if statistics.refusal is not None:
-        raise statistics.refusal
-    if statistics.errors:
-        raise statistics.errors[0]
+    if runs.refusal is not None:
+        raise runs.refusal
+    if runs.errors:
+        raise runs.errors[0]

@@ -73,8 +73,7 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     Args:
         program: the program.
         order: decides who runs next.
-        seed: of the random numbers that it draws from `random` and `numpy.random`; whoever seeded them before finds
-            them as they were.
+        seed: of the random numbers that it draws from `random` and `numpy.random`.
         seconds: how long it may take, in real time; None: as long as it likes.
         on_point: told of the points.
 
@@ -84,19 +83,19 @@ def run(program: Program, order: Order, *, seed: int, seconds: float | None, on_
     deadline = None if seconds is None else time.monotonic() + seconds
     execution = Execution(order, StuckRuns(seconds), on_point=on_point, deadline=deadline)
     value, error = None, None
-    with _seeded(seed):
-        try:
-            value = program(partial(ControlledLoop, execution))
-        except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
-            error = raised
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))  # noqa: NPY002  (what programs draw from)
+    try:
+        value = program(partial(ControlledLoop, execution))
+    except Exception as raised:  # noqa: BLE001  (whatever it is, it is how the execution ended)
+        error = raised
     return Result(value, error, Schedule(seed, tuple(execution.changes)), execution.points)
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002  (what programs draw from)
-    random.seed(seed)
-    np.random.seed(seed % (1 << 32))  # noqa: NPY002
+def _own_random_numbers() -> Iterator[None]:
+    """Leave the random numbers of whoever runs programs as they were."""
+    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         yield
     finally:
@@ -177,6 +176,7 @@ class Exploration:
     changes: tuple[str, ...] = ()
 
 
+@_own_random_numbers()
 def explore(
     program: Program,
     *,
@@ -213,6 +213,7 @@ def explore(
     return Exploration(schedules, default, None)
 
 
+@_own_random_numbers()
 def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Exploration:
     """Run a program under one schedule."""
     lines: list[str] = []

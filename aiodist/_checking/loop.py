@@ -48,6 +48,8 @@ from aiodist._core.errors import CollectiveError
 _TURNS_AT_ONCE = 64
 _RESOLUTION = time.get_clock_info("monotonic").resolution
 """Within which of now a timer is due to asyncio."""
+_METHODS = frozenset(dir(Task))
+"""What is no step of a task: ``call_soon(task.cancel)`` is an ordinary callback."""
 _MOST_TURNS = 200
 """For how many turns a task is deferred at most while others, which may be waiting for it in a loop, go on."""
 _POLL_SECONDS = 0.05
@@ -326,7 +328,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     ) -> Handle:
         """Call a function in the next turn."""
         handle: Callback
-        if isinstance(getattr(callback, "__self__", None), Task) and _is_step(callback):
+        owner = getattr(callback, "__self__", None)
+        if isinstance(owner, Task) and getattr(callback, "__name__", "") not in _METHODS:
             handle = Step(callback, args, self, context)
             self._steps_to_come += 1
             self._queue.append(handle)
@@ -477,11 +480,3 @@ class ControlledLoop(asyncio.SelectorEventLoop):
 
 def _wake_up() -> None:
     """Nothing: that it was to be called has woken the loop."""
-
-
-_METHODS = frozenset(dir(Task))
-
-
-def _is_step(callback: Callable[..., object]) -> bool:
-    """Tell a task's own step from its methods: ``call_soon(task.cancel)`` is an ordinary callback."""
-    return getattr(callback, "__name__", "") not in _METHODS

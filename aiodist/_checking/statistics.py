@@ -47,8 +47,8 @@ class Site:
     last: Counter[int] = field(default_factory=Counter)
 
 
-class Statistics(Observer):
-    """An observer that counts the collectives of a program's runs.
+class Runs(Observer):
+    """An observer that counts a program's runs, and keeps their reports.
 
     Attributes:
         runs: how many runs of strategies there were.
@@ -57,11 +57,41 @@ class Statistics(Observer):
         refusal: why a run was not allowed to begin; None when all were.
     """
 
+    of_runs_alone = True
+
     def __init__(self) -> None:
         self.runs = 0
         self.replicas = 0
         self.errors: list[CollectiveError] = []
         self.refusal: TargetError | None = None
+
+    def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
+        """Count a run.
+
+        Raises:
+            TargetError: it is on a loop that is not controlled.
+        """
+        if not _is_controlled():
+            self.refusal = TargetError(
+                f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
+                "only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
+            )
+            raise self.refusal
+        self.runs += 1
+        self.replicas = max(self.replicas, len(run.ledger.replicas))
+
+    def reported(self, run: ObservedRun, error: CollectiveError) -> None:  # noqa: ARG002
+        """Note that replicas disagreed."""
+        self.errors.append(error)
+
+
+class Statistics(Runs):
+    """An observer that counts the collectives of a program's runs as well."""
+
+    of_runs_alone = False
+
+    def __init__(self) -> None:
+        super().__init__()
         self._clock: Callable[[], float] = float
         self._sites: dict[tuple[str, CodeType, int], Site] = {}
 
@@ -81,14 +111,7 @@ class Statistics(Observer):
         Raises:
             TargetError: it is on a loop that is not controlled.
         """
-        if not _is_controlled():
-            self.refusal = TargetError(
-                f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
-                "only asyncio's own can be controlled: leave the choice to asyncio.run or anyio.run"
-            )
-            raise self.refusal
-        self.runs += 1
-        self.replicas = max(self.replicas, len(run.ledger.replicas))
+        super().run_begun(run, fn)
         self._clock = run.clock
 
     def completed(self, slot: Any) -> None:
@@ -108,10 +131,6 @@ class Statistics(Observer):
             site.longest = max(site.longest, waited)
             if slot.last >= 0:
                 site.last[members[slot.last].replica_id] += 1
-
-    def reported(self, run: ObservedRun, error: CollectiveError) -> None:  # noqa: ARG002
-        """Note that replicas disagreed."""
-        self.errors.append(error)
 
 
 def _is_controlled() -> bool:

@@ -2,7 +2,8 @@
 
 A file's folder is first on `sys.path` while it runs, and its arguments are in `sys.argv`; ``__file__`` is its whole
 path. Only ``__name__`` is the file's own instead of ``__main__``, so that code under ``if __name__ == "__main__"`` does
-not run.
+not run. A program that the file itself would run below the function is not run either: loading ends where it would make
+an event loop.
 
 For each schedule the target is loaded again, and so are the modules beside it that it imports: what a run leaves in
 module variables must not decide how the next one goes. Installed packages are imported once.
@@ -11,11 +12,13 @@ module variables must not decide how the next one goes. Installed packages are i
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +27,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+_EXPECTED = "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION"
+_MOST_NAMES = 10
+
 
 class TargetError(Exception):
     """The target cannot be checked as it was asked for; the text is for a person."""
@@ -31,6 +37,14 @@ class TargetError(Exception):
 
 class TargetExitError(Exception):
     """The target ended the process with an exit code other than 0."""
+
+
+class _LoadedError(BaseException):
+    """A target's module is loaded as far as it is wanted: no exception that programs handle."""
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__()
+        self.module = module
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +70,14 @@ class Target:
         """
         where, colon, function = text.rpartition(":")
         if not (colon and where and all(part.isidentifier() for part in function.split("."))):
-            raise TargetError(f"expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got {text!r}")
+            raise TargetError(f"{_EXPECTED}, got {text!r}{_suggestion('', _functions_of(text))}")
         if where.endswith(".py") or os.sep in where:
             file = Path(where).absolute()
             if not file.is_file():
                 raise TargetError(f"there is no file {where!r}")
             return cls(file, file.stem, function)
         if not all(part.isidentifier() for part in where.split(".")):
-            raise TargetError(f"expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got {text!r}")
+            raise TargetError(f"{_EXPECTED}, got {text!r}")
         return cls(None, where, function)
 
     @property
@@ -85,6 +99,10 @@ class Source:
         self._arguments = list(arguments)
         self._code: CodeType | None = None
         self._before = frozenset(sys.modules)
+        self._name = target.module
+        if target.file is not None and target.module in self._before:
+            self._name = f"checked_{target.module}"
+        self._loads = False
 
     def load(self) -> Callable[[], Any]:
         """Load the target again; return it with its arguments.
@@ -94,12 +112,25 @@ class Source:
             Exception: what the module's own code raises.
         """
         self._forget()
-        function: Any = self._import()
-        for name in self._target.function.split("."):
-            function = getattr(function, name, None)
+        module = self._import()
+        function = _find(module, self._target.function)
         if not callable(function):
-            raise TargetError(f"{self._target.module} has no function {self._target.function!r}")
+            name, functions = self._target.function, _functions_of(getattr(module, "__file__", None))
+            raise TargetError(f"{self._target.module} has no function {name!r}{_suggestion(name, functions)}")
         return bound(function, self._arguments)
+
+    def loop_is_made(self) -> None:
+        """End the loading of the target where it makes an event loop and has its function, or will not have it."""
+        module = sys.modules.get(self._name)
+        if not self._loads or module is None:
+            return
+        if self._never_names_it() or callable(_find(module, self._target.function)):
+            raise _LoadedError(module)
+
+    def _never_names_it(self) -> bool:
+        """Whether a file's code does not name the function at all."""
+        code, name = self._code, self._target.function.partition(".")[0]
+        return code is not None and name not in code.co_names and ("*",) not in code.co_consts  # from … import *
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -116,24 +147,33 @@ class Source:
             self._forget()
 
     def _import(self) -> ModuleType:
-        target = self._target
-        if target.file is None:
-            return self._import_module(target.module)
-        name = target.module if target.module not in self._before else f"checked_{target.module}"
-        spec = importlib.util.spec_from_file_location(name, target.file)
+        self._loads = True
+        try:
+            return self._import_module() if self._target.file is None else self._run_file(self._target.file)
+        except _LoadedError as loaded:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "coroutine .* was never awaited")
+                loaded.__traceback__ = None  # and with it the coroutine that was to be run
+            module = sys.modules[self._name] = loaded.module
+            return module
+        finally:
+            self._loads = False
+
+    def _run_file(self, file: Path) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(self._name, file)
         if spec is None:
-            raise TargetError(f"{target.file} is not a file of Python code")
+            raise TargetError(f"{file} is not a file of Python code")
         if self._code is None:
-            self._code = compile(target.file.read_bytes(), str(target.file), "exec")
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+            self._code = compile(file.read_bytes(), str(file), "exec")
+        module = sys.modules[self._name] = importlib.util.module_from_spec(spec)
         exec(self._code, module.__dict__)  # noqa: S102  (it is what the person wants run)
         return module
 
-    def _import_module(self, name: str) -> ModuleType:
+    def _import_module(self) -> ModuleType:
         try:
-            return importlib.import_module(name)
+            return importlib.import_module(self._name)
         except ModuleNotFoundError as error:
-            if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            if error.name is not None and f"{self._name}.".startswith(f"{error.name}."):
                 raise TargetError(f"there is no module {error.name!r} in {Path.cwd()} or on the path") from error
             raise
 
@@ -148,6 +188,40 @@ class Source:
             return False
         file = Path(getattr(sys.modules[name], "__file__", None) or "/")
         return file.suffix == ".py" and self._target.folder in file.parents and "site-packages" not in file.parts
+
+
+# The functions that there are.
+
+
+def _find(module: ModuleType, function: str) -> Any:
+    found: Any = module
+    for name in function.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _functions_of(file: str | None) -> list[str]:
+    """Return the public functions of a file, and methods as ``Class.method``; none where it is no Python code."""
+    try:
+        body = ast.parse(Path(file or "").read_bytes()).body
+    except (OSError, SyntaxError, ValueError):
+        return []
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    return [*_defined(body), *(f"{each.name}.{name}" for each in classes for name in _defined(each.body))]
+
+
+def _defined(body: Sequence[ast.stmt]) -> list[str]:
+    functions = (node.name for node in body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)))
+    return [name for name in functions if not name.startswith("_")]
+
+
+def _suggestion(name: str, functions: Sequence[str]) -> str:
+    """Return which function may have been meant, or which there are."""
+    close = difflib.get_close_matches(name, functions, 1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    more = ", …" if len(functions) > _MOST_NAMES else ""
+    return f"; it has {', '.join(functions[:_MOST_NAMES])}{more}" if functions else ""
 
 
 def bound(function: Callable[..., Any], arguments: Sequence[str]) -> Callable[[], Any]:

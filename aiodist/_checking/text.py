@@ -41,7 +41,8 @@ def agreement(checked: Checked) -> str:
     else:
         only = " (it leaves no choice)" if done == 1 < checked.request.most_schedules() else ""
         order = f"{count(done, 'schedule')}{only}"
-    return f"{statistics.replicas} replicas agreed in {count(statistics.collectives, 'collective')}{runs}, in {order}."
+    replicas = count(statistics.replicas, "replica")
+    return f"{replicas} agreed in {count(statistics.collectives, 'collective')}{runs}, in {order}."
 
 
 def table(statistics: Statistics) -> tuple[list[str], list[list[str]], int]:

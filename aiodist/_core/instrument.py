@@ -41,7 +41,14 @@ class ObservedRun(Protocol):
 
 
 class Observer:
-    """Is told what happens in a run. This one notes nothing; a tool overrides what it is interested in."""
+    """Is told what happens in a run. This one notes nothing; a tool overrides what it is interested in.
+
+    Attributes:
+        of_runs_alone: it needs to know of the beginning, the end and the report of runs alone. A run then has plain
+            handles, and tasks that race in it are not looked for.
+    """
+
+    of_runs_alone = False
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
         """A run of ``fn`` begins; none of its replicas has started."""
@@ -76,6 +83,7 @@ class _Several(Observer):
 
     def __init__(self, observers: tuple[Observer, ...]) -> None:
         self._observers = observers
+        self.of_runs_alone = all(observer.of_runs_alone for observer in observers)
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
         for observer in self._observers:

@@ -147,5 +147,8 @@ def _observed(handle: type[CollectiveHandle[Any]]) -> type[CollectiveHandle[Any]
 
 
 def observe(run: ObservableRun, observer: Observer) -> None:
-    """Let an observer see a run, and warn of tasks that race in it."""
+    """Let an observer see a run, and warn of tasks that race in it unless the observer is of runs alone."""
+    if observer.of_runs_alone:
+        run.observe(observer, run.loop.handle)
+        return
     run.observe(together(RaceWatch(run), observer), _observed(run.loop.handle))

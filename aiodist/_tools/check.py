@@ -41,7 +41,7 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
         description=_DESCRIPTION, epilog=_EPILOG, usage="aiodist check TARGET [options] [-- ARGS]",
     )  # fmt: skip
     check.add_argument("target", metavar="TARGET", help="FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
-    check.add_argument("--replicas", type=_replicas, metavar="N", help="TARGET is a replica function; 2 to 10000")
+    check.add_argument("--replicas", type=_replicas, metavar="N", help="TARGET is a replica function; 1 to 10000")
     check.add_argument(
         "--schedules", type=positive, metavar="K", help="how many to run (default: 20, fewer above 100 replicas)"
     )
@@ -61,8 +61,8 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
 
 def _replicas(text: str) -> int:
     number = positive(text)
-    if not 2 <= number <= 10_000:
-        raise ArgumentTypeError(f"expected a number of replicas from 2 to 10000, got {text!r}")
+    if number > 10_000:
+        raise ArgumentTypeError(f"expected a number of replicas from 1 to 10000, got {text!r}")
     return number
 
 

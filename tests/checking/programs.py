@@ -19,15 +19,15 @@ def mirrored(replicas: int) -> MirroredStrategy:
     return MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
 
 
-def result(main: Main, *changes: tuple[int, int], seconds: float | None = 20, seed: int = 0) -> Result:
+def result(main: Main, *changes: tuple[int, int], seconds: float | None = 20) -> Result:
     """Run a main coroutine function once, in the default order but for the changes."""
     order = Replayed(Change(*change) for change in changes)
-    return run(coroutine_program(main), order, seed=seed, seconds=seconds)
+    return run(coroutine_program(main), order, seed=0, seconds=seconds)
 
 
-def value(main: Main, *changes: tuple[int, int], seed: int = 0) -> Any:
+def value(main: Main, *changes: tuple[int, int]) -> Any:
     """Return what a main coroutine function returns."""
-    found = result(main, *changes, seed=seed)
+    found = result(main, *changes)
     if found.error is not None:
         raise found.error
     return found.value

@@ -118,11 +118,28 @@ not_a_function = 3
 if __name__ == "__main__":
     raise SystemExit("it is not run directly")
 '''
+SCRIPT = """
+import asyncio
+from program import amain
+
+async def size():
+    return 2
+
+SIZE = asyncio.run(size())
+
+async def step():
+    await amain()
+
+print("once")
+asyncio.run(step())
+raise SystemExit("the script's own run is not wanted")
+"""
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "settings.py").write_text("size = 2\n")
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
@@ -154,6 +171,9 @@ def check(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, str]:
         ("program.py:amain --schedules 3", 0, "in 3 schedules."),
         ("package.module:inner --replicas 2", 0, "2 replicas agreed in 4 collectives"),
         ("./program.py:train --replicas 2 --schedules 1", 0, "in 1 schedule."),
+        ("program.py:train --replicas 1", 0, "1 replica agreed in 4 collectives, in 1 schedule (it leaves no choice)."),
+        ("script.py:step --schedules 2", 0, "2 replicas agreed in 8 collectives in 2 runs, in 2 schedules."),
+        ("script:step --schedules 2", 0, "2 replicas agreed in 8 collectives in 2 runs, in 2 schedules."),
         ("program.py:exits -- 0", 0, "2 replicas agreed"),
         ("program.py:other_size --replicas 3", 1, "CollectiveMismatchError: replicas disagree at collective #0"),
         ("program.py:caught --replicas 3", 1, "CollectiveMismatchError: replicas disagree at collective #0"),
@@ -175,20 +195,24 @@ def test_check_ends_with_a_code(capsys: pytest.CaptureFixture[str], line: str, c
     ("line", "said"),
     [
         ("", "required: TARGET"),
-        ("program.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'program.py'"),
+        ("script.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'script.py'; it has size, step\n"),
+        ("unfinished.py", "expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION, got 'unfinished.py'\n"),
+        ("program.py:train_ --replicas 2", "program has no function 'train_'; did you mean 'train'?"),
+        ("program.py:Trainer.stop --replicas 2", "has no function 'Trainer.stop'; did you mean 'Trainer.step'?"),
+        ("script.py:steps", "script has no function 'steps'; did you mean 'step'?"),
         ("program.py:", "expected FILE.py:FUNCTION"),
         (":train", "expected FILE.py:FUNCTION"),
         ("'pro gram:train'", "expected FILE.py:FUNCTION"),
         ("nowhere.py:train", "there is no file 'nowhere.py'"),
         ("nowhere:train", "there is no module 'nowhere' in "),
         ("package.nowhere:train", "there is no module 'package.nowhere' in "),
-        ("program.py:nothing", "program has no function 'nothing'"),
+        ("program.py:nothing", "program has no function 'nothing'; it has train, race,"),
         ("program.py:not_a_function", "program has no function 'not_a_function'"),
         ("program.py:train", "a function that is to run on replicas needs --replicas"),
         ("program.py:leaves", "the target ended without a run of a strategy"),
         ("program.py:on_trio", "runs on an event loop that the target chose itself"),
-        ("program.py:train --replicas 1", "expected a number of replicas from 2 to 10000, got '1'"),
-        ("program.py:train --replicas 10001", "expected a number of replicas from 2 to 10000"),
+        ("program.py:train --replicas 0", "expected a whole number from 1 on, got '0'"),
+        ("program.py:train --replicas 10001", "expected a number of replicas from 1 to 10000"),
         ("program.py:train --schedules 0", "--schedules: expected"),
         ("program.py:train --timeout 0", "--timeout: expected a number of seconds above 0, got '0'"),
         ("program.py:train --timeout long", "--timeout: expected a number of seconds"),
