@@ -36,7 +36,7 @@ import threading
 import time
 from asyncio import Handle, Task, TimerHandle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -341,6 +341,12 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         if not self._turn_is_due:
             self._ask_for_a_turn()
         return handle
+
+    def run_next(self, wakes: Iterable[tuple[Callable[..., object], Any, Context]]) -> None:
+        """Let tasks go on before what else is in this turn: the wake-up of each, what it is given, and its context."""
+        steps = [Step(wake, (given,), self, context) for wake, given, context in wakes]
+        self._batch.extendleft(reversed(steps))
+        self._steps += len(steps)
 
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None

@@ -22,7 +22,7 @@ from aiodist._core.ledger import Member, Path
 from aiodist._runtime import requests
 from aiodist._runtime.current import Block, CrossReplica, current
 from aiodist._runtime.device_thread import DeviceThread
-from aiodist._runtime.handle import CollectiveHandle
+from aiodist._runtime.handle import CollectiveHandle, Seat
 from aiodist._runtime.merge import MergeCall
 from aiodist._runtime.rendezvous import OutBuffers
 from aiodist._runtime.requests import Request
@@ -87,7 +87,7 @@ class ReplicaContext(Block):
         replica_id_in_sync_group: the replica's id, from 0.
     """
 
-    __slots__ = ("__weakref__", "_run", "_worker", "branches", "member", "of_run", "replica", "thread")
+    __slots__ = ("__weakref__", "_run", "_worker", "branches", "member", "of_run", "replica", "seat", "thread")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         if not hasattr(strategy, "standing_run"):
@@ -116,6 +116,7 @@ class ReplicaContext(Block):
         self.of_run: ReplicaContext | None = None
         self.branches: WeakSet[ReplicaContext] | None = None
         self.replica = member.replica
+        self.seat: Seat | None = None
 
     def retire(self) -> None:
         """Let every collective raise from now on: the replica's function has ended."""

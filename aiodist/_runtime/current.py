@@ -23,13 +23,14 @@ class CrossReplica:
         strategy: the strategy.
         size: how many components per-replica values have: in a merge function, as many as its group has replicas here.
         group: in a merge function of a group that `new_group` made, that group.
-        replica: None, as this is no replica's.
+        replica, seat: None, as this is no replica's.
     """
 
     strategy: Any
     size: int
     group: Group | None = None
     replica: None = None
+    seat: None = None
 
 
 class Block:

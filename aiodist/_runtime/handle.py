@@ -1,8 +1,8 @@
 """Handles: what a collective call returns, and what a replica awaits.
 
-The await of a handle is the only place where a replica is suspended: on asyncio in a future, on trio in the task's own
+The await of a handle is the only place where a replica is suspended: on asyncio in a `Seat`, on trio in the task's own
 suspension. Both keep the order: waiters are resumed in replica order. The last replica to arrive, whose call completed
-the collective, yields once, so that it takes its own place in that order.
+the collective, waits, too, so that it takes its own place in that order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import sys
 import warnings
 from asyncio import CancelledError, Future
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from contextvars import Context
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from anyio import get_cancelled_exc_class
@@ -145,6 +146,59 @@ class CollectiveHandle(Generic[T]):
         )
 
 
+class Seat(Future[None]):
+    """Where a task waits on asyncio, kept for its next await: making a future for each costs as much as the wait.
+
+    A task that awaits a future leaves its wake-up there as a callback, which the future hands to the event loop when it
+    is done. This one keeps it, and the loop's `wake` calls those of all replicas in one callback of the event loop. It
+    has to be a future, for anyio cancels a task at once whose future is not done, and waits with one whose future is.
+
+    Attributes:
+        slot: the `Rendezvous` that the task waits in; None while nobody sits here.
+        wake: the task's wake-up, which takes a future that is done.
+        context: the task's context variables.
+    """
+
+    __slots__ = ("_wakes", "context", "slot", "wake")
+
+    slot: Any
+    wake: Callable[[Future[None]], object]
+    context: Context
+
+    def __init__(self, loop: Any) -> None:
+        super().__init__(loop=loop.loop)
+        self._wakes: Callable[[Rendezvous], object] = loop.wake
+        self.slot = None
+
+    def add_done_callback(self, fn: Callable[[Any], object], *, context: Context | None = None) -> None:
+        """Keep the wake-up of the task that waits here."""
+        assert context is not None
+        self.wake, self.context = fn, context
+
+    def done(self) -> bool:
+        """Return whether the task is about to be woken."""
+        slot = self.slot
+        return slot is None or slot is _CANCELLED or slot.complete
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Wake the task by a cancellation, unless it is about to be woken: then the task sees to it by itself."""
+        slot = self.slot
+        if slot is None or slot is _CANCELLED:
+            return False
+        if slot.complete:
+            self._wakes(slot)  # again: a Ctrl-C may have met the first call
+            return False
+        self.slot = _CANCELLED
+        outcome: Future[None] = Future(loop=self.get_loop())
+        outcome.cancel(msg)
+        self.get_loop().call_soon(self.wake, outcome, context=self.context)
+        return True
+
+
+_CANCELLED = object()
+"""The slot of a seat from the cancellation of its task to where the task leaves it."""
+
+
 class AsyncioHandle(CollectiveHandle[T]):
     """A handle for replicas that run on asyncio or uvloop."""
 
@@ -155,33 +209,40 @@ class AsyncioHandle(CollectiveHandle[T]):
         slot, member = self._slot, self._member
         if here is not None and here.replica is not member.replica:
             self._check_owner()
-        awaited, self._awaited = self._awaited, True
+        self._awaited = True
         if slot.released:
-            # the last arrival's path in every collective; and one who has been told of the error must be cancellable
-            if self._run.was_told(member) if slot.error is not None else slot.last == member.position and not awaited:
-                yield
+            if slot.error is not None and self._run.was_told(member):
+                yield  # one who has been told of the error must be cancellable
         else:
             run = self._run
-            if run.closed and not slot.under_way:  # nobody will come; but the cancellation may be on its way
-                yield
+            if run.closed and not (slot.complete or slot.under_way):
+                yield  # nobody will come; but the cancellation may be on its way
                 if not slot.complete:
                     run.fail_slot(slot)
-            if not slot.released:
-                future: Future[None] = Future(loop=run.loop.loop)
+            seat = None if here is None else here.seat
+            if seat is None or seat.slot is not None:
+                seat = Seat(run.loop)
+                if here is not None and here.replica is not None and here.seat is None:
+                    here.seat = seat
+            try:
+                seat.slot = slot
                 if slot.waiters[member.position] is None:
-                    slot.waiters[member.position] = future
+                    slot.waiters[member.position] = seat
                 else:
-                    slot.waiters.append(future)
+                    slot.waiters.append(seat)
                 if run.has_groups or member.group.doomed is not None:
                     run.blocked(member, slot)
-                try:
-                    yield from future
-                except CancelledError:
-                    if slot.under_way:
-                        yield from run.threads.settle().__await__()
-                    slot.remove_waiter(member.position, future)
-                    run.abandon(member, slot)
-                    raise
+                if not slot.released:  # the group may just have ended by that
+                    seat._asyncio_future_blocking = True  # noqa: SLF001  (what a future's own iterator does)
+                    yield seat
+            except CancelledError:
+                if slot.under_way:
+                    yield from run.threads.settle().__await__()
+                slot.remove_waiter(member.position, seat)
+                run.abandon(member, slot)
+                raise
+            finally:
+                seat.slot = None
         if slot.plain:
             result: T = slot.result
             return result

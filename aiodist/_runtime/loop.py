@@ -1,8 +1,9 @@
 """Event loops: what the scheduler needs of asyncio (uvloop too) and of trio, and nothing else in aiodist knows.
 
-Replicas are resumed in an order. asyncio runs what becomes ready in that order anyway. trio runs the tasks of a batch
-in an order that it draws by chance, so tasks that must follow each other must not be in one batch: only the first is
-rescheduled, and each, when it runs, reschedules the next before it goes on (`Chain`).
+Replicas are resumed in an order. On asyncio one callback of the loop wakes all who wait in a collective, one after the
+other: each has left its task's wake-up in its `Seat`. trio runs the tasks of a batch in an order that it draws by
+chance, so tasks that must follow each other must not be in one batch: only the first is rescheduled, and each, when it
+runs, reschedules the next before it goes on (`Chain`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import math
 import sys
 import time
-from asyncio import AbstractEventLoop, BaseEventLoop, Future, InvalidStateError, TimerHandle, get_running_loop
+from asyncio import AbstractEventLoop, BaseEventLoop, Future, TimerHandle, get_running_loop
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from anyio.abc import TaskGroup
 
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.handle import AsyncioHandle, CollectiveHandle, SoloHandle, TrioHandle
+from aiodist._runtime.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     import trio
@@ -63,13 +65,13 @@ class AsyncioLoop(_TaskLoop):
 
     Attributes:
         handle: the class of handles.
-        wakes_at_once: how many `wake` may resume; more are for `wake_in_turns`.
+        wakes_later: `wake` resumes nobody in the current callback of the loop, and who awaits in it is resumed, too.
         clock: tells the time, in seconds; ``fine_clock`` in small steps, also within a turn of uvloop.
         call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; from any thread.
     """
 
     handle: type[CollectiveHandle[Any]] = AsyncioHandle
-    wakes_at_once = 512
+    wakes_later = True
 
     def __init__(self, tasks: TaskGroup) -> None:
         super().__init__(tasks)
@@ -81,34 +83,44 @@ class AsyncioLoop(_TaskLoop):
         self.fine_clock = self.clock if own else time.monotonic
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
+        self._run_next = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
+        self._over: Future[None] = Future(loop=self.loop)
+        self._over.set_result(None)
 
     def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
         """Start the replicas, in this order."""
         for replica, name in zip(replicas, names, strict=True):
             self._tasks.start_soon(replica, name=name)
 
-    def wake(self, waiters: Sequence[Future[None] | None]) -> None:
-        """Resume these, in this order; None stands for nobody."""
-        for waiter in waiters:
-            if waiter is not None:
-                try:
-                    waiter.set_result(None)
-                except InvalidStateError:  # cancelled in this very turn of the loop
-                    continue
+    def wake(self, slot: Rendezvous) -> None:
+        """Resume those who wait in a complete collective, in replica order, after what is ready now."""
+        self.loop.call_soon(self._resume, slot, context=self._context)
 
     wake_failed = wake
 
-    def wake_in_turns(self, waiters: list[Future[None] | None], begin: int = 0) -> None:
-        """Resume these, in this order, so many in each turn of the loop.
+    def _resume(self, slot: Rendezvous) -> None:
+        """Resume them, one after the other: each runs to its next await.
 
-        Each that is woken is an entry among the loop's callbacks until its turn comes. Thousands of new entries at a
-        time would set off the garbage collector, again and again, and it looks at all that all the replicas wait in.
+        A seat that is not in the slot any more belongs to one who was cancelled, or has been resumed before: a Ctrl-C
+        in one of them, or here, comes out, and then the others get their turn in another callback.
         """
-        end = begin + self.wakes_at_once
-        self.wake(waiters[begin:end])
-        waiters[begin:end] = [None] * len(waiters[begin:end])
-        if end < len(waiters):
-            self.call_plainly(self.wake_in_turns, waiters, end)
+        over = self._over
+        seat = None
+        try:
+            slot.released = True
+            if self._run_next is not None:
+                seats = [seat for seat in slot.waiters if seat is not None and seat.slot is slot]
+                slot.waiters = [None] * len(slot.waiters)
+                self._run_next((seat.wake, over, seat.context) for seat in seats)
+                return
+            for seat in slot.waiters:
+                if seat is not None and seat.slot is slot:
+                    seat.context.run(seat.wake, over)
+        except BaseException as error:
+            if seat is not None and (isinstance(error, Exception) or seat.wake.__self__.done()):
+                seat.slot = None
+            self.wake(slot)
+            raise
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
         """Call a function at that time of ``clock``, and not what was to be called before."""
@@ -140,7 +152,7 @@ class TrioLoop(_TaskLoop):
     """trio, also as the guest of another loop. The attributes are those of `AsyncioLoop`."""
 
     handle: type[CollectiveHandle[Any]] = TrioHandle
-    wakes_at_once = sys.maxsize
+    wakes_later = False
 
     def __init__(self, tasks: TaskGroup) -> None:
         from trio import lowlevel
@@ -165,15 +177,14 @@ class TrioLoop(_TaskLoop):
             self._tasks.start_soon(self._start_one, replicas, names, following, name=names[following])
         await replicas[index]()
 
-    def wake(self, waiters: Sequence[Parked | None]) -> None:
-        """Resume these, in this order; None stands for nobody."""
-        self.chain.extend(parked for parked in waiters if parked is not None)
+    def wake(self, slot: Rendezvous) -> None:
+        """Resume those who wait in a complete collective, in replica order."""
+        slot.released = True
+        self.chain.extend(parked for parked in slot.waiters if parked is not None)
 
-    wake_in_turns = wake
-
-    def wake_failed(self, waiters: Sequence[Parked | None]) -> None:
-        """Resume these before they can be cancelled."""
-        self.chain.wake_now(parked for parked in waiters if parked is not None)
+    def wake_failed(self, slot: Rendezvous) -> None:
+        """Resume them before they can be cancelled."""
+        self.chain.wake_now(parked for parked in slot.waiters if parked is not None)
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
         """Call a function at that time of ``clock``, and not what was to be called before.
@@ -303,7 +314,7 @@ class SoloLoop:
 
     handle = SoloHandle
     ending = False
-    wakes_at_once = 1
+    wakes_later = False
 
     def __init__(self, merge: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
         self.clock = self.fine_clock = time.monotonic
@@ -315,10 +326,10 @@ class SoloLoop:
 
     call_plainly = call_soon_threadsafe = call_soon
 
-    def wake(self, waiters: Sequence[Any]) -> None:
+    def wake(self, slot: Rendezvous) -> None:
         """Nobody waits."""
 
-    wake_in_turns = wake_failed = wake
+    wake_failed = wake
 
     def call_at(self, at: float, fn: Callable[[], object]) -> None:
         """Nothing can be late."""

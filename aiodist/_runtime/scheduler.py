@@ -179,7 +179,7 @@ class Run:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
         self.loop, self.threads, self.thread = loop, threads, thread
         self._handle = loop.handle
-        self._clock, self._wakes_at_once = loop.clock, loop.wakes_at_once
+        self._clock = loop.clock
 
     def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
         """Tell an observer what happens, with handles that tell it of awaits."""
@@ -299,10 +299,10 @@ class Run:
             slot.fail(error)
         slot.last = last
         self._complete(slot)
-        if last == len(group.members) - 1 < self._wakes_at_once:
-            slot.released = True
-            self.loop.wake(slot.waiters)
-        else:  # it takes its place among the others when it awaits, which it normally does in this very step
+        # The last to come takes its place among the others when it awaits, which it normally does in this very step.
+        if self.loop.wakes_later or last == len(group.members) - 1:
+            self.loop.wake(slot)
+        else:
             self.loop.call_soon(partial(self.release, slot))
 
     def _compute_in_threads(self, slot: Rendezvous, work: Work) -> None:
@@ -341,8 +341,7 @@ class Run:
     def release(self, slot: Rendezvous) -> None:
         """Wake those who wait in a complete collective, in replica order; from now on nobody need wait in it."""
         if not slot.released:
-            slot.released = True
-            self.loop.wake_in_turns(slot.waiters)
+            self.loop.wake(slot)
 
     # merge_call and join.
 
@@ -508,7 +507,7 @@ class Run:
         slot.fail(error or self.error or self.echo())
         self._complete(slot)
         slot.released = True
-        self.loop.wake_failed(slot.waiters)
+        self.loop.wake_failed(slot)
 
     def echo(self) -> CollectiveError:
         """Return what is raised in a replica that waits after another's failure has ended the run.
