@@ -594,6 +594,22 @@ class Ledger:
             self._groups = WeakSet()
         self._groups.add(group)
 
+    def channel(self, source: int, destination: int, name: str) -> Group:
+        """Return a new group for what one replica sends another: the k-th send meets the k-th receive.
+
+        Args:
+            source: the id of the replica that sends.
+            destination: the id of the one that receives.
+            name: what reports call it.
+        """
+        ends = [self.replica_by_id[source], self.replica_by_id[destination]]
+        group = Group(self, ((source, destination), name, 0), ends, None)
+        for member in group.members:
+            if member.replica.end is not None:
+                group.note_end(member)
+        self.add(group)
+        return group
+
     def hold(self, group: Group) -> None:
         """Keep a group that has open slots."""
         self._held.add(group)

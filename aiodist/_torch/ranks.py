@@ -1,0 +1,205 @@
+"""Ranks: a thread for each, of which one runs at a time, the one that has the baton.
+
+A rank keeps the baton until it waits, sleeps or ends; then the rank that has been ready longest gets it, or another one
+that the order chooses (a point is such a moment with two or more ranks ready). So which rank does what before which is
+a function of the program and the order alone, and two ranks never touch torch's process-wide state at once.
+
+With no rank ready, the one that sleeps shortest goes on: sleeping costs no time, as on the controlled loop. With none
+asleep either, nobody will ever go on: `on_stuck` is called, which must make somebody ready.
+
+What a rank does not do through this module (a lock of its own, a socket, a process that it waits for) keeps the baton.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from aiodist._checking.schedule import DEFER, Change, Order
+
+_LONGEST_PAUSE = 0.01
+_STACK_BYTES = 64 << 20
+
+
+class Signal:
+    """What ranks wait for until somebody notifies them; they look again then."""
+
+    __slots__ = ("waiting",)
+
+    def __init__(self) -> None:
+        self.waiting: list[int] = []
+
+
+class Ranks:
+    """The threads of a program's ranks.
+
+    Args:
+        size: how many there are.
+        order: decides who goes on.
+        on_switch: is called with the rank that gives the baton away (None for none) and the one that gets it, between
+            their turns.
+        on_stuck: is called when no rank can go on; it notifies one, or ends the process.
+
+    Attributes:
+        size: how many there are.
+        changes: the differences from the default order, so far.
+        points: how many points there have been.
+        holder: the rank that has the baton; None before the first has it.
+        threads: by rank, its thread's identity, once it runs.
+        ended: the ranks that have ended.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        order: Order,
+        on_switch: Callable[[int | None, int], object],
+        on_stuck: Callable[[], object],
+    ) -> None:
+        self.size = size
+        self.changes: list[Change] = []
+        self.points = 0
+        self.holder: int | None = None
+        self.threads: dict[int, int] = {}
+        self.ended: set[int] = set()
+        self._order = order
+        self._on_switch = on_switch
+        self._on_stuck = on_stuck
+        self._ready = deque(range(size))
+        self._deferred: list[int] = []
+        self._sleeping: dict[int, float] = {}
+        self._waiting: dict[int, Signal] = {}
+        self._now = 0.0
+        self._gates = [threading.Semaphore(0) for _ in range(size)]
+        self._all_ended = threading.Event()
+        self._own = threading.local()
+
+    def run(self, function: Callable[[int], object], seconds: float | None = None) -> bool:
+        """Call a function for every rank in a thread of its own.
+
+        Args:
+            function: what each rank does; it does not raise.
+            seconds: how long all of it may take; None for as long as it likes.
+
+        Returns:
+            Whether all ranks have ended; otherwise, their threads go on.
+        """
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            threads = [
+                threading.Thread(target=self._main, args=(function, rank), name=f"rank {rank}", daemon=True)
+                for rank in range(self.size)
+            ]
+            for thread in threads:
+                thread.start()
+        finally:
+            threading.stack_size(before)
+        self._hand_over(None)
+        return self._all_ended.wait(seconds)
+
+    def current(self) -> int | None:
+        """Return the rank whose thread this is; in a thread that a rank has started, the rank that has the baton."""
+        own: int | None = getattr(self._own, "rank", self.holder)
+        return own
+
+    def owns_thread(self) -> bool:
+        """Return whether this is a rank's own thread."""
+        return hasattr(self._own, "rank")
+
+    def wait(self, signal: Signal, until: Callable[[], bool]) -> None:
+        """Let other ranks run until something holds; whoever may make it hold notifies the signal."""
+        while not until():
+            rank = self._here()
+            signal.waiting.append(rank)
+            self._waiting[rank] = signal
+            self._give_up(rank)
+
+    def notify(self, signal: Signal) -> None:
+        """Let those who wait for a signal look again, in the order of ranks."""
+        for rank in sorted(signal.waiting):
+            del self._waiting[rank]
+            self._ready.append(rank)
+        signal.waiting.clear()
+
+    def notify_all(self) -> None:
+        """Let all who wait look again."""
+        for signal in set(self._waiting.values()):
+            self.notify(signal)
+
+    def sleep(self, seconds: float) -> None:
+        """Let other ranks run for so long, on a clock that stands still while any of them can."""
+        rank = self._here()
+        self._sleeping[rank] = self._now + max(seconds, 0.0)
+        self._give_up(rank)
+
+    def _here(self) -> int:
+        if not self.owns_thread():
+            raise NotImplementedError(
+                f"a thread that rank {self.holder} has started would wait for another rank: in one process, only a "
+                "rank's own thread can"
+            )
+        rank: int = self._own.rank
+        return rank
+
+    def _main(self, function: Callable[[int], object], rank: int) -> None:
+        self._own.rank = rank
+        self.threads[rank] = threading.get_ident()
+        self._gates[rank].acquire()
+        try:
+            function(rank)
+        finally:
+            self.ended.add(rank)
+            if len(self.ended) == self.size:
+                self._all_ended.set()
+            else:
+                self._hand_over(rank)
+
+    def _give_up(self, rank: int) -> None:
+        if self._hand_over(rank) != rank:
+            self._gates[rank].acquire()
+
+    def _hand_over(self, rank: int | None) -> int:
+        """Give the baton to the next rank, and return which that is; it may be the same."""
+        if not (self._ready or self._deferred or self._sleeping):
+            self._on_stuck()
+        following = self._next()
+        self.holder = following
+        if following != rank:
+            self._on_switch(rank, following)
+            self._gates[following].release()
+        return following
+
+    def _next(self) -> int:
+        while True:
+            if not self._ready:
+                self._ready.extend(self._deferred or [self._wake_up()])
+                self._deferred.clear()
+            if len(self._ready) > 1:
+                self.points += 1
+                chosen = self._choose(self.points - 1)
+                if chosen is None:
+                    continue
+                return chosen
+            return self._ready.popleft()
+
+    def _choose(self, point: int) -> int | None:
+        """Take the rank that goes on at this point out of those that are ready; None where one was deferred."""
+        choice = self._order.choose(point, len(self._ready)) if point >= self._order.next_point else 0
+        if choice:
+            self.changes.append(Change(point, choice))
+        if choice == DEFER:
+            self._deferred.append(self._ready.popleft())
+            return None
+        chosen = self._ready[choice]
+        del self._ready[choice]
+        return chosen
+
+    def _wake_up(self) -> int:
+        """Return the rank that sleeps shortest; a short pause lets threads and processes of the program's work on."""
+        rank = min(self._sleeping, key=lambda each: (self._sleeping[each], each))
+        until = self._sleeping.pop(rank)
+        time.sleep(min(max(until - self._now, 0.0), _LONGEST_PAUSE))
+        self._now = max(self._now, until)
+        return rank
