@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -143,6 +143,7 @@ class Call:
         arrays: what each leaf is: ``array`` (of NumPy), ``scalar`` (of NumPy), ``number`` (of Python), ``slices``
             (`IndexedSlices`), or the name of a framework, with `ON_A_GPU` behind it where it lies there.
         arguments: of a merge function: how many are positional, and the names of the others; None where there is none.
+        role: what this side of it is called, where sides differ, e.g. ``send(dst=1)``; not compared.
     """
 
     kind: str
@@ -159,6 +160,7 @@ class Call:
     dtypes: tuple[str, ...] = ()
     arrays: tuple[str, ...] = ()
     arguments: tuple[int, tuple[str, ...]] | None = None
+    role: str = field(default="", compare=False)
 
     @property
     def leaves(self) -> list[tuple[tuple[int | None, ...], str, str]]:
@@ -173,7 +175,8 @@ class Call:
         shown += self._detail_texts()
         if self.name is not None:
             shown.append(f"name={self.name!r}")
-        return f"{self.kind}({', '.join(shown)})"
+        kind, _, own = (self.role or self.kind).partition("(")
+        return f"{kind}({', '.join([*shown, *filter(None, [own.removesuffix(')')])])})"
 
     def _value_text(self) -> str:
         texts = [leaf_text(*leaf) for leaf in self.leaves]

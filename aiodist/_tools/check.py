@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from aiodist._tools.usage import Exit, UsageError, natural, positive
@@ -22,7 +23,8 @@ _DESCRIPTION = """\
 Run a function on an event loop with virtual time that chooses the order of ready tasks: first the default order, then
 others, until one fails. The failure is reported with the command that repeats it, in as few changes to that order as
 possible. With --replicas, TARGET is a replica function, run on a MirroredStrategy of that many CPU devices; without, a
-function that makes its own strategies: a coroutine function, or one that calls asyncio.run.
+function that makes its own strategies: a coroutine function, or one that calls asyncio.run. With --ranks, TARGET is a
+script of torch.distributed, which runs unmodified: its ranks are threads of one process, one at a time.
 """
 _EPILOG = """\
 ARGS are TARGET's own: they are in sys.argv, and a function with parameters gets them, name=value by keyword.
@@ -40,11 +42,16 @@ def add_check(commands: _SubParsersAction[ArgumentParser]) -> None:
         "check", help="run a program under many schedules and report where its replicas disagree",
         description=_DESCRIPTION, epilog=_EPILOG, usage="aiodist check TARGET [options] [-- ARGS]",
     )  # fmt: skip
-    check.add_argument("target", metavar="TARGET", help="FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
-    check.add_argument("--replicas", type=_replicas, metavar="N", help="TARGET is a replica function; 1 to 10000")
     check.add_argument(
-        "--schedules", type=positive, metavar="K", help="how many to run (default: 20, fewer above 100 replicas)"
+        "target", metavar="TARGET", help="FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; with --ranks, FILE.py"
     )
+    check.add_argument("--replicas", type=_replicas, metavar="N", help="TARGET is a replica function; 1 to 10000")
+    check.add_argument("--ranks", type=_replicas, metavar="N", help="TARGET is a torch.distributed script of N ranks")
+    check.add_argument("--cpu", action="store_true", help="with --ranks, take CUDA devices for the CPU")
+    check.add_argument(
+        "--schedules", type=positive, metavar="K",
+        help="how many to run (default: 20, fewer above 100 replicas; 1 with --ranks)",
+    )  # fmt: skip
     check.add_argument(
         "--seed", type=natural, metavar="N", default=0,
         help="of schedules, random numbers and string hashes (default: %(default)s)",
@@ -91,6 +98,10 @@ def _hash_seed(arguments: Namespace) -> int:
 
 
 def _run_check(arguments: Namespace) -> Exit:
+    if arguments.ranks is not None:
+        return _run_ranks(arguments)
+    if arguments.cpu:
+        raise UsageError("--cpu goes with --ranks")
     from aiodist._checking.check import SECONDS, Outcome, Request, check
     from aiodist._checking.target import Target, TargetError
 
@@ -116,6 +127,32 @@ def _run_check(arguments: Namespace) -> Exit:
     else:
         _print(checked)
     return {Outcome.AGREED: Exit.DONE, Outcome.DISAGREED: Exit.FAILED, Outcome.FAILED: Exit.RAISED}[checked.outcome]
+
+
+def _run_ranks(arguments: Namespace) -> Exit:
+    from aiodist._torch.run import ServerError, check
+
+    if arguments.replicas is not None:
+        raise UsageError("give --ranks or --replicas, not both")
+    if not Path(arguments.target).is_file():
+        raise UsageError(f"there is no file {arguments.target!r}")
+    request = {
+        "script": arguments.target, "arguments": arguments.own, "ranks": arguments.ranks, "seed": arguments.seed,
+        "changes": None if arguments.replay is None else str(arguments.replay), "cpu": arguments.cpu,
+        "seconds": arguments.timeout or 300.0,
+    }  # fmt: skip
+    schedules = arguments.schedules or 1
+    try:
+        with _Progress(schedules) as progress:
+            checked = check(request, schedules, progress.show, sys.stderr if arguments.json else None)
+    except ServerError as error:
+        raise UsageError(str(error)) from error
+    if arguments.json:
+        print(json.dumps(checked.to_dict(), indent=2))
+    else:
+        print(checked.text)
+    codes = {"agreed": Exit.DONE, "disagreed": Exit.FAILED, "timeout": Exit.FAILED}
+    return codes.get(checked.outcome["kind"], Exit.RAISED)
 
 
 class _Progress:

@@ -177,8 +177,11 @@ class Job:
         if for_future:
             self._future_waits[rank] = slot
         self._judge()
-        released = lambda: for_future and rank not in self._future_waits  # noqa: E731
-        self.ranks.wait(slot.signal, lambda: slot.complete or self.error is not None or released())
+
+        def over() -> bool:
+            return slot.complete or self.error is not None or (for_future and rank not in self._future_waits)
+
+        self.ranks.wait(slot.signal, over)
         slot.waiters[member.position] = None
         self._future_waits.pop(rank, None)
         if not slot.complete:
@@ -204,6 +207,13 @@ class Job:
         if self.error is not None:
             raise type(self.error)(self.error.report)
 
+    def new_group(self, rank: int, ranks: tuple[int, ...], name: str) -> Member:
+        """Let a rank make a group of some ranks; return what it is in it."""
+        self._check()
+        root = self.ledger.root
+        sites = _here()
+        return root.new_group(root.member_of(rank), ranks, name, sites[0][0], 0, sites)
+
     # What ranks send each other.
 
     def send(self, group: Group, member: Member, to: int, tag: int, tensors: Sequence[Tensor]) -> _Pending:
@@ -211,7 +221,7 @@ class Job:
         ids = group.key[0]
         channel = self._channel(group, member.rank, to, tag)
         end = channel.members[0]
-        asked = call("message", tensors, shown="send", peer=ids[to])
+        asked = call("message", tensors, role=f"send(dst={ids[to]})")
         slot = self.post(channel, end, Contribution(asked, inputs=tensors))
         for waiting in self._any_source:
             if waiting.matches(group, to, tag):
@@ -223,7 +233,7 @@ class Job:
         """Let a member receive tensors from the one of that rank; return who waits for what."""
         channel = self._channel(group, source, member.rank, tag)
         end = channel.members[1]
-        asked = call("message", tensors, shown="recv", peer=group.key[0][source])
+        asked = call("message", tensors, role=f"recv(src={group.key[0][source]})")
         return end, self.post(channel, end, Contribution(asked, outputs=tensors))
 
     def receive_any(self, group: Group, member: Member, tag: int, tensors: Sequence[Tensor]) -> _AnySource:
@@ -248,12 +258,20 @@ class Job:
         key = group, source, to, tag
         if key not in self._channels:
             ids = group.key[0]
-            tagged = f", tag {tag}" if tag else ""
-            name = f"{ids[source]} to {ids[to]}{tagged}"
+            tagged = f" tag {tag}" if tag else ""
+            name = f"send {ids[source]}->{ids[to]}{tagged}"
             self._channels[key] = self.ledger.channel(ids[source], ids[to], name)
         return self._channels[key]
 
     # How it ends.
+
+    def settle(self, rank: int) -> None:
+        """Wait for what a rank has issued and not waited for: a process that ends takes it along."""
+        members = self.ledger.replica_by_id[rank].members
+        for member in sorted(members, key=lambda each: each.group.serial):
+            for number, slot in sorted(member.group.open.items()):
+                if 0 <= number < member.sequence and isinstance(slot, Collective):
+                    self.wait(member, slot)
 
     def end(self, rank: int, state: ReplicaState, returned: str | None = None) -> None:
         """Note how a rank has ended."""
@@ -351,6 +369,11 @@ class RankWork(bindings.Work):  # type: ignore[misc]
         self._pending = pending
         self._outputs = list(outputs)
 
+    def of(self, *outputs: Tensor) -> RankWork:
+        """Return the same, with the tensors that its future is to have."""
+        self._outputs = list(outputs)
+        return self
+
     def _found(self) -> _Pending:
         pending = self._pending
         if isinstance(pending, _AnySource):
@@ -440,6 +463,10 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         self._backend = backend
         self._store = store
         self._set_group_desc(desc)
+
+    def begin(self) -> None:
+        """Wait until all ranks have made it."""
+        self._post("init_process_group").wait()
 
     # What it is.
 
@@ -599,9 +626,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
 
     _reduce_scatter_base = reduce_scatter_single
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM
-    ) -> RankWork:
+    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = c10d.ReduceOp.SUM) -> RankWork:
         """Reduce several tensors; every rank gets a part of each result."""
         flat = [part for value in inputs for part in self._cut(value)]
         return self._post("reduce_scatter", outputs, flat, outputs, op=opts)
@@ -630,7 +655,7 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Wait for all ranks."""
         return self._post("barrier")
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:  # noqa: ARG002
         """Wait for all ranks."""
         self._post("monitored_barrier").wait()
 

@@ -21,7 +21,9 @@ def _load(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError as error:
-        raise TorchError(f"this needs PyTorch, which cannot be imported ({error}): pip install 'aiodist[torch]'") from None
+        raise TorchError(
+            f"this needs PyTorch, which cannot be imported ({error}): pip install 'aiodist[torch]'"
+        ) from None
 
 
 def _require(module: Any, names: str) -> None:

@@ -142,10 +142,10 @@ class Process:
         sys.modules.update(own["modules"])
         _set_random_states(own["random"])
 
-    def _sleep_of(self, sleep: Callable[[float], None]) -> Callable[[float], None]:
+    def _sleep_of(self, sleep: Callable[[float], None]) -> Callable[[Any], None]:
         really = self._sleep
 
-        def sleep_here(seconds: float, /) -> None:
+        def sleep_here(seconds: Any, /) -> None:
             if self._current() is None:
                 really(seconds)
             else:

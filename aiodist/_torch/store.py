@@ -1,0 +1,161 @@
+"""What a job's ranks have in common beside collectives: a store of keys, found by a URL, and the making of groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+from aiodist._torch import private
+from aiodist._torch.group import Job, RankGroup
+from aiodist._torch.private import c10d
+
+
+class RankStore(c10d.Store):  # type: ignore[misc]
+    """A store of the ranks of one job; a rank that waits for a key lets others run.
+
+    Args:
+        job: the job.
+        name: what the ranks that share it know it by.
+    """
+
+    def __init__(self, job: Job, name: str) -> None:
+        super().__init__()
+        self._job = job
+        self._name = name
+        self._values = job.stores.setdefault(name, {})
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Set a key."""
+        self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+        self._job.ranks.notify(self._job.store_signal)
+
+    def get(self, key: str) -> bytes:
+        """Return what a key is set to, once it is."""
+        self.wait([key])
+        return self._values[key]
+
+    def add(self, key: str, number: int) -> int:
+        """Add to a counter, and return what it is then."""
+        total = int(self._values.get(key, b"0")) + number
+        self.set(key, str(total))
+        return total
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Append to what a key is set to."""
+        self.set(key, self._values.get(key, b"") + (value.encode() if isinstance(value, str) else bytes(value)))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set a key if it is set to what is expected, or to nothing where that is; return what it is set to then."""
+        expected = expected.encode() if isinstance(expected, str) else bytes(expected)
+        if self._values.get(key, b"") == expected:
+            self.set(key, desired)
+        return self._values.get(key, expected)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether keys are set; if not, other ranks get a turn, for a program may ask until they are."""
+        there = all(key in self._values for key in keys)
+        if not there:
+            self._job.ranks.sleep(0.0)
+        return there
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # noqa: ARG002
+        """Let other ranks run until keys are set."""
+        missing = next((key for key in keys if key not in self._values), None)
+        if missing is not None:
+            what = f"waits for key {missing!r} of the store"
+            self._job.wait_elsewhere(self._job.store_signal, lambda: all(key in self._values for key in keys), what)
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it was set."""
+        return self._values.pop(key, None) is not None
+
+    def num_keys(self) -> int:
+        """Return how many keys are set."""
+        return len(self._values)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return what keys are set to, once they are."""
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Set keys."""
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Nothing: what nobody will ever set is found without a clock."""
+
+
+def install(job: Callable[[], Job]) -> None:
+    """Let `torch.distributed` make groups and stores of the job that runs."""
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[tuple[Any, int, int]]:
+        query = parse_qs(urlparse(url).query)
+        found_rank, found_size = (int(query.get(name, [value])[0]) for name, value in _given(rank, world_size).items())
+        _check(job(), found_rank, found_size)
+        yield RankStore(job(), "default"), found_rank, found_size
+
+    def tcp_store(host: str = "", port: int = 0, *_: Any, **__: Any) -> RankStore:
+        return RankStore(job(), f"{host}:{port}")
+
+    private.install(lambda: job().world(), lambda *args, **kwargs: _new_group(job(), *args, **kwargs), rendezvous)
+    private.torch.distributed.TCPStore = tcp_store
+
+
+def _given(rank: int, world_size: int) -> dict[str, int]:
+    """Return rank and number of ranks: as given, or else by the environment."""
+    own = {"rank": os.environ.get("RANK", "-1"), "world_size": os.environ.get("WORLD_SIZE", "-1")}
+    return {
+        name: given if given >= 0 else int(own[name]) for name, given in (("rank", rank), ("world_size", world_size))
+    }
+
+
+def _check(job: Job, rank: int, size: int) -> None:
+    if size != job.size:
+        raise RuntimeError(f"the script asks for {size} ranks: run aiodist check with --ranks {size}")
+    if rank != job.rank():
+        raise RuntimeError(
+            f"the script calls this rank {rank}, but it is rank {job.rank()}: RANK and LOCAL_RANK in the environment "
+            "say which"
+        )
+
+
+def _new_group(
+    job: Job,
+    group_size: int,
+    group_rank: int | None,
+    ranks: Sequence[int],
+    backend: Any,
+    store: Any,
+    group_name: str,
+    backend_options: Any = None,  # noqa: ARG001
+    timeout: Any = None,  # noqa: ARG001
+    pg_tag: str | None = None,
+    device_id: Any = None,  # noqa: ARG001
+    group_desc: str | None = None,
+) -> tuple[Any, Any]:
+    """Make a process group, as `_new_process_group_helper` does; that has the meaning of each argument."""
+    found = private.existing_group(pg_tag, list(ranks))
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    rank = job.rank()
+    if ranks and rank not in ranks:
+        return c10d.GroupMember.NON_GROUP_MEMBER, None
+    if not ranks:
+        _check(job, rank if group_rank is None else group_rank, group_size)
+        member = job.ledger.root.member_of(rank)
+    else:
+        member = job.new_group(rank, tuple(ranks), group_name)
+    own_store = c10d.PrefixStore(f"{group_name}/", store)
+    group = RankGroup(job, member, group_size, group_name, group_desc or "undefined", str(backend), own_store)
+    tag = {"add_to_default_tag": True} if not pg_tag else {"pg_tag": f"user:{pg_tag}"}
+    private.register(
+        group, backend_name=backend, store=own_store, group_name=group_name,
+        backend_config=str(c10d.BackendConfig(c10d.Backend(backend))), **tag,
+    )  # fmt: skip
+    if not ranks:  # torch's own waits for all ranks here, too
+        group.begin()
+    return group, own_store

@@ -1,0 +1,143 @@
+"""Scripts of torch.distributed: right ones run, wrong ones are reported with the ranks and lines that differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.torch.conftest import Run
+
+RIGHT = {
+    "values": """
+        x = torch.arange(4.0) + rank
+        dist.all_reduce(x)
+        assert torch.equal(x, torch.arange(4.0) * size + sum(range(size)))
+        y = torch.full((2,), rank)
+        dist.broadcast(y, src=1)
+        assert y.tolist() == [1, 1]
+        dist.barrier()
+    """,
+    "each rank has its own process": """
+        assert os.environ["RANK"] == os.environ.copy()["LOCAL_RANK"] == str(rank) and "MASTER_ADDR" in os.environ
+        os.environ["MINE"] = str(rank)
+        sys.argv.append(rank)
+        torch.manual_seed(rank)
+        first = torch.rand(2)
+        dist.barrier()
+        assert dict(os.environ)["MINE"] == str(rank) and sys.argv[1:] == ["own", rank]
+        import subprocess
+        assert subprocess.check_output("echo $MINE", shell=True).decode().strip() == str(rank)
+        second = torch.rand(2)
+        torch.manual_seed(rank)
+        assert torch.equal(torch.rand(2), first) and torch.equal(torch.rand(2), second)
+    """,
+    "a rank that has its work published and received at other lines": """
+        x = torch.ones(2) * rank
+        for _ in range(3):
+            if rank == 0:
+                dist.broadcast(x, 0)
+            else:
+                dist.broadcast(x, 0)
+    """,
+    "objects of the script's own classes": """
+        class Thing:
+            def __init__(self, number):
+                self.number = number
+        things = [None] * size
+        dist.all_gather_object(things, Thing(rank))
+        assert [type(thing) is Thing and thing.number for thing in things] == list(range(size))
+        named = [Thing(7) if rank == 1 else None]
+        dist.broadcast_object_list(named, src=1)
+        assert named[0].number == 7
+    """,
+}
+
+
+@pytest.mark.parametrize("script", RIGHT.values(), ids=RIGHT)
+def test_right_scripts_run(script: str, run: Run) -> None:
+    outcome = run(script, 3, "own")
+    assert outcome["kind"] == "agreed", outcome["text"]
+
+
+WRONG: dict[str, tuple[str, str, list[int], list[str]]] = {
+    "kind": ("if rank == 1:\n    dist.barrier()\nelse:\n    dist.all_reduce(torch.ones(2))",
+             "kind", [1], ["py:5", "py:7"]),
+    "reduce op": ("dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX if rank == 2 else dist.ReduceOp.SUM)",
+                  "reduce_op", [2], ["py:4"]),
+    "root": ("dist.broadcast(torch.ones(2), src=rank // 2)", "source", [2], ["py:4"]),
+    "shape": ("dist.all_reduce(torch.ones(2 + (rank == 0)))", "shape", [0], ["py:4"]),
+    "dtype": ("dist.all_reduce(torch.ones(2, dtype=torch.float64 if rank == 0 else None))", "dtype", [0], ["py:4"]),
+    "one call less": ("if rank != 1:\n    dist.barrier()", "exited", [1], ["py:5"]),
+    "early exit": ("if rank == 1:\n    sys.exit()\ndist.barrier()", "exited", [1], ["py:6"]),
+    "uneven loops": ("for _ in range(3 + (rank == 0)):\n    dist.all_reduce(torch.ones(2))", "exited", [0], ["py:5"]),
+    "asynchronous and never waited for": ("if rank == 0:\n    dist.all_reduce(torch.ones(2), async_op=True)",
+                                          "exited", [0], ["py:5"]),
+    "caught": ("try:\n    dist.all_reduce(torch.ones(2 + (rank == 0)))\nexcept RuntimeError:\n    pass",
+               "shape", [0], ["py:5"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "reason", "suspects", "lines"), WRONG.values(), ids=WRONG)
+def test_wrong_scripts_are_reported(script: str, reason: str, suspects: list[int], lines: list[str], run: Run) -> None:
+    outcome = run(script)
+    assert outcome["kind"] == "disagreed", outcome["text"]
+    report: dict[str, Any] = outcome["report"]
+    assert (report["reason"], report["suspects"]) == (reason, suspects), outcome["text"]
+    assert all(line in outcome["text"] for line in lines), outcome["text"]
+
+
+def test_an_exception_of_one_rank_comes_first_and_then_who_waits(run: Run) -> None:
+    outcome = run("if rank == 1:\n    raise ValueError('bad data')\ndist.barrier()")
+    assert outcome["kind"] == "failed"
+    text = outcome["text"]
+    assert text.index("ValueError: bad data") < text.index("rank 1 of 3") < text.index("barrier()")
+    assert "aiodist" not in text
+
+
+def test_an_exception_of_all_ranks_is_told_once(run: Run) -> None:
+    text = run("raise ValueError('bad data')")["text"]
+    assert text.count("bad data") == 2  # its line, and itself
+    assert "ranks 0-2 of 3" in text
+
+
+def test_an_exit_code_is_told(run: Run) -> None:
+    outcome = run("sys.exit(3 * (rank == 2))")
+    assert (outcome["kind"], "exit code 3" in outcome["text"], "rank 2 of 3" in outcome["text"]) == (
+        "exited",
+        True,
+        True,
+    )
+
+
+def test_a_crash_inside_torch_becomes_a_report(run: Run) -> None:
+    outcome = run("dist.barrier()\nif rank == 1:\n    import ctypes\n    ctypes.string_at(0)\ndist.barrier()")
+    assert outcome["kind"] == "crashed"
+    assert "SIGSEGV while rank 1 ran" in outcome["text"]
+    assert "script.py:7" in outcome["text"]
+
+
+def test_a_script_that_takes_too_long_is_told_with_its_line(run: Run) -> None:
+    outcome = run("while rank == 1: pass\ndist.barrier()", seconds=0.3)
+    assert outcome["kind"] == "timeout"
+    assert "> rank 1  at" in outcome["text"]
+    assert "script.py:4" in outcome["text"]
+
+
+def test_another_number_of_ranks_is_refused(run: Run) -> None:
+    outcome = run(
+        "dist.init_process_group('gloo', rank=0, world_size=4)", prologue="import torch.distributed as dist\n"
+    )
+    assert "--ranks 4" in outcome["text"]
+
+
+def test_a_schedule_can_be_replayed(run: Run) -> None:
+    script = "dist.barrier()\nopen(sys.argv[1], 'a').write(str(rank))\ndist.barrier()"
+    found = []
+    for number in (0, 1, 2):
+        outcome = run(script, 4, "order.txt", number=number)
+        again = run(script, 4, "order.txt", changes=outcome["schedule"])
+        assert again["schedule"] == outcome["schedule"]
+        found.append(outcome["schedule"])
+    assert found[0] == "0/"
+    assert len(set(found)) > 1
