@@ -109,6 +109,31 @@ def _recorded(slot: SlotRecord, replica_id: int, label: str | None, *, complete:
     return None if post is None else RecordedCall(slot.number, str(post.call), post.location, complete, label)
 
 
+class RecordedRuns:
+    """The runs of a strategy that its `Recorder` shows.
+
+    Attributes:
+        running: the ledgers of those in progress, in the order in which they began, and their replicas' devices.
+        last: the last that ended; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.running: tuple[tuple[Ledger, Sequence[str]], ...] = ()
+        self.last: RunRecord | None = None
+        self._lock = Lock()
+
+    def begin(self, ledger: Ledger, devices: Sequence[str]) -> None:
+        """Record a run from now on."""
+        with self._lock:
+            self.running += ((ledger, devices),)
+
+    def end(self, ledger: Ledger, devices: Sequence[str]) -> None:
+        """Note that a run has ended."""
+        with self._lock:
+            self.running = tuple(each for each in self.running if each[0] is not ledger)
+            self.last = RunRecord(ledger, devices, in_progress=False)
+
+
 class Recorder:
     """The last 256 collectives of every replica in a strategy's runs; see `Strategy.recorder`.
 
@@ -119,35 +144,22 @@ class Recorder:
     True
     """
 
-    def __init__(self) -> None:
-        self._running: list[tuple[Ledger, Sequence[str]]] = []
-        self._last: RunRecord | None = None
-        self._lock = Lock()
+    def __init__(self, runs: RecordedRuns) -> None:
+        self._runs = runs
 
     @property
     def running(self) -> tuple[RunRecord, ...]:
         """A record of each run in progress, as it is now, in the order in which they began."""
-        return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in self._running.copy())
+        return tuple(RunRecord(ledger, devices, in_progress=True) for ledger, devices in self._runs.running)
 
     @property
     def last(self) -> RunRecord | None:
         """A record of the last run that ended, also by an error; None before the first."""
-        return self._last
+        return self._runs.last
 
     def __str__(self) -> str:
-        records = [*self.running, *([self._last] if self._last is not None else [])]
+        records = [*self.running, *([self.last] if self.last is not None else [])]
         return "\n".join(map(str, records)) or "no run yet"
-
-    def begin(self, ledger: Ledger, devices: Sequence[str]) -> None:
-        """Record a run from now on."""
-        with self._lock:
-            self._running.append((ledger, devices))
-
-    def end(self, ledger: Ledger, devices: Sequence[str]) -> None:
-        """Note that a run has ended."""
-        with self._lock:
-            self._running = [each for each in self._running if each[0] is not ledger]
-            self._last = RunRecord(ledger, devices, in_progress=False)
 
 
 for _public in (RecordedCall, RunRecord, Recorder):

@@ -20,7 +20,7 @@ from aiodist._collectives import out as out_buffers
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Member, Path
 from aiodist._runtime import requests
-from aiodist._runtime.current import Block, CrossReplica, current
+from aiodist._runtime.current import Block, CrossReplica, current, standing_run
 from aiodist._runtime.device_thread import DeviceThread
 from aiodist._runtime.handle import CollectiveHandle, Seat
 from aiodist._runtime.merge import MergeCall
@@ -90,9 +90,7 @@ class ReplicaContext(Block):
     __slots__ = ("__weakref__", "_run", "_worker", "branches", "member", "of_run", "replica", "seat", "thread")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
-        if not hasattr(strategy, "standing_run"):
-            raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
-        run = strategy.standing_run()
+        run = standing_run(strategy)
         members = run.ledger.root.members
         index = requests.replica_id(replica_id_in_sync_group, "replica_id_in_sync_group")
         if not 0 <= index < len(members):

@@ -23,35 +23,72 @@ class CrossReplica:
         strategy: the strategy.
         size: how many components per-replica values have: in a merge function, as many as its group has replicas here.
         group: in a merge function of a group that `new_group` made, that group.
+        lasting: `experimental_set_strategy` has made it, and not a with-block or a merge function.
         replica, seat: None, as this is no replica's.
     """
 
     strategy: Any
     size: int
     group: Group | None = None
+    lasting: bool = False
     replica: None = None
     seat: None = None
 
 
-class Block:
-    """What a with-block makes the current context."""
+class Entries:
+    """The with-blocks of one object that are open; several tasks and threads may be in one each."""
 
     __slots__ = ("_tokens",)
 
     def __init__(self) -> None:
         self._tokens: list[Token[Any]] = []
 
+    def enter(self, context: Any) -> None:
+        """Make a context the current one."""
+        self._tokens.append(current.set(context))
+
+    def exit(self) -> None:
+        """Make that the current one which was before the last `enter` in this task."""
+        for token in reversed(self._tokens.copy()):
+            with suppress(ValueError):  # another task's
+                current.reset(token)
+                self._tokens.remove(token)
+                return
+
+
+class Block:
+    """What a with-block makes the current context."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries = Entries()
+
     def __enter__(self) -> Self:
-        self._tokens.append(current.set(self))
+        self._entries.enter(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for index in reversed(range(len(self._tokens))):  # the last that was entered in this task
-            with suppress(ValueError):
-                current.reset(self._tokens[index])
-                del self._tokens[index]
-                return
+        self._entries.exit()
 
 
 current: ContextVar[Any] = ContextVar("aiodist_current", default=None)
 """A `ReplicaContext`, a `CrossReplica`, or None."""
+
+
+class MakesRuns:
+    """Base class of strategies: what a replica context that is made by hand needs of one."""
+
+    def _new_standing_run(self) -> Any:
+        raise NotImplementedError
+
+
+def standing_run(strategy: object) -> Any:
+    """Return the run of a replica context that is made by hand.
+
+    Raises:
+        TypeError: it is made of something else than a strategy.
+    """
+    if not isinstance(strategy, MakesRuns):
+        raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
+    return strategy._new_standing_run()  # noqa: SLF001  (declared above, for this module alone)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, select_replica
-from aiodist._core.recorder import Recorder
-from aiodist._data.distributed import Share
+from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy import creation, reductions
 from aiodist._strategy.data import DataMethods
-from aiodist._strategy.extended import StrategyExtended
-from aiodist._strategy.scope import Scope, components_here, replicas_here, require_cross_replica
-from aiodist._strategy.state import Sharing
+from aiodist._strategy.extended import StrategyExtended, bind
+from aiodist._strategy.scope import Replicas, Scope, components_here, replicas_here, require_cross_replica
 from aiodist._strategy.v1 import ClusterSettings, V1Strategy
 from aiodist._strategy.variable import as_distributed
 from aiodist._strategy.warmup import compile_kernels
@@ -36,14 +34,14 @@ class Strategy(DataMethods, V1Strategy):
         ValueError: ``extended`` belongs to another strategy.
     """
 
-    is_default = False
-
     def __init__(self, extended: StrategyExtended) -> None:
         if not isinstance(extended, StrategyExtended):
             raise TypeError(f"expected a StrategyExtended, got {extended!r}; for a strategy use MirroredStrategy()")
-        extended.bind(self)
+        bind(extended, self)
         self._extended = extended
-        self._recorder = Recorder()
+        self._replicas = Replicas(len(extended.devices))
+        self._runs = RecordedRuns()
+        self._recorder = Recorder(self._runs)
 
     def __repr__(self) -> str:
         devices = self._extended.devices
@@ -55,20 +53,21 @@ class Strategy(DataMethods, V1Strategy):
         """How many replicas work in step."""
         return len(self._extended.devices)
 
-    @property
-    def num_local_replicas(self) -> int:
-        """How many replicas run in this process."""
-        return len(self._extended.devices)
+    def __copy__(self) -> NoReturn:
+        """Refuse: two strategies would have one set of replicas and variables."""
+        self._refuse_copies()
 
-    @property
-    def share(self) -> Share:
-        """Which replicas run in this process."""
-        return Share(self.num_replicas_in_sync, range(self.num_replicas_in_sync))
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        self._refuse_copies()
 
-    @property
-    def sharing(self) -> Sharing | None:
-        """What is done for variables that have components in other processes, too; None where none have."""
-        return None
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        self._refuse_copies()
+
+    def _refuse_copies(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be copied or pickled: variables, contexts and runs belong to this very "
+            "one. Pass it on, or make another strategy of the same devices, extended.worker_devices"
+        )
 
     @property
     def extended(self) -> StrategyExtended:
@@ -134,11 +133,11 @@ class Strategy(DataMethods, V1Strategy):
         return Run(self, extended.devices, extended.order_check, extended.communication_options.merge(options))
 
     async def _run_calls(self, run: Run, calls: Sequence[Call]) -> Any:
-        self._recorder.begin(run.ledger, run.devices)
+        self._runs.begin(run.ledger, run.devices)
         try:
             results = await run_replicas(run, calls)
         finally:
-            self._recorder.end(run.ledger, run.devices)
+            self._runs.end(run.ledger, run.devices)
         members = run.ledger.root.members
         creation.check_complete(members)
         return regroup(results, replicas=[member.replica_id for member in members])
@@ -149,12 +148,12 @@ class Strategy(DataMethods, V1Strategy):
         if not callable(fn):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
         args, kwargs = arguments.call_arguments(args, kwargs)
-        return [(fn, *self._select(place, args, kwargs)) for place in range(self.num_local_replicas)]
+        return [(fn, *self._select(place, args, kwargs)) for place in range(self._replicas.local)]
 
     def _select(
         self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        size = self.num_local_replicas
+        size = self._replicas.local
         return (
             tuple(select_replica(replica_id, value, size) for value in args),
             {name: select_replica(replica_id, value, size) for name, value in kwargs.items()},
@@ -237,23 +236,26 @@ class Strategy(DataMethods, V1Strategy):
             return value.values
         return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
 
-    def standing_run(self) -> Run:
-        """Return the run of a `ReplicaContext` that is made by hand."""
+    def _new_standing_run(self) -> Run:
         return new_standing_run(self._new_run())
 
 
 class _DefaultStrategy(Strategy):
-    is_default = True
-
     def __init__(self) -> None:
         super().__init__(StrategyExtended(("CPU:0",)))
-        self.replica_context = ReplicaContext(self, 0)
+        self._replicas = Replicas(1, is_default=True)
 
 
 @functools.cache
-def default_strategy() -> _DefaultStrategy:
+def default_strategy() -> Strategy:
     """Return the strategy that is in force where no other is: one replica, on CPU:0."""
     return _DefaultStrategy()
+
+
+@functools.cache
+def default_replica_context() -> ReplicaContext:
+    """Return the context of the default strategy's replica."""
+    return ReplicaContext(default_strategy(), 0)
 
 
 Strategy.__module__ = "aiodist"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,16 +14,11 @@ from aiodist._data.dataset import NumpyDataset
 from aiodist._data.distributed import DistributedDataset, InputContext, Share, StepRule, ValueContext
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
-from aiodist._strategy.scope import require_cross_replica
+from aiodist._strategy.scope import HasReplicas, require_cross_replica, strategy_in_force
 
 
-class DataMethods:
+class DataMethods(HasReplicas):
     """The data methods of a strategy."""
-
-    @property
-    @abstractmethod
-    def share(self) -> Share:
-        """Which replicas run in this process."""
 
     def experimental_distribute_dataset(self, dataset: Any, options: None = None) -> DistributedDataset:
         """Return a dataset that gives each replica its part of every global batch.
@@ -47,7 +41,8 @@ class DataMethods:
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_options(options)
-        return DistributedDataset(dataset, StepRule(1, partial(_my_parts, self.share), _refuse_inside_replica))
+        rule = StepRule(1, partial(_my_parts, self._replicas.share), _refuse_inside_replica)
+        return DistributedDataset(dataset, rule)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: None = None
@@ -76,7 +71,7 @@ class DataMethods:
         """
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_options(options)
-        share = self.share
+        share = self._replicas.share
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
         size = len(share.mine)
         rule = StepRule(size, partial(group, num_replicas=size), _refuse_inside_replica, share.fill_up)
@@ -108,7 +103,7 @@ class DataMethods:
             ValueError: the structures differ.
         """
         require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
-        replicas, mine, *_ = self.share
+        replicas, mine, *_ = self._replicas.share
         values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
         return regroup(values, "values", mine, always_wrap=True)
 
@@ -142,7 +137,7 @@ def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
 
 def _refuse_inside_replica() -> None:
     here = current.get()
-    if isinstance(here, ReplicaContext) and not here.strategy.is_default:
+    if isinstance(here, ReplicaContext) and strategy_in_force(here) is not None:
         raise ReplicaContextError(
             f"a distributed dataset was iterated inside replica {here.replica_id_in_sync_group}; "
             "each of its batches is one step for all replicas, so a replica that takes one takes the others' parts "

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from anyio.lowlevel import checkpoint
@@ -17,26 +17,19 @@ from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, regroup, select_replica
 from aiodist._core.call import OrderCheck
+from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import current
 from aiodist._strategy import cross_device_ops
 from aiodist._strategy.aggregation import check_equal, converted, update_differs, updated
 from aiodist._strategy.cross_device_ops import CrossDeviceOps
 from aiodist._strategy.operands import reduction
 from aiodist._strategy.reductions import combine, copy, devices_of
-from aiodist._strategy.scope import Replicas, replicas_here, require_cross_replica
-from aiodist._strategy.variable import Variable
+from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
+from aiodist._strategy.variable import Variable, state_of
 
-
-class Owner(Replicas, Protocol):
-    """A strategy, as far as what stands behind it needs it."""
-
-    @property
-    def sharing(self) -> Any:
-        """What is done for variables that have components in other processes, too; None where none have."""
-        ...
-
-    def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """Run a function on every replica; to be awaited."""
+E = TypeVar("E", bound="StrategyExtended")
 
 
 class VariableComponent(ArrayLike):
@@ -116,10 +109,11 @@ class Update(NamedTuple):
         """
         _check_unchanged(variable, self.before)
         components = self.components
-        if variable.state.mirrored:
+        state = state_of(variable)
+        if state.mirrored:
             check_equal(components, partial(update_differs, variable.name))
             components = components[:1] * len(components)
-        variable.state.put(components)
+        state.put(components)
         return self.results
 
 
@@ -167,7 +161,7 @@ class StrategyExtended:
     devices: tuple[str, ...]
     communication_options: CommunicationOptions = field(default_factory=CommunicationOptions)
     order_check: OrderCheck = OrderCheck.CALL_SITE
-    _strategy: Owner | None = field(default=None, init=False, repr=False, compare=False)
+    _strategy: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         options: Any = self.communication_options
@@ -176,35 +170,7 @@ class StrategyExtended:
         object.__setattr__(self, "devices", resolve(self.devices))
         object.__setattr__(self, "order_check", OrderCheck.parse(self.order_check))
 
-    @classmethod
-    def on(
-        cls,
-        devices: Sequence[str] | None,
-        options: CommunicationOptions | None,
-        order_check: str,
-        ops: CrossDeviceOps | None = None,
-    ) -> StrategyExtended:
-        """Return the `StrategyExtended` for arguments that a user gives to a strategy.
-
-        Raises:
-            TypeError, ValueError, DeviceNotFoundError: as `MirroredStrategy`.
-        """
-        if options is not None and not isinstance(options, CommunicationOptions):
-            raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
-        hinted = cross_device_ops.check(ops)
-        return cls(resolve(devices), hinted.merge(options), OrderCheck.parse(order_check))
-
-    def bind(self, strategy: Owner) -> None:
-        """Belong to a strategy, which calls this as it is made.
-
-        Raises:
-            ValueError: this belongs to another one.
-        """
-        if self._strategy is not None:
-            raise ValueError(f"this StrategyExtended is that of {self._strategy!r} already; each strategy has its own")
-        object.__setattr__(self, "_strategy", strategy)
-
-    def _required(self, what: str) -> Owner:
+    def _required(self, what: str) -> Any:
         """Return the strategy, and check that this is in its cross-replica context.
 
         Raises:
@@ -343,15 +309,16 @@ class StrategyExtended:
             an entry for each replica.
 
         Raises:
-            ReplicaContextError: called inside a replica, or under another strategy.
+            ReplicaContextError: called inside a replica, or under another strategy; the variable belongs to another.
             RuntimeError: the variable was assigned to in the meantime.
             TypeError: an argument has the wrong type.
-            ValueError: the variable belongs to another strategy, or the components of a mirrored variable would differ.
+            ValueError: the components of a mirrored variable would differ.
         """
-        self._required("extended.update")
-        update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
-        results = update.apply(variable)
-        return regroup(results, replicas=replicas_here(self._required("extended.update"))) if group else tuple(results)
+        strategy = self._required("extended.update")
+        with Scope(strategy):
+            update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
+            results = update.apply(variable)
+            return regroup(results, replicas=replicas_here(strategy)) if group else tuple(results)
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:  # noqa: ARG002  (for workers)
         return await make()
@@ -377,24 +344,60 @@ class StrategyExtended:
         variable = self.value_container(variable)
         if not isinstance(variable, Variable):
             raise TypeError(f"expected an aiodist.Variable, got {variable!r}")
-        owner = None if self._strategy is None or self._strategy.is_default else self._strategy
-        return bool(variable.state.strategy is owner)
+        own = self._strategy
+        owner = None if own is None or replicas_of(own).is_default else own
+        return bool(state_of(variable).strategy is owner)
 
-    def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[None]:
+    def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Return a context manager in which variables are created on the devices of another one.
 
-        Every variable of a strategy is on all of its devices, so this only checks the variable.
+        Every variable of a strategy is on all of its devices, so this is the strategy's scope; in its replicas, where
+        variables are the strategy's anyway, it does nothing.
 
         Raises:
+            ReplicaContextError: the variable belongs to another strategy; when entered, this is under another strategy.
             TypeError: ``variable`` is not a `Variable`.
-            ValueError: it belongs to another strategy.
         """
         self._check_own(variable)
-        return nullcontext()
+        here = current.get()
+        in_replica = isinstance(here, ReplicaContext) and here.strategy is self._strategy
+        return nullcontext() if in_replica or self._strategy is None else Scope(self._strategy)
 
     def _check_own(self, variable: Any) -> None:
         if not self.variable_created_in_scope(variable):
-            raise ValueError(f"{variable!r} was not created under {self._strategy!r}; create it in its scope()")
+            raise ReplicaContextError(
+                f"{variable!r} was not created under {self._strategy!r}; create it in its scope()"
+            )
+
+
+def new_extended(
+    cls: type[E],
+    devices: Sequence[str] | None,
+    options: CommunicationOptions | None,
+    order_check: str,
+    ops: CrossDeviceOps | None = None,
+) -> E:
+    """Return what a strategy extends, for arguments that a user gives to the strategy.
+
+    Raises:
+        TypeError, ValueError, DeviceNotFoundError: as `MirroredStrategy`.
+    """
+    if options is not None and not isinstance(options, CommunicationOptions):
+        raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
+    hinted = cross_device_ops.check(ops)
+    return cls(resolve(devices), hinted.merge(options), OrderCheck.parse(order_check))
+
+
+def bind(extended: StrategyExtended, strategy: HasReplicas) -> None:
+    """Let a `StrategyExtended` belong to a strategy that is being made.
+
+    Raises:
+        ValueError: it belongs to another one.
+    """
+    known = extended._strategy  # noqa: SLF001  (declared above, for this module alone)
+    if known is not None:
+        raise ValueError(f"this StrategyExtended is that of {known!r} already; each strategy has its own")
+    object.__setattr__(extended, "_strategy", strategy)
 
 
 def pairs_of(given: Any) -> list[tuple[Any, Any]]:

@@ -7,7 +7,8 @@ from typing import Any
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, current
-from aiodist._strategy.base import Strategy, default_strategy
+from aiodist._strategy.base import Strategy, default_replica_context, default_strategy
+from aiodist._strategy.scope import replicas_of, strategy_in_force
 
 
 def get_strategy() -> Strategy:
@@ -19,7 +20,7 @@ def get_strategy() -> Strategy:
 
 def has_strategy() -> bool:
     """Return whether a strategy other than the default one is in force."""
-    return not get_strategy().is_default
+    return strategy_in_force(current.get()) is not None
 
 
 def in_cross_replica_context() -> bool:
@@ -32,7 +33,7 @@ def get_replica_context() -> ReplicaContext | Any:  # in a replica function nobo
     here = current.get()
     if isinstance(here, CrossReplica):
         return None
-    return default_strategy().replica_context if here is None else here
+    return default_replica_context() if here is None else here
 
 
 def experimental_set_strategy(strategy: Strategy | None) -> None:
@@ -42,15 +43,21 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         strategy: the strategy; None for the default one.
 
     Raises:
-        ReplicaContextError: called inside a replica.
+        ReplicaContextError: called inside a replica, in a scope or in a merge function.
         TypeError: ``strategy`` has another type.
     """
     if strategy is not None and not isinstance(strategy, Strategy):
         raise TypeError(f"expected a strategy or None, got {strategy!r}")
     here = current.get()
-    if isinstance(here, ReplicaContext) and not here.strategy.is_default:
-        raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica.id}")
-    if strategy is None or strategy.is_default:
+    if strategy_in_force(here) is not None:
+        if isinstance(here, ReplicaContext):
+            raise ReplicaContextError(f"a strategy cannot be set inside replica {here.replica.id}")
+        if not here.lasting:
+            raise ReplicaContextError(
+                f"a strategy cannot be set in the scope or a merge function of {here.strategy!r}, whose end would undo "
+                "it; leave that first"
+            )
+    if strategy is None or replicas_of(strategy).is_default:
         current.set(None)
     else:
-        current.set(CrossReplica(strategy, strategy.num_local_replicas))
+        current.set(CrossReplica(strategy, replicas_of(strategy).local, lasting=True))

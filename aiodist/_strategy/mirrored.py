@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.cross_device_ops import CrossDeviceOps
-from aiodist._strategy.extended import StrategyExtended
+from aiodist._strategy.extended import StrategyExtended, new_extended
 
 
 class MirroredStrategy(Strategy):
@@ -35,7 +35,7 @@ class MirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         order_check: str = "call_site",
     ) -> None:
-        super().__init__(StrategyExtended.on(devices, communication_options, order_check, cross_device_ops))
+        super().__init__(new_extended(StrategyExtended, devices, communication_options, order_check, cross_device_ops))
 
 
 MirroredStrategy.__module__ = "aiodist"

@@ -19,9 +19,9 @@ from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
-from aiodist._strategy.extended import StrategyExtended, Update, pairs_of
+from aiodist._strategy.extended import StrategyExtended, Update, new_extended, pairs_of
 from aiodist._strategy.reductions import devices_of, gpus_by_leaf, placed
-from aiodist._strategy.scope import replicas_here, require_cross_replica
+from aiodist._strategy.scope import HasReplicas, Replicas, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.sharing import OverAllWorkers
 from aiodist._strategy.v1 import ClusterSettings
 from aiodist._workers.channel import Channel
@@ -30,6 +30,31 @@ from aiodist._workers.record import Found
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team
 from aiodist._workers.transport import Steps
+
+
+class ReplicasOfWorkers(Replicas):
+    """The replicas of a strategy on several workers.
+
+    Args:
+        count: how many replicas run in this process.
+        workers: the workers.
+    """
+
+    def __init__(self, count: int, workers: Workers) -> None:
+        super().__init__(count)
+        self.workers = workers
+
+    @property
+    def share(self) -> Share:
+        """Which replicas run in this process."""
+        team = self.workers.team
+        layout = team.layout
+        return Share(layout.replicas, layout.own, layout.workers, layout.rank, partial(fill_up, team))
+
+    @property
+    def sharing(self) -> OverAllWorkers | None:
+        """What is done for variables that have components in other processes, too; None where none have."""
+        return OverAllWorkers(self.workers) if self.workers.team.layout.workers > 1 else None
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -70,22 +95,23 @@ class MultiWorkerMirroredStrategy(Strategy):
         reduction: str = "fast",
     ) -> None:
         ordered = choice("reduction", reduction, ("fast", "ordered")) == "ordered"
-        extended = MultiWorkerExtended.on(devices, communication_options, order_check)
+        extended = new_extended(MultiWorkerExtended, devices, communication_options, order_check)
         super().__init__(extended)
-        self.workers = Workers(communicator, extended, ordered=ordered)
+        self._workers = Workers(communicator, extended, ordered=ordered)
+        self._replicas = ReplicasOfWorkers(len(extended.devices), self._workers)
         self._cluster: ClusterSettings | None = None
 
     def __repr__(self) -> str:
         layout = self._team.layout
         return (
             f"<{type(self).__name__}: worker {layout.rank} of {layout.workers}, {layout.local} of {layout.replicas} "
-            f"replicas, over {self.workers.rendezvous.communicator.engine}>"
+            f"replicas, over {self._workers.rendezvous.communicator.engine}>"
         )
 
     @property
     def _team(self) -> Team:
         """The workers; the first use waits for them."""
-        return self.workers.team
+        return self._workers.team
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -93,25 +119,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         return self._team.layout.replicas
 
     @property
-    def share(self) -> Share:
-        """Which replicas run in this process."""
-        layout = self._team.layout
-        return Share(layout.replicas, layout.own, layout.workers, layout.rank, partial(fill_up, self._team))
-
-    @property
-    def sharing(self) -> OverAllWorkers | None:
-        """What is done for variables that have components in other processes, too; None where none have."""
-        return OverAllWorkers(self.workers) if self._team.layout.workers > 1 else None
-
-    @property
     def cluster_resolver(self) -> ClusterSettings:
         """The cluster that the strategy spans, and this worker's place in it."""
         if self._cluster is not None:
             return self._cluster
-        hosts = tuple(hello.host for hello in self.workers.rendezvous.hellos)
+        hosts = tuple(hello.host for hello in self._workers.rendezvous.hellos)
         return ClusterSettings({"worker": hosts}, "worker", self._team.layout.rank)
 
-    def use_cluster(self, settings: ClusterSettings) -> None:
+    def _use_cluster(self, settings: ClusterSettings) -> None:
         """Keep the settings of a cluster, which must be that of the workers."""
         layout = self._team.layout
         tasks = len(settings.spec[settings.task_type])
@@ -153,10 +168,10 @@ class MultiWorkerMirroredStrategy(Strategy):
             WorkerLostError: a worker is gone.
             ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
         """
-        return self._run_from(self.workers.caller(), fn, args, kwargs, options)
+        return self._run_from(self._workers.caller(), fn, args, kwargs, options)
 
     async def _run_from(self, site: CallSite, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
-        with self.workers.telling_refusal("strategy.run", site):
+        with self._workers.telling_refusal("strategy.run", site):
             calls = self._calls(fn, args, kwargs)
             given = arguments.options(options, None)
         run = self._new_run(given)
@@ -189,7 +204,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         """Return a run's span, once all workers have come to the run."""
         team = self._team
         call = Call("strategy.run", function=function_of(fn))
-        pending = await self.workers.begin_in_order(call, site, partial(_open, team))
+        pending = await self._workers.begin_in_order(call, site, partial(_open, team))
         try:
             await team.awaited(pending, run.options.timeout_seconds)
         except anyio.get_cancelled_exc_class():
@@ -205,7 +220,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         number, communicator, of_opening = pending.result()
         moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
         run.span = span = RunSpan(team, of_opening, number, communicator, run, moving)
-        self.workers.run_numbers[run.ledger] = of_opening
+        self._workers.run_numbers[run.ledger] = of_opening
         return span
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
@@ -224,13 +239,13 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.reduce`.
         """
-        site = self.workers.caller()
+        site = self._workers.caller()
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
-        with self.workers.telling_refusal("strategy.reduce", site):
+        with self._workers.telling_refusal("strategy.reduce", site):
             op = arguments.reduce_op(reduce_op)
-            return self.workers.reduce("strategy.reduce", site, op, value, axis, replicas_here(self))
+            return self._workers.reduce("strategy.reduce", site, op, value, axis, replicas_here(self))
 
     def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
@@ -246,12 +261,12 @@ class MultiWorkerMirroredStrategy(Strategy):
             CollectiveError: the workers disagree, or one is gone.
             ReplicaContextError, TypeError, ValueError: as `Strategy.gather`.
         """
-        site = self.workers.caller()
+        site = self._workers.caller()
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return super().gather(value, axis)
-        with self.workers.telling_refusal("strategy.gather", site):
-            return self.workers.gather("strategy.gather", site, value, axis, replicas_here(self))
+        with self._workers.telling_refusal("strategy.gather", site):
+            return self._workers.gather("strategy.gather", site, value, axis, replicas_here(self))
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -259,7 +274,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         Later calls of the strategy raise, here and on the other workers. A strategy that is garbage-collected without
         this call leaves them, too, with a `ResourceWarning`.
         """
-        self.workers.close()
+        self._workers.close()
 
 
 def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, int]]:  # noqa: ARG001  (nothing is added up)
@@ -276,24 +291,27 @@ class MultiWorkerExtended(StrategyExtended):
         if _in_group_of_this_worker():
             return await super()._reduce(what, reduce_op, pairs, options)
         strategy = self._required(what)
-        assert isinstance(strategy, MultiWorkerMirroredStrategy)
-        site = strategy.workers.caller()
-        with strategy.workers.telling_refusal("extended.reduce_to", site):
+        workers = _workers_of(strategy)
+        site = workers.caller()
+        with workers.telling_refusal("extended.reduce_to", site):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
             targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
             values, replicas = [value for value, _ in targets], replicas_here(strategy)
-            doing = strategy.workers.reduce(
-                "extended.reduce_to", site, op, values, None, replicas, gpus_by_leaf(targets)
-            )
+            doing = workers.reduce("extended.reduce_to", site, op, values, None, replicas, gpus_by_leaf(targets))
         results = await doing
         return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
         strategy = self._required("extended.update")
-        assert isinstance(strategy, MultiWorkerMirroredStrategy)
-        sharing, site = strategy.sharing, strategy.workers.caller()
+        sharing, site = replicas_of(strategy).sharing, _workers_of(strategy).caller()
         return await make() if sharing is None else await sharing.update(make, variable, site)
+
+
+def _workers_of(strategy: HasReplicas) -> Workers:
+    replicas = replicas_of(strategy)
+    assert isinstance(replicas, ReplicasOfWorkers)
+    return replicas.workers
 
 
 def _in_group_of_this_worker() -> bool:

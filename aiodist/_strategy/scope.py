@@ -4,70 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
 from aiodist._data.distributed import Share
 from aiodist._runtime.context import ReplicaContext
-from aiodist._runtime.current import CrossReplica, current
+from aiodist._runtime.current import CrossReplica, Entries, MakesRuns, current
 
 
-class Replicas(Protocol):
-    """A strategy, as far as scopes need it."""
+class Replicas:
+    """The replicas of a strategy, in this process and elsewhere: what users do not see of it.
 
-    @property
-    def is_default(self) -> bool:
-        """Whether it is in force where no other is."""
-        ...
+    Args:
+        count: how many replicas run in this process.
+        is_default: the strategy is in force where no other is.
+    """
 
-    @property
-    def num_local_replicas(self) -> int:
-        """How many replicas run in this process."""
-        ...
+    def __init__(self, count: int, *, is_default: bool = False) -> None:
+        self.local: Final = count
+        self.is_default: Final = is_default
 
     @property
     def share(self) -> Share:
         """Which replicas run in this process."""
-        ...
+        return Share(self.local, range(self.local))
+
+    @property
+    def sharing(self) -> Any:
+        """What is done for variables that have components in other processes, too; None where none have."""
+        return None
 
 
-S = TypeVar("S", bound=Replicas)
+class HasReplicas(MakesRuns):
+    """Base class of strategies."""
+
+    _replicas: Replicas
+
+
+def replicas_of(strategy: HasReplicas) -> Replicas:
+    """Return a strategy's replicas."""
+    return strategy._replicas  # noqa: SLF001  (declared above, for this module alone)
+
+
+def strategy_in_force(here: ReplicaContext | CrossReplica | None) -> Any:
+    """Return the strategy of a current context; None for the default one."""
+    if here is None:
+        return None
+    strategy = here.strategy
+    return None if replicas_of(strategy).is_default else strategy
+
+
+S = TypeVar("S", bound=HasReplicas)
 
 
 class Scope(Generic[S]):
-    """A context manager that enters a strategy's cross-replica context, and gives the strategy; reusable."""
+    """A context manager that enters a strategy's cross-replica context, and gives the strategy.
+
+    It is reusable, and may be entered by several tasks at a time.
+    """
 
     def __init__(self, strategy: S) -> None:
         self._strategy = strategy
-        self._before: list[Any] = []
+        self._entries = Entries()
 
     def __enter__(self) -> S:
-        self._before.append(current.get())
-        if not self._strategy.is_default:
-            require_cross_replica(self._strategy, "strategy.scope()")
-            current.set(CrossReplica(self._strategy, self._strategy.num_local_replicas))
-        return self._strategy
+        strategy = self._strategy
+        here = current.get()
+        replicas = replicas_of(strategy)
+        if not replicas.is_default:
+            require_cross_replica(strategy, "strategy.scope()")
+            if not isinstance(here, CrossReplica) or here.lasting:  # in its own scope or merge function all stays
+                here = CrossReplica(strategy, replicas.local)
+        self._entries.enter(here)
+        return strategy
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        current.set(self._before.pop())
+        self._entries.exit()
 
 
-def components_here(strategy: Replicas) -> int:
+def components_here(strategy: HasReplicas) -> int:
     """Return how many components per-replica values have here: in a group's merge function, one for each member."""
     here = current.get()
     if isinstance(here, CrossReplica) and here.strategy is strategy:
         return here.size
-    return strategy.num_local_replicas
+    return replicas_of(strategy).local
 
 
-def replicas_here(strategy: Replicas) -> Sequence[int]:
+def replicas_here(strategy: HasReplicas) -> Sequence[int]:
     """Return the ids, over all workers, of the replicas that have the components here."""
     here = current.get()
     if isinstance(here, CrossReplica) and here.strategy is strategy and here.group is not None:
         return [member.replica_id for member in here.group.members]
-    return strategy.share.mine
+    return replicas_of(strategy).share.mine
 
 
 def require_cross_replica(strategy: object, what: str) -> None:
@@ -77,7 +107,7 @@ def require_cross_replica(strategy: object, what: str) -> None:
         ReplicaContextError: it is.
     """
     here = current.get()
-    if here is None or here.strategy.is_default:
+    if strategy_in_force(here) is None:
         return
     if here.strategy is not strategy:
         raise ReplicaContextError(

@@ -28,7 +28,7 @@ from aiodist._strategy.creation import Site
 from aiodist._strategy.extended import Update
 from aiodist._strategy.scope import require_all_workers
 from aiodist._strategy.state import State
-from aiodist._strategy.variable import Variable
+from aiodist._strategy.variable import Variable, state_of
 from aiodist._workers.channel import Channel
 from aiodist._workers.moving import moved
 from aiodist._workers.record import Found
@@ -98,12 +98,12 @@ class OverAllWorkers:
             ValueError: the components would differ.
             Exception: whatever ``make`` raises.
         """
-        if isinstance(variable, Variable) and not variable.state.mirrored:
+        if isinstance(variable, Variable) and not state_of(variable).mirrored:
             return await make()
         require_all_workers()
         with self._workers.telling_refusal("extended.update", site):
             own = await make()
-        state = variable.state
+        state = state_of(variable)
         call = _call("extended.update", state, state.subject, None)
         move = partial(_compare, self._workers.team, state.spec.name, own.components)
         await self._workers.perform(call, site, move)

@@ -44,7 +44,7 @@ from aiodist._strategy.aggregation import (
     updated,
 )
 from aiodist._strategy.creation import Site, Spec
-from aiodist._strategy.scope import require_all_workers
+from aiodist._strategy.scope import replicas_of, require_all_workers
 from aiodist_kernels import ReduceOp, policy
 
 
@@ -98,7 +98,7 @@ class State:
     @property
     def sharing(self) -> Sharing | None:
         """What the strategy does for components on other workers; None where there are none."""
-        return None if self.strategy is None else self.strategy.sharing
+        return None if self.strategy is None else replicas_of(self.strategy).sharing
 
     def put(self, components: Sequence[Array]) -> None:
         """Set the components: read-only arrays, whose memory is nobody else's; replicas may have one in common."""
@@ -218,7 +218,7 @@ class State:
         if isinstance(value, Mirrored):
             value = value.values[0]  # a copy for each replica of one value, not what each of them would assign
         each = [self.converted(v) for v in (value.values if isinstance(value, DistributedValues) else (value,))]
-        share = None if self.strategy is None else self.strategy.share
+        share = None if self.strategy is None else replicas_of(self.strategy).share
         first = 0 if share is None else share.mine.start
         if self.mirrored:
             self._update_all(method, aggregate(self.spec.aggregation, each, self.spec.name, first=first))

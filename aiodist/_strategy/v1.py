@@ -159,9 +159,9 @@ class V1Strategy:
         """
         settings = ClusterSettings.of(cluster_spec, task_type, task_id)
         if settings is not None:
-            self.use_cluster(settings)
+            self._use_cluster(settings)
 
-    def use_cluster(self, settings: ClusterSettings) -> None:
+    def _use_cluster(self, settings: ClusterSettings) -> None:
         """Keep the settings of a cluster.
 
         Raises:
@@ -187,11 +187,11 @@ class V1Strategy:
         collectives = {"order_check": str(extended.order_check), **asdict(extended.communication_options)}
         return {**deepcopy(dict(config_proto)), "devices": list(extended.devices), "collectives": collectives}
 
-    def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[None]:
+    def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
         """Return a context manager in which variables are created on the devices of another; see ``extended``'s.
 
         Raises:
-            TypeError, ValueError: as `StrategyExtended.colocate_vars_with`.
+            ReplicaContextError, TypeError: as `StrategyExtended.colocate_vars_with`.
         """
         return self.extended.colocate_vars_with(variable)
 

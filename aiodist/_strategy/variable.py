@@ -20,10 +20,11 @@ from aiodist._arrays.values import Mirrored, PerReplica
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
-from aiodist._runtime.current import CrossReplica, current
+from aiodist._runtime.current import current
 from aiodist._strategy import aggregation as aggregating
 from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization, initial_array
 from aiodist._strategy.creation import Site, Spec, creations_of
+from aiodist._strategy.scope import Replicas, replicas_of, strategy_in_force
 from aiodist._strategy.state import State
 
 
@@ -57,12 +58,12 @@ class Variable(ArrayLike):
     Raises:
         ReplicaContextError: created in a replica's worker thread.
         TypeError: the initial value is not an array of numbers, or does not fit ``dtype``; SUM or MEAN of bool.
-        ValueError: an unknown synchronization or aggregation, or synchronization NONE; MEAN of integers; a
-            sync-on-read variable that is trainable; the replicas create different variables.
+        ValueError: an unknown synchronization or aggregation, or synchronization NONE; MEAN of integers; the
+            replicas create different variables.
     """
 
-    __slots__ = ("__weakref__", "state")
-    state: State  # for other modules of this package
+    __slots__ = ("__weakref__", "_state")
+    _state: State
 
     # Another replica may already have made the variable, so __new__ makes or finds it, not __init__.
     def __new__(
@@ -82,14 +83,14 @@ class Variable(ArrayLike):
         aggregating.check(combined, value.dtype)
         spec = Spec(name or "Variable", value.shape, value.dtype, _trainable(trainable, how), how, combined)
         here = current.get()
-        strategy = _owner(here)
+        strategy = strategy_in_force(here)
+        replicas = Replicas(1) if strategy is None else replicas_of(strategy)
         if not isinstance(here, ReplicaContext):
-            if strategy is not None and strategy.sharing is not None:
-                variable = cls._made(State(spec, strategy, []))
-                strategy.sharing.created_outside(variable.state, value, name, _getframe(1))
-                return variable
-            size = 1 if strategy is None else strategy.num_local_replicas
-            return cls._made(State(spec, strategy, [value] * size))
+            if replicas.sharing is not None:
+                state = State(spec, strategy, [])
+                replicas.sharing.created_outside(state, value, name, _getframe(1))
+                return cls._made(state)
+            return cls._made(State(spec, strategy, [value] * replicas.local))
         here.check("Variable(…)")
         here = here.of_run or here
         if here.num_replicas_in_sync == 1:
@@ -97,61 +98,61 @@ class Variable(ArrayLike):
         frame, member = _getframe(1), here.member
         site = Site(member.replica_id, member.position, frame.f_code, frame.f_lasti, name is not None)
         creations = creations_of(member.group)
-        variable = creations.known(member.group, spec, site)
+        variable: Self | None = creations.known(member.group, spec, site)
         if variable is None:
             variable = cls._made(State(spec, strategy, []))
         if site.replica_id == 0:
-            variable.state.put([value] * strategy.num_local_replicas)
+            state_of(variable).put([value] * replicas.local)
         creations.add(variable, spec, site)
-        if strategy.sharing is not None:
-            strategy.sharing.created_in_replica(variable.state, here, value, site, frame)
+        if replicas.sharing is not None:
+            replicas.sharing.created_in_replica(state_of(variable), here, value, site, frame)
         return variable
 
     @classmethod
     def _made(cls, state: State) -> Self:
         variable = super().__new__(cls)
-        variable.state = state
+        variable._state = state
         return variable
 
     def __repr__(self) -> str:
         shape = ", ".join(map(str, self.shape))
-        how = "mirrored" if self.state.mirrored else "sync-on-read"
+        how = "mirrored" if self._state.mirrored else "sync-on-read"
         return f"<Variable {self.name!r}: {self.dtype.name}[{shape}], {how}, aggregation {self.aggregation.name}>"
 
     @property
     def name(self) -> str:
         """The variable's name in errors and reports."""
-        return self.state.spec.name
+        return self._state.spec.name
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of each component."""
-        return self.state.spec.shape
+        return self._state.spec.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The dtype of each component."""
-        return self.state.spec.dtype
+        return self._state.spec.dtype
 
     @property
     def trainable(self) -> bool:
         """Whether an optimiser should change it."""
-        return self.state.spec.trainable
+        return self._state.spec.trainable
 
     @property
     def synchronization(self) -> VariableSynchronization:
         """When its components are combined, ON_WRITE or ON_READ."""
-        return self.state.spec.synchronization
+        return self._state.spec.synchronization
 
     @property
     def aggregation(self) -> VariableAggregation:
         """How the replicas' values or components are combined."""
-        return self.state.spec.aggregation
+        return self._state.spec.aggregation
 
     @property
     def values(self) -> tuple[Array, ...]:
         """The components, as read-only arrays in replica-id order; over several workers this worker's."""
-        return tuple(self.state.present())
+        return tuple(self._state.present())
 
     # Reading.
 
@@ -159,11 +160,11 @@ class Variable(ArrayLike):
         """Return the value as a read-only array: in a replica its own component, elsewhere the aggregate.
 
         Raises:
-            ReplicaContextError: replica 0, which gives the initial value, has not created the variable yet.
-            ValueError: the variable belongs to another strategy; or it is sync-on-read with aggregation NONE, and read
-                outside of replicas.
+            ReplicaContextError: the variable belongs to another strategy than the one in force; replica 0, which gives
+                the initial value, has not created it yet.
+            ValueError: it is sync-on-read with aggregation NONE, and read outside of replicas.
         """
-        state = self.state
+        state = self._state
         if state.strategy is None:
             return state.present()[0]
         context = self._replica("read")
@@ -175,18 +176,21 @@ class Variable(ArrayLike):
         """Return the current replica's context; None outside of replicas.
 
         Raises:
-            ValueError: the replica belongs to another strategy.
+            ReplicaContextError: the variable belongs to another strategy than the one in force. A variable of the
+                default strategy can be used in other strategies' scopes, but not assigned to in their replicas.
         """
-        here = current.get()
-        if not isinstance(here, ReplicaContext):
-            return None
-        if _owner(here) is not self.state.strategy:
-            raise ValueError(f"{self._whose()} and cannot be {verb} in a replica of {here.strategy!r}; {_OWN_OR_VALUE}")
-        return here.of_run or here
-
-    def _whose(self) -> str:
-        owner = "the default strategy" if self.state.strategy is None else f"another strategy, {self.state.strategy!r},"
-        return f"the variable {self.name!r} was created under {owner}"
+        here, owner = current.get(), self._state.strategy
+        in_replica = isinstance(here, ReplicaContext)
+        if here is not None and here.strategy is not owner:
+            in_force = strategy_in_force(here)
+            if in_force is not owner and in_force is not None and (in_replica or owner is not None):
+                whose = "the default strategy" if owner is None else f"another strategy, {owner!r},"
+                raise ReplicaContextError(
+                    f"the variable {self.name!r} was created under {whose} and cannot be {verb} "
+                    f"{'in a replica of' if in_replica else 'under'} {in_force!r}; create it in that one's scope(), or "
+                    "pass its value, variable.numpy()"
+                )
+        return (here.of_run or here) if in_replica else None
 
     # Assigning.
 
@@ -197,9 +201,9 @@ class Variable(ArrayLike):
         collective: the replicas' values are aggregated; with aggregation NONE they must be equal. For a sync-on-read
         variable the call changes the replica's own component at once.
 
-        Outside of replicas the call takes effect at once and returns the variable. A sync-on-read variable with SUM
-        gets components that add up to the value. A `Mirrored` is one value; a `PerReplica` stands for what the replicas
-        would assign.
+        Outside of replicas the call takes effect at once and returns the variable, which may be awaited: a step that
+        was written for replicas can be called directly. A sync-on-read variable with SUM gets components that add up to
+        the value. A `Mirrored` is one value; a `PerReplica` stands for what the replicas would assign.
 
         Args:
             value: an array or number of the variable's shape; nothing is broadcast.
@@ -208,9 +212,9 @@ class Variable(ArrayLike):
         Raises:
             CollectiveError: at the await, the replicas disagree.
             OverflowError: a Python int that the variable's dtype cannot hold.
-            ReplicaContextError: called in a replica's worker thread.
+            ReplicaContextError: called in a replica's worker thread; the variable belongs to another strategy.
             TypeError: the value does not fit the variable's dtype.
-            ValueError: another shape; another strategy's variable; aggregation NONE and different values.
+            ValueError: another shape; aggregation NONE and different values.
         """
         return self._assign("assign", value, name, _getframe(1))
 
@@ -237,7 +241,7 @@ class Variable(ArrayLike):
         return self._assign("assign_sub", value, name, _getframe(1))
 
     def _assign(self, method: str, value: Any, name: str | None, frame: FrameType) -> Any:
-        name, state = arguments.checked_name(name), self.state
+        name, state = arguments.checked_name(name), self._state
         context = self._replica("assigned to")
         if context is not None:
             context.check(f"variable.{method}")
@@ -245,11 +249,13 @@ class Variable(ArrayLike):
             if state.mirrored:
                 return context.issue(frame, state.request(self, method, name), array, None)
             state.update_own(context.member.position, method, array)
-            return _Applied(self)
-        here = current.get()
-        if isinstance(here, CrossReplica) and state.strategy not in (None, here.strategy):
-            raise ValueError(f"{self._whose()} and cannot be assigned to under {here.strategy!r}; {_OWN_OR_VALUE}")
+            return self
         state.assign_outside(method, value)
+        return self
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        """Return the variable at once: what an assignment that waits for nobody has returned may be awaited, too."""
+        yield from ()
         return self
 
     # Copying.
@@ -265,7 +271,7 @@ class Variable(ArrayLike):
                 f"the variable {self.name!r} was copied in a replica, where each replica would make another variable; "
                 "copy it outside, or write Variable(variable.read_value()), which replicas make together"
             )
-        return self._made(State(self.state.spec, self.state.strategy, self.state.present()))
+        return self._made(State(self._state.spec, self._state.strategy, self._state.present()))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.__copy__()
@@ -275,27 +281,6 @@ class Variable(ArrayLike):
             f"the variable {self.name!r} cannot be pickled: it belongs to a strategy, which lives in one process. "
             "Pickle its value, variable.numpy(), and create a variable of that, or assign it, under a scope"
         )
-
-
-class _Applied:
-    """An assignment that no other replica takes part in: applied by the call, awaited like the others."""
-
-    __slots__ = ("_variable",)
-
-    def __init__(self, variable: Variable) -> None:
-        self._variable = variable
-
-    def __await__(self) -> Generator[Any, Any, Variable]:
-        yield from ()
-        return self._variable
-
-
-_OWN_OR_VALUE = "create it in that one's scope(), or pass its value, variable.numpy()"
-
-
-def _owner(here: ReplicaContext | CrossReplica | None) -> Any:
-    """Return the strategy in force; None for the default one."""
-    return None if here is None or here.strategy.is_default else here.strategy
 
 
 def _synchronization(value: Any) -> VariableSynchronization:
@@ -311,17 +296,19 @@ def _synchronization(value: Any) -> VariableSynchronization:
 
 
 def _trainable(value: bool | None, how: VariableSynchronization) -> bool:
-    on_read = how is VariableSynchronization.ON_READ
-    if on_read and value:
-        raise ValueError("a sync-on-read variable is not trainable: leave trainable out, or use 'on_write'")
-    return not on_read if value is None else bool(value)
+    return how is not VariableSynchronization.ON_READ if value is None else bool(value)
+
+
+def state_of(variable: Variable) -> State:
+    """Return a variable's state."""
+    return variable._state  # noqa: SLF001  (declared above, for this module alone)
 
 
 def as_distributed(leaf: Any) -> Any:
     """Return a variable's components as a mirrored or per-replica value; anything else unchanged."""
     if not isinstance(leaf, Variable):
         return leaf
-    return Mirrored(leaf.values) if leaf.state.mirrored else PerReplica(leaf.values)
+    return Mirrored(leaf.values) if state_of(leaf).mirrored else PerReplica(leaf.values)
 
 
 Variable.__module__ = "aiodist"

@@ -209,7 +209,7 @@ async def test_update_that_raises_changes_nothing() -> None:
 
     for error, text, arguments in (
         (LookupError, None, (v, fn, (PerReplica([2.0, 3.0]),))),
-        (ValueError, "was not created under", (stranger, print)),
+        (ReplicaContextError, "was not created under", (stranger, print)),
         (TypeError, r"expected an aiodist\.Variable", (np.zeros(2), print)),
         (TypeError, "expects a function", (v, "fn")),
         (TypeError, "args must be", (v, print, 1)),
@@ -235,10 +235,19 @@ def test_variables_know_their_strategy() -> None:
     assert extended.value_container(3) == 3
     with pytest.raises(TypeError, match=r"expected an aiodist\.Variable"):
         extended.variable_created_in_scope(3)
-    with strategy.scope(), extended.colocate_vars_with(v):
-        assert len(Variable(1.0).values) == 2
-    with pytest.raises(ValueError, match="was not created under"):
+    with extended.colocate_vars_with(v):
+        assert extended.variable_created_in_scope(Variable(1.0))
+    with pytest.raises(ReplicaContextError, match="was not created under"):
         other.extended.colocate_vars_with(v)
+
+
+async def test_update_is_in_the_strategys_scope() -> None:
+    strategy, default = mirrored(2), aiodist.get_strategy()
+    for own, v in ((strategy, under(strategy, 1.0)), (default, Variable(1.0))):
+        found = await own.extended.update(v, lambda component: (component.assign_add(1.0), aiodist.get_strategy())[1])
+        assert found is own
+        assert v.numpy() == 2
+    assert not aiodist.has_strategy()
 
 
 async def test_each_strategy_has_its_own() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -131,6 +133,29 @@ async def test_scope_holds_in_its_task_and_those_it_starts() -> None:
     assert seen == [True]
 
 
+async def test_one_scope_in_several_tasks() -> None:
+    scope = mirrored(2).scope()
+    seen = []
+
+    async def task(turns: int) -> None:
+        with scope:
+            for _ in range(turns):
+                await checkpoint()
+            seen.append(has_strategy())
+        seen.append(has_strategy())
+
+    async with anyio.create_task_group() as tasks:
+        for turns in (1, 3, 2):
+            tasks.start_soon(task, turns)
+    assert seen == [True, False] * 3
+
+
+async def test_strategies_cannot_be_copied() -> None:
+    for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(TypeError, match="a MirroredStrategy cannot be copied or pickled"):
+            copied(mirrored(2))
+
+
 async def test_scope_does_not_reach_other_threads() -> None:
     seen = []
     with mirrored(2).scope():
@@ -147,8 +172,8 @@ async def test_experimental_set_strategy() -> None:
         assert situation() == (strategy, True, True, True)
         experimental_set_strategy(other)
         assert get_strategy() is other
-        with other.scope():
-            pass
+        with other.scope(), pytest.raises(ReplicaContextError, match="in the scope or a merge function"):
+            experimental_set_strategy(None)
         assert get_strategy() is other
         experimental_set_strategy(None)
         assert situation()[1:] == (False, False, False)

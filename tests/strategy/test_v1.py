@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from anyio.lowlevel import checkpoint
 
-from aiodist import CommunicationOptions, MirroredStrategy, PerReplica, ReplicaContext, Strategy, Variable
+from aiodist import (
+    CommunicationOptions,
+    MirroredStrategy,
+    PerReplica,
+    ReplicaContext,
+    ReplicaContextError,
+    Strategy,
+    StrategyExtended,
+    Variable,
+)
 from tests.runtime.programs import here, mirrored, replica
 
 if TYPE_CHECKING:
@@ -49,7 +58,7 @@ async def test_older_names() -> None:
         v = Variable(1.0)
     with strategy.colocate_vars_with(v):
         pass
-    with pytest.raises(ValueError, match="was not created under"):
+    with pytest.raises(ReplicaContextError, match="was not created under"):
         mirrored(2).colocate_vars_with(v)
 
 
@@ -96,7 +105,7 @@ def test_strategy_over_workers_keeps_the_settings() -> None:
     kept = []
 
     class OverWorkers(MirroredStrategy):
-        def use_cluster(self, settings: Any) -> None:
+        def _use_cluster(self, settings: Any) -> None:
             kept.append(settings)
 
     OverWorkers(["CPU:0"]).configure(cluster_spec=CLUSTER, task_type="worker", task_id=1)
@@ -126,6 +135,6 @@ def test_update_config_proto_returns_a_copy() -> None:
 
 
 async def test_experimental_hints_and_the_context_manager() -> None:
-    with ReplicaContext(Strategy(MirroredStrategy(["CPU:0"]).extended.on(["CPU:0"], None, "call_site")), 0) as context:
+    with ReplicaContext(Strategy(StrategyExtended(("CPU:0",))), 0) as context:
         assert here() is context
         assert await context.all_reduce("sum", 3, experimental_hints=CommunicationOptions(bytes_per_pack=1)) == 3

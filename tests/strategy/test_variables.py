@@ -82,7 +82,6 @@ def test_dtype_is_taken_from_the_value_or_given() -> None:
     ("settings", "error", "text"),
     [
         ({"initial_value": 1.5, "dtype": np.int32}, TypeError, "fit int32, got float64"),
-        ({"trainable": True, "synchronization": "on_read"}, ValueError, "not trainable"),
         ({"aggregation": "median"}, ValueError, "VariableAggregation must be one of 'none', 'sum'"),
         ({"aggregation": None}, ValueError, "VariableAggregation must be one of"),
         ({"synchronization": 7}, ValueError, "VariableSynchronization must be one of"),
@@ -103,6 +102,7 @@ def test_settings_are_accepted_by_name_in_any_case() -> None:
     assert (v.synchronization, v.aggregation) == (VariableSynchronization.ON_READ, VariableAggregation.MEAN)
     assert not v.trainable
     assert not variable(2, 0.0, trainable=False).trainable
+    assert variable(2, 0.0, trainable=True, synchronization="on_read").trainable
     assert variable(2, 0.0, synchronization=VariableSynchronization.AUTO).synchronization == "on_write"
 
 
@@ -241,23 +241,35 @@ async def test_another_strategys_variable_is_refused() -> None:
     v, plain, other = variable(2, 1.0, name="w"), Variable(1.0), mirrored(2)
     with (
         other.scope(),
-        pytest.raises(ValueError, match=r"'w' was created under another .* cannot be assigned to under"),
+        pytest.raises(ReplicaContextError, match=r"'w' was created under another .* cannot be assigned to under"),
     ):
         v.assign(1.0)
+    with other.scope(), pytest.raises(ReplicaContextError, match="cannot be read under"):
+        v.numpy()
     with other.scope():
         assert plain.assign(1.0) is plain
 
     def program() -> None:
         assert plain.read_value() == 1
-        with pytest.raises(ValueError, match="created under the default strategy and cannot be assigned to in a rep"):
+        with pytest.raises(ReplicaContextError, match="under the default strategy and cannot be assigned to in a rep"):
             plain.assign(2.0)
-        with pytest.raises(ValueError, match="cannot be read in a replica"):
+        with pytest.raises(ReplicaContextError, match="cannot be read in a replica"):
             v.read_value()
-        with pytest.raises(ValueError, match="cannot be assigned to in a replica"):
+        with pytest.raises(ReplicaContextError, match="cannot be assigned to in a replica"):
             v.assign(2.0)
 
     await other.run(program)
     await still_works(other)
+
+
+async def test_step_with_assignments_is_called_directly() -> None:
+    v = Variable(1.0)
+
+    async def step() -> Any:
+        return await v.assign_add(2.0)
+
+    assert await step() is v
+    assert v.numpy() == 3
 
 
 # With the strategy's own functions.

@@ -23,6 +23,7 @@ from aiodist import (
 )
 from aiodist._strategy import state
 from aiodist._strategy.aggregation import updated
+from aiodist._strategy.variable import state_of
 from aiodist_kernels import policy, pool
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica, still_works
 from tests.strategy.test_variables import AGGREGATED, CHANGES
@@ -158,7 +159,7 @@ async def test_assignment_from_outside_waits_for_one_that_is_being_made(threads:
     async def program() -> None:
         handle = v.assign_add(np.ones(5))
         if replica() == 1:  # both have arrived
-            v.state.settle()
+            state_of(v).settle()
             assert v.read_value().tolist() == [2.0] * 5
         await handle
 

@@ -9,6 +9,7 @@ import numpy as np
 
 import aiodist
 from aiodist import DeadlockError, MultiWorkerMirroredStrategy
+from aiodist._strategy.scope import replicas_of
 
 
 def say(line: str) -> None:
@@ -51,7 +52,7 @@ async def main() -> None:
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"])
     results = strategy.experimental_local_results(await strategy.run(groups_and_joins))
     for place, result in enumerate(results):
-        say(f"replica {strategy.share.mine.start + place}: {result}")
+        say(f"replica {replicas_of(strategy).share.mine.start + place}: {result}")
     try:
         await strategy.run(opposite)
     except DeadlockError as error:

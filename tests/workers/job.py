@@ -31,6 +31,7 @@ from aiodist import (
     ReplicaContext,
     Variable,
 )
+from aiodist._strategy.scope import replicas_of
 from aiodist._workers.transport import Communicator
 
 
@@ -72,7 +73,7 @@ async def all_values(strategy: MultiWorkerMirroredStrategy) -> str:
         return await values(aiodist.get_replica_context())
 
     first = strategy.experimental_local_results(await strategy.run(replica))[0]
-    local = strategy.num_local_replicas
+    local = replicas_of(strategy).local
     ones = PerReplica([np.ones(2)] * local) if local > 1 else np.ones(2)
     first.append(await strategy.reduce("SUM", ones, None))
     ticks = 0
@@ -156,7 +157,7 @@ async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> 
     try:
         await strategy.run(replica)
     except CollectiveMismatchError:
-        say(f"worker {strategy.share.mine.start} caught it")
+        say(f"worker {replicas_of(strategy).share.mine.start} caught it")
 
 
 def caught() -> None:
@@ -165,7 +166,7 @@ def caught() -> None:
     for in_group in (False, True):
         strategy = MultiWorkerMirroredStrategy(communicator=mpi.COMM_WORLD)
         asyncio.run(disagree(strategy, in_group=in_group))
-    if strategy.share.mine.start > 0:
+    if replicas_of(strategy).share.mine.start > 0:
         time.sleep(1.5)  # longer than a worker that has said farewell is waited for
 
 
@@ -186,7 +187,7 @@ def main() -> None:
 
 async def refused(strategy: MultiWorkerMirroredStrategy) -> None:
     """Let all reduce a value; the last worker's is none, and the error is caught there."""
-    offset, replicas = strategy.share.mine.start, strategy.share.replicas
+    offset, replicas = replicas_of(strategy).share.mine.start, replicas_of(strategy).share.replicas
     if offset < replicas - 1:
         await strategy.reduce("SUM", np.ones(3), None)
     else:
@@ -205,7 +206,7 @@ async def all_faults(strategy: MultiWorkerMirroredStrategy, kinds: list[str]) ->
                 continue
             await strategy.run(lambda kind=kind: faulty(aiodist.get_replica_context(), kind))
         except Exception as error:
-            say(f"{kind}: worker {strategy.share.mine.start} {type(error).__name__} {str(error)!r}")
+            say(f"{kind}: worker {replicas_of(strategy).share.mine.start} {type(error).__name__} {str(error)!r}")
             if kind == kinds[-1]:
                 raise
 

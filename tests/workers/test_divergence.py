@@ -25,6 +25,7 @@ from aiodist import (
     get_replica_context,
 )
 from aiodist._runtime.stall import StallWatch
+from aiodist._strategy.scope import replicas_of
 from tests.runtime.programs import mirrored, run
 from tests.runtime.test_stall import Looks
 from tests.runtime.warned import warned
@@ -168,7 +169,7 @@ async def test_cancelled_run_is_told_elsewhere() -> None:
     job, scope = Job(1, 2), anyio.CancelScope()
 
     async def one(strategy: Any) -> Any:
-        with scope if strategy.share.mine.start == 0 else nullcontext():
+        with scope if replicas_of(strategy).share.mine.start == 0 else nullcontext():
             return await strategy.run(_call, (program,))
         return "cancelled"
 
@@ -184,7 +185,7 @@ def _call(program: Program) -> Any:
 
 async def test_different_calls_outside_of_replicas() -> None:
     async def program(strategy: Any) -> Any:
-        if strategy.share.mine.start == 0:
+        if replicas_of(strategy).share.mine.start == 0:
             return await strategy.reduce("SUM", 1.0, None)
         return await strategy.gather(np.ones(2), 0)
 
@@ -199,7 +200,7 @@ async def test_run_that_a_worker_never_calls_times_out_everywhere() -> None:
     job = Job(1, 1, timeout_seconds=0.05)
 
     async def program(strategy: Any) -> Any:
-        return await strategy.run(lambda: 1) if strategy.share.mine.start == 0 else None
+        return await strategy.run(lambda: 1) if replicas_of(strategy).share.mine.start == 0 else None
 
     first, _ = await job.everywhere(program)
     assert isinstance(first, CollectiveTimeoutError)
@@ -228,7 +229,7 @@ async def test_lost_worker_is_named_by_all_others(where: str) -> None:
         assert outcome.report.suspects == (1,)
 
     async def again(strategy: Any) -> Any:
-        return await strategy.reduce("MEAN", 1.0, None) if strategy.share.mine.start != 1 else None
+        return await strategy.reduce("MEAN", 1.0, None) if replicas_of(strategy).share.mine.start != 1 else None
 
     for rank in (0, 2):
         assert isinstance((await job.everywhere(again))[rank], WorkerLostError)
@@ -238,7 +239,7 @@ async def test_variables_that_only_one_worker_creates() -> None:
     job = Job(1, 1)
 
     async def program(strategy: Any) -> Any:
-        if strategy.share.mine.start == 0:
+        if replicas_of(strategy).share.mine.start == 0:
             with strategy.scope():
                 Variable(np.zeros(3), name="extra")
         return await strategy.run(lambda: 1)
@@ -280,7 +281,7 @@ async def test_worker_that_is_lost_before_the_run_begins_is_told_in_it() -> None
     job = Job(1, 1)
 
     async def one(strategy: Any) -> Any:
-        if strategy.share.mine.start == 1:
+        if replicas_of(strategy).share.mine.start == 1:
             job.cluster.lose(1, "has died")
             return None
         return await strategy.run(lambda: 1)

@@ -17,6 +17,7 @@ from aiodist import (
     ReduceOp,
     ReplicaContext,
 )
+from aiodist._strategy.scope import replicas_of
 from tests.workers.simulated import Job, on_one_machine, on_uvloop_too
 
 LAYOUTS = [(1,), (3,), (2, 2), (1, 3), (1, 1, 2), (3, 1, 2, 2)]
@@ -184,8 +185,8 @@ async def test_reduce_and_gather_outside_of_replicas(layout: tuple[int, ...]) ->
     n = sum(layout)
 
     async def program(strategy: Any) -> Any:
-        first = strategy.share.mine.start
-        local = strategy.num_local_replicas
+        first = replicas_of(strategy).share.mine.start
+        local = replicas_of(strategy).local
         values = [np.arange(3.0 * (r + 1)).reshape(-1, 3) + r for r in range(first, first + local)]
         ragged = PerReplica(values) if local > 1 else values[0]
         firsts = PerReplica([value[0] for value in values]) if local > 1 else values[0][0]
@@ -244,7 +245,7 @@ async def test_one_value_for_all_reduces_as_on_one_machine_whoever_has_how_many_
     value = np.arange(6.0).reshape(2, 3)
 
     async def program(strategy: Any) -> Any:
-        mirrored = Mirrored([value] * strategy.num_local_replicas)
+        mirrored = Mirrored([value] * replicas_of(strategy).local)
         return await strategy.reduce(op, {"plain": value, "mirrored": mirrored}, axis)
 
     with anyio.fail_after(20):

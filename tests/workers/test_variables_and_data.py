@@ -16,6 +16,7 @@ from aiodist import (
     Variable,
     get_replica_context,
 )
+from aiodist._strategy.scope import replicas_of
 from tests.workers.simulated import Job
 
 LAYOUTS = [(2,), (1, 1), (2, 1), (1, 2, 1)]
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.anyio
 
 
 def first_of(strategy: Any) -> int:
-    return int(strategy.share.mine.start)
+    return int(replicas_of(strategy).share.mine.start)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
