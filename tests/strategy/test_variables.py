@@ -18,6 +18,7 @@ from aiodist import (
     PerReplica,
     ReplicaContextError,
     Variable,
+    get_strategy,
     VariableAggregation,
     VariableSynchronization,
 )
@@ -259,6 +260,12 @@ async def test_another_strategys_variable_is_refused() -> None:
             v.assign(2.0)
 
     await other.run(program)
+
+    def in_default() -> None:
+        with pytest.raises(ReplicaContextError, match="cannot be assigned to in a replica of <_DefaultStrategy"):
+            v.assign(2.0)
+
+    await get_strategy().run(in_default)
     await still_works(other)
 
 
