@@ -185,10 +185,10 @@ class Variable(ArrayLike):
             in_force = strategy_in_force(here)
             if in_force is not owner and (in_replica or (owner is not None and in_force is not None)):
                 whose = "the default strategy" if owner is None else f"another strategy, {owner!r},"
+                where = f"{'in a replica of' if in_replica else 'under'} {here.strategy!r}"
                 raise ReplicaContextError(
-                    f"the variable {self.name!r} was created under {whose} and cannot be {verb} "
-                    f"{'in a replica of' if in_replica else 'under'} {here.strategy!r}; create it in that one's scope(), or "
-                    "pass its value, variable.numpy()"
+                    f"the variable {self.name!r} was created under {whose} and cannot be {verb} {where}; "
+                    "create it in that one's scope(), or pass its value, variable.numpy()"
                 )
         return (here.of_run or here) if in_replica else None
 

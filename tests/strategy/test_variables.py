@@ -18,9 +18,9 @@ from aiodist import (
     PerReplica,
     ReplicaContextError,
     Variable,
-    get_strategy,
     VariableAggregation,
     VariableSynchronization,
+    get_strategy,
 )
 from tests.runtime.programs import here, mirrored, replica, still_works
 
