@@ -526,7 +526,7 @@ _MOST_REPLICAS = 128
 def look_at_run(ledger: Ledger) -> Look:
     """Return what can be seen of a run's tasks; of many replicas, of the first few that do not wait in a collective."""
     everyone = ledger.replicas
-    if len(everyone) <= _MOST_REPLICAS:
+    if ledger.root.size <= _MOST_REPLICAS:
         graph = WaitGraph(tasks_here())
     else:
         waiting = {
@@ -536,7 +536,7 @@ def look_at_run(ledger: Ledger) -> Look:
             if slot.waiters[member.position] is not None
         }
         few = {id(each) for each in [r for r in everyone if r not in waiting and r.end is None][:_MOST_REPLICAS]}
-        graph = WaitGraph(task for task in tasks_here() if id(replica_of(task)) in few)
+        graph = WaitGraph(task for task in tasks_here() if id(replica_of(task)) in few) if few else WaitGraph(())
     mine = {id(replica) for replica in everyone}
     waits: dict[int, str] = {}
     calls: dict[int, list[tuple[Location, str]]] = {}

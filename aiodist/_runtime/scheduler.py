@@ -599,9 +599,7 @@ class Run:
         began = time.perf_counter()
         suspects = self.ledger.stuck()
         if suspects:
-            from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
-
-            certain = never_go_on(self.ledger, self.loop.pending() or ())
+            certain = self.waiting_for_good()
             if self.span is not None and certain:
                 self.span.stuck(certain)
             elif certain and (self.loop.pending() is not None or self._has_been_quiet()):
@@ -615,6 +613,12 @@ class Run:
         self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
         if suspects:
             self._look_again()
+
+    def waiting_for_good(self) -> set[int]:
+        """Return the ids of local replicas of which it is certain that they do nothing but wait for other ones."""
+        from aiodist._runtime.inspection import never_go_on  # loaded when there is something to look at
+
+        return never_go_on(self.ledger, self.loop.pending() or ())
 
     def _has_been_quiet(self) -> bool:
         """Whether no replica has got further for a second: a timer that the event loop does not show may end a wait."""

@@ -103,7 +103,8 @@ class Coordinator:
         case = self._cases.get(part.run)
         if case is None:
             case = self._cases[part.run] = _Case()
-            yield from self._ask(Ask(part.run, part.group, part.number), rank)
+            at_once = part.overdue is not None  # where others are now is the point, not where they would get to
+            yield from self._ask(Ask(part.run) if at_once else Ask(part.run, part.group, part.number), rank)
         case.parts[rank] = part
         if len(case.parts) == self._layout.workers:
             yield from self.conclude(part.run)

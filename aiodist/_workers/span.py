@@ -58,6 +58,10 @@ class Run(Protocol):
     def fail(self, error: CollectiveError) -> None:
         """End the run with an error."""
 
+    def waiting_for_good(self) -> Collection[int]:
+        """Return the ids of local replicas that do nothing but wait for other ones."""
+        ...
+
     def snapshot(self, **more: Any) -> Snapshot:
         """Return what local replicas called and where they are."""
         ...
@@ -351,6 +355,8 @@ class RunSpan:
     def tell_waiting(self, *, is_answer: bool = False) -> None:
         """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
         if not self.told and not self.is_over and self.error is None:
+            if is_answer:
+                self._blocked = tuple(sorted(self._run.waiting_for_good()))
             snapshot = self._run.snapshot(blocked=self._blocked)
             self._team.control.send(Waiting(self.number, to_portable(snapshot), is_answer))
 

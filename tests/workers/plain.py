@@ -142,15 +142,18 @@ class PlainRun:
     def ended(self) -> bool:
         return all(replica.end is not None for replica in self.ledger.replicas)
 
+    def waiting_for_good(self) -> tuple[int, ...]:
+        return tuple(i for i, replica in self.replicas.items() if replica.waits_for)
+
     def look(self) -> None:
         """Look whether replicas wait for ever, as a runtime does now and then."""
         for group in self.ledger.troubled:  # as when the time is up in which replicas may settle
             if not self.judged and self.span is not None:
                 self.judged = True
                 self.span.troubled(group, None)
-        blocked = tuple(i for i, replica in self.replicas.items() if replica.waits_for)
+        blocked = self.waiting_for_good()
         if self.span is not None:
-            if blocked:
+            if blocked and len(self.ledger.groups()) > 1:  # as a runtime looks
                 self.span.stuck(blocked)
                 self.span.stuck(blocked)
         elif not self.judged:
