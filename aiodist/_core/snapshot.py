@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._core.call import Call, Function, OrderCheck, Place, Post, fingerprint
@@ -399,6 +400,8 @@ def _replica_from_json(row: Mapping[str, Any]) -> ReplicaFacts:
 
 def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
     """Return ids as runs of consecutive ones, each its first and its length; the order is kept."""
+    if replicas and tuple(replicas) == tuple(range(replicas[0], replicas[0] + len(replicas))):  # thousands, mostly
+        return [[replicas[0], len(replicas)]]
     runs: list[list[int]] = []
     for each in replicas:
         if runs and each == runs[-1][0] + runs[-1][1]:
@@ -409,4 +412,4 @@ def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
 
 
 def _from_ranges(runs: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    return tuple(first + i for first, length in runs for i in range(length))
+    return tuple(chain.from_iterable(range(first, first + length) for first, length in runs))

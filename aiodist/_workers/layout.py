@@ -19,7 +19,8 @@ class Layout:
         workers: how many workers there are.
         replicas: how many replicas they have in all.
         counts: by worker, how many replicas it has.
-        ids: by worker, the ids of its replicas.
+        ids: by worker, the ids of its replicas;
+        positions: likewise, as tuples.
         names: by replica id, its device as a report names it.
     """
 
@@ -31,6 +32,7 @@ class Layout:
         self._offsets = (0, *accumulate(self.counts))
         self.replicas = self._offsets[-1]
         self.ids: tuple[range, ...] = tuple(range(begin, end) for begin, end in pairwise(self._offsets))
+        self.positions = tuple(map(tuple, self.ids))
         self.names = tuple(
             device if self.workers == 1 else f"worker {worker} {device}"
             for worker, devices in enumerate(self.devices)

@@ -225,7 +225,7 @@ def _key_from_json(value: Any) -> GroupKey:
 
 
 def _ints(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not all(type(each) is int for each in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise ValueError("expected a list of ints")
     return tuple(value)
 

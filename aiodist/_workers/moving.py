@@ -236,7 +236,7 @@ def accumulate_of(found: Found) -> Any:
 def members_of(layout: Layout, replica_ids: tuple[int, ...] | None) -> Members:
     """Return the members of a group by worker, by their ids in the group; None: of all replicas."""
     if replica_ids is None:
-        return Members(layout.rank, tuple(map(tuple, layout.ids)))
+        return Members(layout.rank, layout.positions)
     ranks: dict[int, list[int]] = {}
     for rank, replica_id in enumerate(replica_ids):
         ranks.setdefault(layout.worker_of(replica_id), []).append(rank)

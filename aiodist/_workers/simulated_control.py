@@ -30,6 +30,7 @@ class SimulatedSwitchboard:
         self._teams: dict[int, weakref.ref[Team]] = {}
         self._early: dict[int, list[Message]] = {}
         self._lost: set[int] = set()
+        self._timers: list[threading.Timer] = []
         self._lock = threading.RLock()
 
     def listen(self, rank: int, team: Team) -> None:
@@ -62,10 +63,18 @@ class SimulatedSwitchboard:
                 team.post(known[id(message)])
             elif rank not in self._teams:
                 self._early.setdefault(rank, []).append(known[id(message)])
-            if isinstance(message, Ask):
-                timer = threading.Timer(_ANSWER_SECONDS, self._answer, (rank, message.run))
-                timer.daemon = True
-                timer.start()
+        for run in {message.run for message in known.values() if isinstance(message, Ask)}:
+            timer = threading.Timer(_ANSWER_SECONDS, self._answer_for_all, (run,))
+            timer.daemon = True
+            timer.start()
+            self._timers.append(timer)
+        if self._coordinator.outcome is not None:
+            for timer in self._timers:
+                timer.cancel()
+
+    def _answer_for_all(self, run: int) -> None:
+        for rank in list(self._teams):
+            self._answer(rank, run)
 
     def _answer(self, rank: int, run: int) -> None:
         """Tell of a run in the place of a worker that has not begun it, or whose replicas have not settled."""

@@ -9,7 +9,13 @@ import anyio.lowlevel
 import numpy as np
 import pytest
 
-from aiodist import IncompleteCollectiveError, ReplicaContext, ReplicaContextError, get_replica_context
+from aiodist import (
+    CommunicationOptions,
+    IncompleteCollectiveError,
+    ReplicaContext,
+    ReplicaContextError,
+    get_replica_context,
+)
 from tests.runtime.programs import error_of
 from tests.workers.simulated import Job, Program, on_one_machine, on_uvloop_too
 from tests.workers.test_divergence import without_workers
@@ -249,7 +255,23 @@ async def a_join_that_one_leaves_out(ctx: ReplicaContext) -> None:
         await group.join()
 
 
+async def waits_for_one_that_waits_elsewhere(ctx: ReplicaContext) -> None:
+    if ctx.replica_id_in_sync_group == 0:
+        await ctx.new_group([0, 2]).barrier()
+    await ctx.barrier(name="all")
+
+
+async def late_in_one_that_is_not_made_yet(ctx: ReplicaContext) -> None:
+    group = ctx.new_group([0, 2], "pair") if ctx.replica_id_in_sync_group == 0 else None
+    if group is not None:
+        await group.all_reduce("SUM", 1, CommunicationOptions(timeout_seconds=0.05))
+    elif ctx.replica_id_in_sync_group == 2:
+        await anyio.sleep_forever()
+
+
 FAULTS = [
+    waits_for_one_that_waits_elsewhere,
+    late_in_one_that_is_not_made_yet,
     a_disagreement,
     one_ends_early,
     one_never_makes_it,
