@@ -482,7 +482,11 @@ class RankGroup(c10d.ProcessGroup):  # type: ignore[misc]
         """Return the backend that the script has asked for."""
         return self._backend
 
-    getBackendName = _get_backend_name = name  # noqa: N815
+    _get_backend_name = name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return a name of which DDP, in C++, does not think that it knows what is behind it."""
+        return "aiodist"
 
     @property
     def group_name(self) -> str:

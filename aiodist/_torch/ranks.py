@@ -12,6 +12,7 @@ What a rank does not do through this module (a lock of its own, a socket, a proc
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -75,6 +76,7 @@ class Ranks:
         self._gates = [threading.Semaphore(0) for _ in range(size)]
         self._all_ended = threading.Event()
         self._own = threading.local()
+        os.register_at_fork(after_in_child=self._forget)
 
     def run(self, function: Callable[[int], object], seconds: float | None = None) -> bool:
         """Call a function for every rank in a thread of its own.
@@ -133,6 +135,11 @@ class Ranks:
         rank = self._here()
         self._sleeping[rank] = self._now + max(seconds, 0.0)
         self._give_up(rank)
+
+    def _forget(self) -> None:
+        """In a process that a rank has forked, be no rank: there, nobody passes the baton."""
+        self._own = threading.local()
+        self.holder = None
 
     def _here(self) -> int:
         if not self.owns_thread():
