@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from aiodist._core import render
-from aiodist._core.call import OrderCheck, Post, difference, fingerprint
+from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint
 from aiodist._core.divergence import Past, Side, diverged
 from aiodist._core.errors import (
     CollectiveError,
@@ -79,6 +79,7 @@ def error_of(report: CollectiveReport) -> CollectiveError:
 _ERRORS: Mapping[Reason, type[CollectiveError]] = {
     Reason.EXITED: IncompleteCollectiveError,
     Reason.ABANDONED: IncompleteCollectiveError,
+    Reason.UNMATCHED: IncompleteCollectiveError,
     Reason.TIMEOUT: CollectiveTimeoutError,
     Reason.CYCLE: DeadlockError,
     Reason.DEADLOCK: DeadlockError,
@@ -271,6 +272,8 @@ class _Case:
             first = partitions[0].post
             found = (difference(self.snapshot.order_check, each.post, first) for each in partitions[1:])
             return min((reason for reason in found if reason is not None), key=_REASONS.index)
+        if partitions and partitions[0].post.call.kind == MESSAGE:
+            return Reason.UNMATCHED
         if any(member.replica_id in ended and member.sequence <= self.slot.number for member in missing):
             return Reason.EXITED
         if any(_left(self.group, member, self.slot) for member in missing):

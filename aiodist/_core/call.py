@@ -27,6 +27,9 @@ LEAF: Final = "\x00"
 ON_A_GPU: Final = " on a GPU"
 """The end of the word in `Call.arrays` for an array that lies on a GPU."""
 
+MESSAGE: Final = "send_recv"
+"""The kind of a collective of two: one sends, the other receives."""
+
 _LONGEST_VALUE = 100
 
 

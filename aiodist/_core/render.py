@@ -69,6 +69,8 @@ def _headline(findings: Findings) -> str:
         return f"{_ids(gone)} ended without {number}, which {_others(findings, gone)}"
     if findings.reason is Reason.ABANDONED:
         return _abandoned(findings, number)
+    if findings.reason is Reason.UNMATCHED:
+        return _unmatched(findings)
     if findings.reason is Reason.TIMEOUT:
         if not findings.timeout_seconds:
             return f"{number} cannot be completed: {_what_is_late(findings)}"
@@ -82,6 +84,14 @@ def _abandoned(findings: Findings, number: str) -> str:
         return f"{_ids(findings.refusals)} did not make {number}, because its call raised: {raised}"
     was = "was" if len(findings.abandoned) == 1 else "were"
     return f"{_ids(findings.abandoned)} {was} cancelled out of {number} before it was complete"
+
+
+def _unmatched(findings: Findings) -> str:
+    (here, *_), post = findings.partitions[0]
+    there = next(r.replica_id for r in findings.replicas if r.replica_id != here)
+    if post.call.role.startswith("send"):
+        return f"replica {there} does not receive what replica {here} sends"
+    return f"replica {there} does not send what replica {here} is to receive"
 
 
 def _collective(findings: Findings) -> str:

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from aiodist._core.analysis import analyse, error_of
-from aiodist._core.call import OrderCheck, Place, place
+from aiodist._core.call import MESSAGE, OrderCheck, Place, place
 from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.report import Location, ReplicaState
 from aiodist._core.snapshot import ReplicaFacts
+from aiodist._core.text import place as shown_place
 from aiodist._torch import private
 from aiodist._torch.kinds import Contribution, Tensor, call, check_op, compute, op_name, parts
 from aiodist._torch.private import bindings, c10d, torch
@@ -97,6 +98,7 @@ class Job:
         error: why the job cannot go on; None while it can.
         worlds: what `torch.distributed` knows of each rank's groups.
         stores: what ranks have stored, by what they know the store by.
+        kept: what C++ calls back, and which must be there as long as the job.
         collectives: how many have been completed.
     """
 
@@ -107,6 +109,7 @@ class Job:
         self.error: CollectiveError | None = None
         self.worlds = [private.World() for _ in range(size)]
         self.stores: dict[str, dict[str, bytes]] = {}
+        self.kept: list[Any] = []
         self.store_signal = Signal()
         self.collectives = 0
         self._future_waits: dict[int, Collective] = {}
@@ -148,8 +151,10 @@ class Job:
         return slot
 
     def _complete(self, group: Group, slot: Collective) -> None:
-        brought = [each for each in slot.brought if each is not None]
-        compute(brought)
+        try:
+            compute([each for each in slot.brought if each is not None])
+        except Exception as error:  # noqa: BLE001  (what torch raises for these tensors, all ranks get)
+            slot.error = error
         group.complete(slot)
         self.collectives += 1
         slot.brought.clear()
@@ -167,9 +172,14 @@ class Job:
 
         Raises:
             CollectiveError: it never will be.
+            Exception: what carrying it out has raised.
         """
-        if slot.complete:
-            return
+        if not slot.complete:
+            self._wait(member, slot, for_future=for_future)
+        if slot.error is not None:
+            raise slot.error.with_traceback(None)
+
+    def _wait(self, member: Member, slot: Collective, *, for_future: bool) -> None:
         self._check()
         rank = member.replica_id
         slot.waiters[member.position] = rank
@@ -197,7 +207,7 @@ class Job:
         """
         self._check()
         rank = self.rank()
-        self._elsewhere[rank] = what
+        self._elsewhere[rank] = f"{what} at {shown_place(_here()[0][0].location)}"
         self.ranks.wait(signal, lambda: until() or self.error is not None)
         del self._elsewhere[rank]
         if not until():
@@ -221,7 +231,7 @@ class Job:
         ids = group.key[0]
         channel = self._channel(group, member.rank, to, tag)
         end = channel.members[0]
-        asked = call("message", tensors, role=f"send(dst={ids[to]})")
+        asked = call(MESSAGE, tensors, role=f"send(dst={ids[to]})")
         slot = self.post(channel, end, Contribution(asked, inputs=tensors))
         for waiting in self._any_source:
             if waiting.matches(group, to, tag):
@@ -233,7 +243,7 @@ class Job:
         """Let a member receive tensors from the one of that rank; return who waits for what."""
         channel = self._channel(group, source, member.rank, tag)
         end = channel.members[1]
-        asked = call("message", tensors, role=f"recv(src={group.key[0][source]})")
+        asked = call(MESSAGE, tensors, role=f"recv(src={group.key[0][source]})")
         return end, self.post(channel, end, Contribution(asked, outputs=tensors))
 
     def receive_any(self, group: Group, member: Member, tag: int, tensors: Sequence[Tensor]) -> _AnySource:
@@ -360,6 +370,18 @@ class _AnySource:
 # What torch sees.
 
 
+class RankFuture(torch.futures.Future):  # type: ignore[misc]
+    """The future of a collective; a rank that waits for it lets others run."""
+
+    pending: tuple[Job, Member, Collective]
+
+    def wait(self) -> Any:
+        """Return the outputs once they are there."""
+        job, member, slot = self.pending
+        job.wait(member, slot)
+        return super().wait()
+
+
 class RankWork(bindings.Work):  # type: ignore[misc]
     """A collective that a rank has issued."""
 
@@ -392,7 +414,8 @@ class RankWork(bindings.Work):  # type: ignore[misc]
         """Return a future with the outputs."""
         member, slot = self._found()
         self._job.wait(member, slot, for_future=True)
-        future = torch.futures.Future()
+        future = RankFuture()
+        future.pending = self._job, member, slot
         if slot.complete:
             future.set_result(self._outputs)
         else:

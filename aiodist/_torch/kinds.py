@@ -13,7 +13,7 @@ from functools import reduce
 from itertools import accumulate, pairwise
 from typing import Any, Final, TypeAlias
 
-from aiodist._core.call import LEAF, Call
+from aiodist._core.call import LEAF, MESSAGE, Call
 from aiodist._torch.private import torch
 
 Tensor: TypeAlias = Any
@@ -191,6 +191,11 @@ def _all_to_all(members: Sequence[Contribution]) -> None:
     values = [[value.clone() for value in member.inputs] for member in members]
     for rank, member in enumerate(members):
         for source, output in enumerate(member.outputs):
+            if values[source][rank].numel() != output.numel():
+                raise ValueError(
+                    f"all_to_all: rank {source} of the group sends {list(values[source][rank].shape)} to rank {rank}, "
+                    f"which expects {list(output.shape)}"
+                )
             _write(output, values[source][rank])
 
 
@@ -209,7 +214,7 @@ _COMPUTE: Final[Mapping[str, Callable[[Sequence[Contribution]], None]]] = {
     "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
-    "message": _send,
+    MESSAGE: _send,
     "barrier": _nothing,
     "monitored_barrier": _nothing,
     "init_process_group": _nothing,

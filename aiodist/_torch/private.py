@@ -58,9 +58,10 @@ class _Worlds:
         object.__setattr__(self, "_worlds", worlds)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "default_pg" and sys._getframe(2).f_globals["__name__"].startswith("torch."):
+        if name == "default_pg":
+            caller = sys._getframe(2)
             # The default of an argument in a module of torch's that is imported only now: it must be no rank's own.
-            if sys._getframe(2).f_code.co_name == "<module>":
+            if caller.f_code.co_name == "<module>" and caller.f_globals["__name__"].startswith("torch."):
                 return None
         return getattr(self._worlds(), name)
 

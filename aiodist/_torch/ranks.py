@@ -50,6 +50,7 @@ class Ranks:
         holder: the rank that has the baton; None before the first has it.
         threads: by rank, its thread's identity, once it runs.
         ended: the ranks that have ended.
+        refused: what could not be done for a thread that a rank has started; empty if nothing.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Ranks:
         self.holder: int | None = None
         self.threads: dict[int, int] = {}
         self.ended: set[int] = set()
+        self.refused = ""
         self._order = order
         self._on_switch = on_switch
         self._on_stuck = on_stuck
@@ -143,10 +145,11 @@ class Ranks:
 
     def _here(self) -> int:
         if not self.owns_thread():
-            raise NotImplementedError(
+            self.refused = (
                 f"a thread that rank {self.holder} has started would wait for another rank: in one process, only a "
                 "rank's own thread can"
             )
+            raise NotImplementedError(self.refused)
         rank: int = self._own.rank
         return rank
 

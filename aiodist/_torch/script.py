@@ -186,6 +186,8 @@ class _Run:
         error = self.job.error
         if own:
             return self._failed(own)
+        if self.ranks.refused:
+            return Outcome("failed", f"NotImplementedError: {self.ranks.refused}")
         if error is not None:
             report = in_ranks(error.report)
             return Outcome("disagreed", f"{type(error).__name__}: {report}", report.to_dict())

@@ -25,6 +25,7 @@ class RankStore(c10d.Store):  # type: ignore[misc]
         super().__init__()
         self._job = job
         self._name = name
+        job.kept.append(self)
         self._values = job.stores.setdefault(name, {})
 
     def set(self, key: str, value: str | bytes) -> None:

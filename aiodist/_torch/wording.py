@@ -35,6 +35,7 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
     Reason.DTYPE: ["Values are never cast across ranks."],
     Reason.CALL_SITE: _ORDER,
     Reason.EXITED: _STEPS,
+    Reason.UNMATCHED: ["Every send needs a receive on the other rank with the same tag, and every receive a send."],
     Reason.CYCLE: ["Issue the collectives of process groups in the same order on every rank."],
 }
 

@@ -87,6 +87,51 @@ def test_wrong_scripts_are_reported(script: str, reason: str, suspects: list[int
     assert all(line in outcome["text"] for line in lines), outcome["text"]
 
 
+MESSAGES = {
+    "nobody receives": ("if rank == 0:\n    dist.isend(torch.ones(2), 1)", "unmatched", [0, 1], ["py:5"]),
+    "nobody sends": ("if rank == 0:\n    dist.recv(torch.ones(2), 1)", "unmatched", [0, 1], ["py:5"]),
+    "both send first": ("if rank < 2:\n    dist.send(torch.ones(2), 1 - rank)\n    dist.recv(torch.ones(2), 1 - rank)",
+                        "cycle", [0, 1], ["py:5"]),
+    "shape": ("if rank == 0:\n    dist.send(torch.ones(2), 1)\nif rank == 1:\n    dist.recv(torch.ones(3), 0)",
+              "shape", [0, 1], ["py:5", "py:7"]),
+    "any source": ("if rank == 0:\n    dist.recv(torch.ones(2))", "deadlock", [0], ["py:5", "message of any rank"]),
+    "store": ("if rank == 0:\n    dist.distributed_c10d._get_default_store().get('never')", "deadlock", [0],
+              ["py:5", "never"]),
+    "in a group": ("""
+g = dist.new_group([0, 2])
+if rank == 0:
+    dist.barrier(g)
+if rank == 2:
+    dist.all_reduce(torch.ones(2), group=g)
+""", "kind", [0, 2], ["py:7", "py:9"]),
+    "groups crossed": ("""
+a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
+if rank < 2:
+    for group in [b, a] if rank else [a, b]:
+        dist.barrier(group)
+""", "cycle", [0, 1], ["py:8"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("script", "reason", "suspects", "lines"), MESSAGES.values(), ids=MESSAGES)
+def test_wrong_messages_and_groups_are_reported(
+    script: str, reason: str, suspects: list[int], lines: list[str], run: Run
+) -> None:
+    test_wrong_scripts_are_reported(script, reason, suspects, lines, run)
+
+
+def test_what_ranks_cannot_exchange_is_raised_on_all(run: Run) -> None:
+    outcome = run("dist.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 1, 1], [1, 1, 1] if rank else [2, 1, 0])")
+    assert "rank 0 of the group sends [2] to rank 0, which expects [1]" in outcome["text"]
+    assert "ranks 0-2 of 3" in outcome["text"]
+
+
+def test_a_thread_of_a_rank_cannot_wait_for_others_and_says_so(run: Run) -> None:
+    script = "import threading\nthread = threading.Thread(target=dist.barrier)\nthread.start()\nthread.join()"
+    outcome = run(script)
+    assert (outcome["kind"], "only a rank's own thread can" in outcome["text"]) == ("failed", True)
+
+
 def test_an_exception_of_one_rank_comes_first_and_then_who_waits(run: Run) -> None:
     outcome = run("if rank == 1:\n    raise ValueError('bad data')\ndist.barrier()")
     assert outcome["kind"] == "failed"

@@ -1,0 +1,163 @@
+"""What each collective of torch.distributed gives, against what its documentation says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.torch.conftest import Run
+
+VALUES = {
+    "reduce ops": """
+        for op, expected in (("SUM", 6), ("PRODUCT", 6), ("MIN", 1), ("MAX", 3), ("BAND", 0), ("BOR", 3), ("BXOR", 0)):
+            x = torch.full((2,), rank + 1)
+            dist.all_reduce(x, getattr(dist.ReduceOp, op))
+            assert x.tolist() == [expected] * 2, op
+        x = torch.full((2,), rank + 1.0)
+        dist.all_reduce(x, dist.ReduceOp.AVG)
+        assert x.tolist() == [2.0] * 2
+        x = torch.complex(torch.ones(2), torch.full((2,), float(rank)))
+        dist.all_reduce(x)
+        assert x.tolist() == [3 + 3j] * 2
+    """,
+    "gathering": """
+        parts = [torch.zeros(2) for _ in range(size)]
+        dist.all_gather(parts, torch.full((2,), float(rank)))
+        assert torch.stack(parts).tolist() == [[0, 0], [1, 1], [2, 2]]
+        whole = torch.zeros(size * 2)
+        whole[rank * 2 : rank * 2 + 2] = rank
+        dist.all_gather_into_tensor(whole, whole[rank * 2 : rank * 2 + 2])
+        assert whole.tolist() == [0, 0, 1, 1, 2, 2]
+        parts = [torch.zeros(2) for _ in range(size)] if rank == 1 else None
+        dist.gather(torch.full((2,), float(rank)), parts, dst=1)
+        assert parts is None or torch.stack(parts).tolist() == [[0, 0], [1, 1], [2, 2]]
+        uneven = [torch.zeros(n + 1) for n in range(size)]
+        dist.all_gather(uneven, torch.ones(rank + 1))
+        assert [part.tolist() for part in uneven] == [[1], [1, 1], [1, 1, 1]]
+    """,
+    "scattering": """
+        own = torch.zeros(2)
+        dist.scatter(own, [torch.full((2,), float(n)) for n in range(size)] if rank == 2 else None, src=2)
+        assert own.tolist() == [rank, rank]
+        dist.reduce_scatter(own, [torch.full((2,), float(n)) for n in range(size)])
+        assert own.tolist() == [rank * size] * 2
+        dist.reduce_scatter_tensor(own, torch.arange(float(size * 2)))
+        assert own.tolist() == [rank * 2 * size, (rank * 2 + 1) * size]
+        x = torch.full((2,), float(rank))
+        dist.reduce(x, dst=0)
+        assert x.tolist() == ([3, 3] if rank == 0 else [rank, rank])
+    """,
+    "all to all": """
+        own = torch.zeros(size)
+        dist.all_to_all_single(own, torch.arange(float(size)) + 10 * rank)
+        assert own.tolist() == [rank, 10 + rank, 20 + rank]
+        own = torch.zeros(size * (rank + 1), 2)
+        dist.all_to_all_single(own, torch.full((6, 2), float(rank)), [rank + 1] * size, [1, 2, 3])
+        assert own[:, 0].tolist() == [float(n) for n in range(size) for _ in range(rank + 1)]
+        parts = [torch.zeros(1) for _ in range(size)]
+        dist.all_to_all(parts, [torch.tensor([float(10 * rank + n)]) for n in range(size)])
+        assert torch.cat(parts).tolist() == [rank, 10 + rank, 20 + rank]
+    """,
+    "messages": """
+        x = torch.full((2,), float(rank))
+        if rank == 0:
+            dist.send(x, 1)
+            dist.recv(x, 2)
+            assert x.tolist() == [2, 2]
+        elif rank == 1:
+            assert dist.recv(x) == 0 and x.tolist() == [0, 0]
+        else:
+            dist.send(x, 0, tag=0)
+        y = torch.zeros(1)
+        ops = [dist.P2POp(dist.isend, torch.ones(1) * rank, (rank + 1) % size),
+               dist.P2POp(dist.irecv, y, (rank - 1) % size)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        assert y.item() == (rank - 1) % size
+    """,
+    "asynchronous": """
+        x, y = torch.ones(2), torch.ones(2)
+        works = [dist.all_reduce(t, async_op=True) for t in (x, y)]
+        for work in works[::-1]:
+            work.wait()
+        assert x.sum() == y.sum() == 6 and works[0].is_completed()
+        doubled = dist.all_reduce(torch.ones(2), async_op=True).get_future().then(lambda f: f.value()[0] * 2)
+        assert doubled.wait().tolist() == [6, 6]
+    """,
+    "a future that is taken before a message that others need first": """
+        if rank == 0:
+            future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+            for other in (1, 2):
+                dist.send(torch.ones(1), other)
+        else:
+            dist.recv(torch.ones(1), 0)
+            future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
+        future.wait()
+        assert future.value()[0].item() == 3
+    """,
+    "groups": """
+        pairs = [dist.new_group([0, 2]), dist.new_group([1, 2])]
+        for pair, members in zip(pairs, ([0, 2], [1, 2])):
+            if rank in members:
+                x = torch.full((1,), float(rank))
+                dist.all_reduce(x, group=pair)
+                assert x.item() == sum(members)
+                dist.broadcast(x.fill_(rank), src=2, group=pair)
+                assert x.item() == 2 and dist.get_rank(pair) == members.index(rank)
+        assert dist.get_backend(pairs[0] if rank != 1 else None) == "gloo"
+        only = dist.new_group([0, 1], use_local_synchronization=True)
+        if rank < 2:
+            dist.monitored_barrier(only)
+    """,
+    "functional": """
+        import torch.distributed._functional_collectives as functional
+        x = torch.full((2,), float(rank))
+        assert (functional.all_reduce(x, "sum", dist.group.WORLD) + 0).tolist() == [3, 3]
+        assert (functional.all_gather_tensor(x, 0, dist.group.WORLD) + 0).tolist() == [0, 0, 1, 1, 2, 2]
+        scattered = functional.reduce_scatter_tensor(torch.arange(3.0), "avg", 0, dist.group.WORLD) + 0
+        assert scattered.tolist() == [rank]
+        pair = functional.all_reduce_coalesced([x, x[:1]], "max", dist.group.WORLD)
+        assert [(each + 0).tolist() for each in pair] == [[2, 2], [2]]
+    """,
+    "data parallel": """
+        from torch.nn.parallel import DistributedDataParallel
+        torch.manual_seed(rank)
+        model = DistributedDataParallel(torch.nn.Linear(3, 2), bucket_cap_mb=0.00001)
+        inner = model.module
+        def gradient():
+            found, inner.weight.grad = inner.weight.grad, None
+            return found.clone()
+        for _ in range(3):
+            model(torch.full((1, 3), float(rank))).sum().backward()
+            assert torch.equal(gradient(), torch.ones(2, 3))
+        with model.no_sync():
+            model(torch.full((1, 3), float(rank))).sum().backward()
+        assert torch.equal(gradient(), torch.full((2, 3), float(rank)))
+        with model.join():
+            for _ in range(1 + rank):
+                model(torch.ones(1, 3)).sum().backward()
+    """,
+    "sharded": """
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        x = distribute_tensor(torch.arange(16.0).reshape(4, 4), mesh["tensor"], [Shard(0)])
+        assert x.to_local().shape == (2, 4) and (x @ x.T).full_tensor().sum().item() == 3680
+        assert x.redistribute(mesh["tensor"], [Replicate()]).to_local().sum().item() == 120
+        torch.manual_seed(0)
+        model = fully_shard(torch.nn.Linear(4, 4), mesh=mesh["data"])
+        model(torch.ones(2, 4)).sum().backward()
+        assert model.weight.grad.full_tensor().eq(2).all()
+    """,
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_those_that_the_documentation_gives(name: str, run: Run) -> None:
+    outcome = run(VALUES[name], 4 if name == "sharded" else 3)
+    assert outcome["kind"] == "agreed", outcome["text"]
+
+
+def test_what_is_not_there_says_so(run: Run) -> None:
+    outcome = run("dist.all_reduce(torch.ones(1), dist._make_nccl_premul_sum(2.0))")
+    assert "NotImplementedError: aiodist check cannot carry out ReduceOp.PREMUL_SUM" in outcome["text"]
