@@ -7,7 +7,9 @@
 ``AIODIST_WORKERS``: how many workers ``aiodist run`` has started.
 ``AIODIST_NOTES``: the folder in which ``aiodist run`` looks for who waits for the other workers.
 ``AIODIST_WORKER_PROCESS``: the process of the worker that has started this one, or this one's own.
-``AIODIST_CONTROL_ADDRESS``: the name or number by which the others reach the first worker's machine.
+``AIODIST_CONTROL_ADDRESS``: the name or number at which the first worker listens, and the others reach it.
+``AIODIST_LOST_SECONDS``: how long a worker may be stopped, as by a debugger, or cut off, before it counts as lost; by
+default 1 where its machine says that it is stopped, and 10 where its machine does not answer.
 ``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
 ``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine.
 ``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
@@ -33,13 +35,20 @@ def stall_seconds() -> float:
     Raises:
         ValueError: ``AIODIST_STALL_SECONDS`` is no such number.
     """
-    text = os.environ.get("AIODIST_STALL_SECONDS") or str(_STALL_SECONDS)
+    seconds = _seconds("AIODIST_STALL_SECONDS", ", 0 for no stall report")
+    return _STALL_SECONDS if seconds is None else seconds
+
+
+def _seconds(name: str, zero: str = "") -> float | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
     try:
         seconds = float(text)
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise ValueError(f"AIODIST_STALL_SECONDS must be a number of seconds, 0 for no stall report, got {text!r}")
+        raise ValueError(f"{name} must be a number of seconds{zero}, got {text!r}")
     return seconds
 
 
@@ -116,6 +125,15 @@ def notes() -> str | None:
 def control_address() -> str | None:
     """Return the name or number by which the others reach the first worker; None to find it out."""
     return os.environ.get("AIODIST_CONTROL_ADDRESS") or None
+
+
+def lost_seconds() -> float | None:
+    """Return how long a worker may be stopped or cut off before it counts as lost; None for what is usual.
+
+    Raises:
+        ValueError: ``AIODIST_LOST_SECONDS`` is no such number.
+    """
+    return _seconds("AIODIST_LOST_SECONDS") or None
 
 
 def with_workers(workers: int, notes: str) -> dict[str, str]:

@@ -21,7 +21,6 @@ import aiodist
 from aiodist._arrays import gpus
 from aiodist._tools.launch.mpiexec import WHEELS, find_mpiexec
 from aiodist._tools.usage import Exit, UsageError
-from aiodist._workers.addresses import own_numbers
 from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
 
 NEEDED: Final = ("anyio", "numba", "numpy", "optree", "rich", "threadpoolctl")
@@ -157,10 +156,6 @@ def workers() -> Iterator[Row]:
         remedy = f"mpi4py finds none that it can load: {_INSTALL_MPI}, or set the library path to the machine's own"
         yield Row("MPI", "none", remedy, needed=True)
     yield _mpiexec(library)
-    numbers = own_numbers()
-    if len([number for number in numbers if ":" not in number]) > 1:  # most machines have one of each family
-        remedy = "workers on other machines take the first that answers; AIODIST_CONTROL_ADDRESS names the right one"
-        yield Row("addresses", ", ".join(numbers), remedy)
     if _SHARED_MEMORY.is_dir():
         size = shutil.disk_usage(_SHARED_MEMORY).total
         remedy = "MPI keeps messages between workers there, and dies when it is full: docker run --shm-size=1g"

@@ -12,12 +12,13 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
+from socket import socket
 from sys import _getframe
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -26,11 +27,11 @@ from aiodist._core.call import place
 from aiodist._core.errors import StallWarning
 from aiodist._core.report import Location
 from aiodist._core.text import shown_file
-from aiodist._workers.addresses import Listening
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
 from aiodist._workers.engines.local import LocalMaking
 from aiodist._workers.engines.simulated import SimulatedCommunicator
+from aiodist._workers.handshake import Address, Door, Listening, blank, connect, failure
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.launcher import told_to_the_launcher
 from aiodist._workers.layout import Layout
@@ -56,6 +57,7 @@ class WorkerRendezvous:
 
     Raises:
         ImportError: the library of the engine is not installed.
+        ConnectionError: worker 0 cannot be reached, or others do not come to it.
         RuntimeError: the engine does not know of all workers; a worker has started this process; torchrun has.
         TimeoutError: another worker has not come for five minutes.
         TypeError: ``given`` is no communicator.
@@ -69,16 +71,13 @@ class WorkerRendezvous:
         else:
             with told_to_the_launcher():
                 self.communicator = _communicator(given)
-        first_of_several = self.communicator.size > 1 and self.communicator.rank == 0
-        self._listening = Listening() if first_of_several and not self.is_in_one_thread else None
-        address = None if self._listening is None else self._listening.address
-        hello = Hello.of_this_process(devices, address, _place_of_making()).to_bytes()
+        hello = Hello.of_this_process(devices, _place_of_making()).to_bytes()
         if isinstance(self.communicator, SimulatedCommunicator):
             self.communicator.cluster.hellos[self.communicator.rank] = hello
         else:
-            self._steps = greeted(self.communicator, hello)
+            self._steps = _met(self.communicator, hello)
             self._begun = next(self._steps)
-        self._met: tuple[Team, Sequence[Hello]] | None = None
+        self._found: tuple[Team, Sequence[Hello]] | None = None
 
     @property
     def is_in_one_thread(self) -> bool:
@@ -101,45 +100,73 @@ class WorkerRendezvous:
         return self._all()[1]
 
     def _all(self) -> tuple[Team, Sequence[Hello]]:
-        if self._met is None:
-            self._met = self._meet()
-        return self._met
+        if self._found is None:
+            self._found = self._meet()
+        return self._found
 
     def _meet(self) -> tuple[Team, Sequence[Hello]]:
         communicator = self.communicator
-        hellos, layout = self._completed()
-        check_versions(hellos)
-        layout = layout.seen_from(communicator.rank)
         control: TcpControl | SimulatedControl
         if isinstance(communicator, SimulatedCommunicator):
+            hellos, layout = self._told_in_one_thread(communicator)
+            layout = layout.seen_from(communicator.rank)
             control = SimulatedControl(communicator.cluster.shared(SimulatedSwitchboard, layout), communicator.rank)
-        elif layout.workers == 1:
-            control = SimulatedControl(SimulatedSwitchboard(layout), 0)
         else:
-            control = TcpControl(layout, hellos, self._listening)
+            hellos, layout, connections = self._completed()
+            one = communicator.size == 1
+            control = (
+                SimulatedControl(SimulatedSwitchboard(layout), 0) if one else TcpControl(layout, hellos, connections)
+            )
         team = Team(layout, self._settings, communicator, control, Driver())
         control.listen(team)
         return team, hellos
 
-    def _completed(self) -> tuple[Sequence[Hello], Layout]:
-        communicator = self.communicator
-        if isinstance(communicator, SimulatedCommunicator):
-            told = communicator.cluster.hellos
-            if len(told) < communicator.size:
-                raise RuntimeError(
-                    f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
-                    "got this far: make the strategies of all of them first"
-                )
-            each = [told[rank] for rank in range(communicator.size)]
-            return _understood(b"".join(each), tuple(map(len, each)))
+    @staticmethod
+    def _told_in_one_thread(communicator: SimulatedCommunicator) -> tuple[Sequence[Hello], Layout]:
+        told = communicator.cluster.hellos
+        if len(told) < communicator.size:
+            raise RuntimeError(
+                f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
+                "got this far: make the strategies of all of them first"
+            )
+        each = [told[rank] for rank in range(communicator.size)]
+        return _understood(b"".join(each), tuple(map(len, each)))
+
+    def _completed(self) -> Met:
         request: Request = self._begun
         try:
             while True:
-                _wait(request, communicator.rank, communicator.size)
+                _wait(request, self.communicator.rank, self.communicator.size)
                 request = next(self._steps)
         except StopIteration as end:
-            found: tuple[Sequence[Hello], Layout] = end.value
+            found: Met = end.value
             return found
+
+
+Met: TypeAlias = tuple[Sequence[Hello], Layout, Mapping[int, socket]]
+"""What each worker has said of itself, the layout, and this worker's control connections, by rank."""
+
+
+def _met(communicator: Communicator, hello: bytes) -> Steps[Met]:
+    """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
+    hellos, layout = yield from greeted(communicator, hello)
+    check_versions(hellos)
+    rank, size = communicator.rank, communicator.size
+    layout = layout.seen_from(rank)
+    if size == 1:
+        return hellos, layout, {}
+    listening, told = None, bytearray(blank())
+    if rank == 0:
+        try:
+            listening = Listening(hellos)
+            told[:] = listening.address.to_bytes()
+        except OSError as error:
+            told[:] = failure(error)  # for everybody to raise
+    yield communicator.ibcast(np.frombuffer(told, np.uint8), 0)
+    address = Address.from_bytes(bytes(told))
+    if listening is not None:
+        return hellos, layout, Door(listening, size).admit_all()
+    return hellos, layout, {0: connect(address, rank)}
 
 
 def greeted(communicator: Communicator, own: bytes) -> Steps[tuple[Sequence[Hello], Layout]]:

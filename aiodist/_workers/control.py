@@ -21,12 +21,10 @@ import time
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from aiodist._workers import connection
-from aiodist._workers.addresses import Listening
 from aiodist._workers.connection import Peer, packed
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
 from aiodist._workers.finalising import WORKER_LOST, unfinished
@@ -54,10 +52,10 @@ class TcpControl:
     Args:
         layout: the workers' replicas.
         hellos: what the workers have said of themselves.
-        listening: worker 0's socket.
+        connections: by rank, those of worker 0 to all others, and of another one to worker 0.
     """
 
-    def __init__(self, layout: Layout, hellos: Sequence[Hello], listening: Listening | None) -> None:
+    def __init__(self, layout: Layout, hellos: Sequence[Hello], connections: Mapping[int, socket.socket]) -> None:
         self._rank = layout.rank
         self._size = layout.workers
         self._own = frozenset(layout.own)
@@ -75,7 +73,7 @@ class TcpControl:
         self._left = threading.Event()
         self._process = os.getpid()
         self._coordinator = Coordinator(layout, made_differently(hellos)) if self._rank == 0 else None
-        self._peers = connection.connected(self._rank, hellos, listening)
+        self._peers = {rank: Peer(rank, connection) for rank, connection in connections.items()}
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
@@ -297,7 +295,7 @@ class TcpControl:
         try:
             for message in peer.messages():
                 self._take(peer, message)
-        except (OSError, EOFError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  (whatever a peer sends, the others are heard)
             self._hang_up(peer, error)
 
     def _take(self, peer: Peer, message: Message) -> None:

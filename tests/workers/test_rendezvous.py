@@ -6,19 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist._workers.addresses import Address
 from aiodist._workers.bootstrap import greeted
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.hello import Hello, check_versions, made_differently
 
-ADDRESS = Address(("10.0.0.1", "host"), 4321, "ab" * 16)
-
 
 def hellos(count: int) -> list[Hello]:
-    return [
-        Hello("1.0", ("CPU:0",) * (rank + 1), f"host {rank}", rank, None if rank else ADDRESS, "a.py:3")
-        for rank in range(count)
-    ]
+    return [Hello("1.0", ("CPU:0",) * (rank + 1), f"host {rank}", "machine", rank, "a.py:3") for rank in range(count)]
 
 
 def test_workers_hear_of_all() -> None:
