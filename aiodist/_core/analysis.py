@@ -272,7 +272,7 @@ class _Case:
             first = partitions[0].post
             found = (difference(self.snapshot.order_check, each.post, first) for each in partitions[1:])
             return min((reason for reason in found if reason is not None), key=_REASONS.index)
-        if partitions and partitions[0].post.call.kind == MESSAGE:
+        if missing and partitions and partitions[0].post.call.kind == MESSAGE:
             return Reason.UNMATCHED
         if any(member.replica_id in ended and member.sequence <= self.slot.number for member in missing):
             return Reason.EXITED
@@ -284,9 +284,11 @@ class _Case:
         self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], reason: Reason, ended: set[int]
     ) -> tuple[int, ...]:
         """Return the minority; empty on a tie, where nobody is to blame."""
-        if reason is Reason.TIMEOUT:  # where all are there, it is replica 0's merge function that hangs
+        if reason is Reason.TIMEOUT:
             late = {member.replica_id for member in missing}
-            return tuple(sorted(late - _unknown(self.snapshot) or late)) or (min(self.group.key[0]),)
+            if not late and partitions and partitions[0].post.call.kind == "merge_call":
+                late.add(min(self.group.key[0]))  # its merge function hangs
+            return tuple(sorted(late - _unknown(self.snapshot) or late))
         gone = tuple(m.replica_id for m in missing if _is_gone(self.group, m, self.slot, ended))
         there = [each.replicas for each in partitions]
         if len(there) == 1:  # who has joined waits, too

@@ -89,6 +89,8 @@ def _abandoned(findings: Findings, number: str) -> str:
 def _unmatched(findings: Findings) -> str:
     (here, *_), post = findings.partitions[0]
     there = next(r.replica_id for r in findings.replicas if r.replica_id != here)
+    if there in findings.unknown:
+        return f"replica {here} waits in {post.call}, and nothing is known of replica {there}"
     if post.call.role.startswith("send"):
         return f"replica {there} does not receive what replica {here} sends"
     return f"replica {there} does not send what replica {here} is to receive"

@@ -46,7 +46,7 @@ def count(number: int, noun: str) -> str:
 
 def shown(location: Location) -> str:
     """Return a location as text, its file relative to the working directory where it lies below it."""
-    return f"{place(location)} in {location.function}" if location.file else place(location)
+    return f"{place(location)} in {location.function}" if location.file else ""
 
 
 def place(location: Location) -> str:

@@ -16,6 +16,7 @@ from aiodist._demos.interruption import INTERRUPTIONS, InterruptedRun
 from aiodist._tools.check import add_check
 from aiodist._tools.demo import add_demo
 from aiodist._tools.doctor import add_doctor
+from aiodist._tools.explain import add_explain
 from aiodist._tools.launch.run import add_run
 from aiodist._tools.trace.command import add_trace
 from aiodist._tools.usage import Exit, UsageError
@@ -60,7 +61,7 @@ def build_parser() -> ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (add_check, add_demo, add_doctor, add_run, add_trace):
+    for add in (add_check, add_demo, add_doctor, add_explain, add_run, add_trace):
         add(commands)
     return parser
 

@@ -9,7 +9,10 @@ from aiodist._core.report import CollectiveReport, DivergenceKind, Reason
 
 _REPLICA = re.compile(r"`[^`]*`|(?<![\w/\\.'-])([Rr])eplica(s?)(?![\w/\\'(=-]|\.\w)")
 _SOURCE_LINE = re.compile(r"[> ] {3}\S")
-_MESSAGE = re.compile(r"collective #\d+ of group 'send (\d+)->(\d+)' of ranks \d+ and \d+")
+_MESSAGE = re.compile(r"(?:collective (#\d+) of |#\d+ (of ))?group 'send (\d+)->(\d+)' of ranks \d+ and \d+")
+_OF_GROUPS = re.compile(
+    r", each in another group's collective$|\nThis is the first collective of the group\.$", re.MULTILINE
+)
 
 _DECIDE = [
     "A condition on a rank's own data is the usual cause: reduce the condition first, e.g.",
@@ -21,6 +24,10 @@ _STEPS = [
     "  torch.distributed.all_reduce(done, torch.distributed.ReduceOp.MAX)",
 ]
 _ORDER = ["Make the calls in the same order on every rank: iterate over sorted keys, not over a set."]
+_PAIRS = [
+    "Every send needs a receive of the same size on the other rank, in the same order. Those that depend on each other",
+    "go together, in batch_isend_irecv.",
+]
 _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
     DivergenceKind.LEFT_LOOP: _STEPS,
     DivergenceKind.SWAPPED: _ORDER,
@@ -42,23 +49,24 @@ _ADVICE: dict[Reason | DivergenceKind, list[str]] = {
 
 def in_ranks(report: CollectiveReport) -> CollectiveReport:
     """Return a report on a torch.distributed program in the words of its author."""
-    advice = tuple(_advice(report))
     text = report.text.removesuffix("\n".join(["", *report.advice]))
     lines = [line if _SOURCE_LINE.match(line) else ranks(line) for line in text.splitlines()]
+    text, advice = "\n".join(lines), _advice(report)
+    if "the message from rank" in text:
+        text, advice = _OF_GROUPS.sub("", text), _PAIRS
     divergence = report.divergence
     return replace(
         report,
-        text="\n".join([*lines, *advice]),
+        text="\n".join([text, *advice]),
         group=None if report.group is None else ranks(report.group),
         divergence=None if divergence is None else replace(divergence, text=ranks(divergence.text)),
-        advice=advice,
+        advice=tuple(advice),
     )
 
 
 def ranks(text: str) -> str:
-    """Return a text of ours with ranks in place of replicas, and messages in place of collectives of two."""
-    found = _REPLICA.sub(_rank, text)
-    return _MESSAGE.sub(r"the message from rank \1 to rank \2", found)
+    """Return a text of ours with ranks in place of replicas, and messages in place of groups of two."""
+    return _MESSAGE.sub(r"\2the message from rank \3 to rank \4", _REPLICA.sub(_rank, text))
 
 
 def _rank(match: re.Match[str]) -> str:

@@ -1,0 +1,51 @@
+"""`aiodist explain`: what the flight recorder dumps of a torch.distributed job say of why it hangs."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from aiodist._tools.usage import Exit, UsageError, positive
+
+if TYPE_CHECKING:
+    from argparse import _SubParsersAction
+
+_DESCRIPTION = """\
+Read the dumps that PyTorch's flight recorder has written, one a rank, and say which rank is at which collective of
+which process group, and where they differ. A dump is a pickle or JSON, and its name ends in the rank, as in
+nccl_trace_rank_3 and 3.json. PyTorch is not needed, and nothing in a dump is run.
+"""
+_EPILOG = """\
+Exit codes: 0 the ranks agree and none waits, 1 they do not or some wait, 2 bad usage or a file that is no dump.
+"""
+
+
+def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
+    """Add the `explain` command."""
+    explain = commands.add_parser(
+        "explain", help="say why a torch.distributed job hangs, from its flight recorder dumps",
+        description=_DESCRIPTION, epilog=_EPILOG,
+    )  # fmt: skip
+    explain.add_argument("dumps", metavar="DUMP", nargs="+", type=Path, help="a dump, or a folder of them")
+    explain.add_argument(
+        "--world-size", type=positive, metavar="N", help="how many ranks the job had, where the dumps do not say"
+    )
+    explain.add_argument("--json", action="store_true", help="print it as JSON")
+    explain.set_defaults(command=_run_explain)
+
+
+def _run_explain(arguments: Namespace) -> Exit:
+    from aiodist._torch.dumps import DumpError, read_all
+    from aiodist._torch.job import explain
+
+    try:
+        found = explain(*read_all(arguments.dumps), world_size=arguments.world_size)
+    except DumpError as error:
+        raise UsageError(str(error)) from error
+    if arguments.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        print(found)
+    return Exit.DONE if found.report is None else Exit.FAILED

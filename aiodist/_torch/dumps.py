@@ -1,0 +1,491 @@
+"""Dumps of PyTorch's flight recorder as files: JSON, or a pickle of plain containers; read and checked without torch.
+
+A dump says, for one rank, which collectives it has issued last: name, process group, sequence number, sizes and dtypes,
+how far each has come, and in pickles from where. It is what a broken job left, or what somebody sends, so nothing of it
+is believed before it is checked: a pickle whose instructions make more than plain containers is not loaded, and every
+field that is used must be what it should be. Calls are numbered once for all dumps of a job (`Calls`), because ranks
+mostly do the same: a thousand ranks' buffers are then rows of small numbers.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import pickletools
+import re
+import stat
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import lru_cache
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from aiodist._core.call import LEAF, MESSAGE, Call, Place, Post
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KNOWN_VERSION: Final = 2
+"""The format's major version."""
+
+_MOST_DIMENSIONS = 64
+_MOST_FRAMES = 8
+_LOOKED_AT = 256
+_LARGEST_SOURCE = 1 << 24
+_RANKS = re.compile(r"\[\s*(?:\d{1,9}(?:\s*,\s*\d{1,9})*)?\s*\]")
+_SEND_OR_RECV = re.compile(r"(?:send (\d{1,9})->(\d{1,9})|recv (\d{1,9})<-(\d{1,9}))")
+_IN_TORCH = re.compile(r"(.*[\\/]torch[\\/])distributed[\\/](?:distributed_c10d|c10d_logger)\.py")
+_NOT_PYTHON = (".cpp", ".cc", ".h", ".hpp", ".so")
+
+# What must agree between ranks; of the others only kind and dtypes.
+_BY_INPUT = frozenset([
+    "all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "all_gather_single", "gather",
+    "all_gather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_single",
+    "reduce_scatter_tensor_coalesced", "allreduce_coalesced", "_broadcast_oop", "_reduce_oop", MESSAGE,
+])  # fmt: skip
+_BY_OUTPUT = frozenset(["scatter"])
+_BARRIERS = frozenset(["barrier", "all_reduce_barrier"])
+_ENDS = frozenset(["coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced"])
+"""What ends a list of calls that were issued as one, without tensors of its own."""
+
+_DTYPES = {
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Byte": "uint8",
+    "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64", "Bool": "bool",
+    "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+}  # fmt: skip
+
+
+class DumpError(Exception):
+    """A file is no dump that can be read; the text says which and why."""
+
+
+class State(IntEnum):
+    """How far a call has come."""
+
+    SCHEDULED = 0
+    STARTED = 1
+    DONE = 2
+
+
+class Message(NamedTuple):
+    """A send or a receive that has not ended; the ranks are counted in its process group."""
+
+    group: str
+    source: int
+    target: int
+    sends: bool
+    post: int
+
+
+class GroupConfig(NamedTuple):
+    """A process group: what its author calls it, and its ranks in the job; None where the dump does not say."""
+
+    description: str
+    ranks: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class Dump:
+    """What one rank has issued.
+
+    Attributes:
+        rank: whose dump it is, by the file's name.
+        file: the file.
+        is_json: it is JSON, which has no frames.
+        backends: the backends that have issued the calls.
+        groups: the process groups that it knows, by name.
+        calls: by group and sequence number, the call's number in `Calls` times four, plus its state.
+        messages: the sends and receives that have not ended.
+        last: group and number (as in ``calls``) of its newest call; None where there is none.
+        dropped: older calls are no longer in it.
+        newest: when its newest call was made, in nanoseconds since 1970.
+    """
+
+    rank: int
+    file: Path
+    is_json: bool
+    backends: set[str] = field(default_factory=set)
+    groups: dict[str, GroupConfig] = field(default_factory=dict)
+    calls: dict[str, dict[int, int]] = field(default_factory=dict)
+    messages: list[Message] = field(default_factory=list)
+    last: tuple[str, int] | None = None
+    dropped: bool = False
+    newest: int = 0
+
+
+_Sizes: TypeAlias = tuple[tuple[int, ...], ...]
+_Key: TypeAlias = tuple[str, _Sizes, tuple[str, ...], _Sizes, tuple[str, ...]]
+
+
+class Calls:
+    """All calls of a job's dumps, each once.
+
+    Attributes:
+        posts: by number, the call and the places it was made from, the innermost of the program first.
+        meanings: by number, what is equal where calls are the same collective: NCCL and gloo count elements, and do not
+            mind their arrangement.
+    """
+
+    def __init__(self) -> None:
+        self.posts: list[Post] = []
+        self.meanings: list[int] = []
+        self._paths: list[tuple[Place, ...]] = []
+        self._numbers: dict[Hashable, int] = {}  # of posts, paths and meanings, and what is joined
+
+    def path(self, places: Sequence[Place]) -> int:
+        """Return the number of the places that a call was made from, the innermost first."""
+        path = tuple(places)
+        found = self._numbers.setdefault(path, len(self._paths))
+        if found == len(self._paths):
+            self._paths.append(path)
+        return found
+
+    def number(self, key: _Key, path: int) -> int:
+        """Return the number of a call, from the number of its places."""
+        found = self._numbers.get((key, path))
+        if found is None:
+            found = self._numbers[key, path] = self._add(_call(key), path)
+        return found
+
+    def _add(self, call: Call, path: int) -> int:
+        found = self._numbers.setdefault((call, path), len(self.posts))
+        if found == len(self.posts):
+            self.posts.append(Post(call, self._paths[path]))
+            counts = tuple(map(_elements, call.shapes or ()))
+            meaning = "meaning", call.kind, call.dtypes, counts
+            self.meanings.append(self._numbers.setdefault(meaning, len(self._numbers)))
+        return found
+
+    def join(self, first: int, second: int) -> int:
+        """Return the number of calls that were issued as one collective, of which two are known by theirs."""
+        found = self._numbers.get(("joined", first, second))
+        if found is None:
+            a, b = self.posts[first], self.posts[second]
+            found = self._numbers["joined", first, second] = self._add(_as_one(a.call, b.call), self.path(a.path))
+        return found
+
+
+def _elements(shape: Sequence[int | None]) -> int | None:
+    known = [size for size in shape if size is not None]
+    return prod(known) if len(known) == len(shape) else None
+
+
+def _call(key: _Key) -> Call:
+    kind, inputs, input_dtypes, outputs, output_dtypes = key
+    if kind in _BARRIERS:
+        return Call("barrier")
+    by_output = kind in _BY_OUTPUT or not inputs
+    shapes: tuple[tuple[int | None, ...], ...] = outputs if by_output else inputs
+    dtypes = output_dtypes if by_output else input_dtypes
+    if not shapes or kind in _ENDS:
+        return Call(kind)
+    if len(dtypes) != len(shapes):
+        raise ValueError("sizes and dtypes differ in number")
+    if kind not in _BY_INPUT and kind not in _BY_OUTPUT:
+        shapes = tuple((None,) * len(shape) for shape in shapes)
+    return _of(kind.removeprefix("_"), shapes, tuple(_DTYPES.get(dtype, dtype.lower()) for dtype in dtypes))
+
+
+def _of(kind: str, shapes: tuple[tuple[int | None, ...], ...], dtypes: tuple[str, ...]) -> Call:
+    number = len(shapes)
+    return Call(
+        kind,
+        structure=None if number == 1 else f"[{', '.join([LEAF] * number)}]",
+        paths=("",) if number == 1 else tuple(f"[{i}]" for i in range(number)),
+        shapes=shapes,
+        dtypes=dtypes,
+        arrays=("array",) * number,
+    )
+
+
+def _as_one(a: Call, b: Call) -> Call:
+    if b.kind in _ENDS or b.shapes is None:
+        return a
+    if a.kind in _ENDS or a.shapes is None:
+        return b
+    kind = a.kind if b.kind in a.kind.split(" + ") else f"{a.kind} + {b.kind}"
+    return _of(kind, a.shapes + b.shapes, a.dtypes + b.dtypes)
+
+
+# Files.
+
+
+def read_all(paths: Iterable[Path]) -> tuple[list[Dump], Calls]:
+    """Return the dumps in some files, by rank, and all their calls.
+
+    Args:
+        paths: files, and folders of which every file whose name tells a rank is read.
+
+    Raises:
+        DumpError: a file is no dump that can be read, or two are of one rank.
+    """
+    calls, found = Calls(), dict[int, Dump]()
+    with _no_collection():  # millions of containers are made, and none is a part of a circle
+        for path in _files(paths):
+            dump = read(path, calls)
+            other = found.setdefault(dump.rank, dump)
+            if other is not dump:
+                raise DumpError(f"{other.file} and {path} are both of rank {dump.rank}: give one dump a rank")
+    return [found[rank] for rank in sorted(found)], calls
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        there = sorted(each for each in path.iterdir() if each.is_file() and _rank(each) is not None)
+        if not there:
+            raise DumpError(f"{path} has no file whose name ends in a rank")
+        yield from there
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _rank(path: Path) -> int | None:
+    """Return the rank that a file's name ends in: ``nccl_trace_rank_3``, ``3.json``."""
+    name = path.name
+    for ending in (".json", ".pickle", ".pkl"):
+        name = name.removesuffix(ending)
+    digits = re.search(r"\d{1,9}$", name, re.ASCII)
+    return int(digits[0]) if digits is not None else None
+
+
+def read(path: Path, calls: Calls) -> Dump:
+    """Return the dump in a file, its calls added to the others.
+
+    Raises:
+        DumpError: it is none that can be read.
+    """
+    rank = _rank(path)
+    if rank is None:
+        raise DumpError(f"{path}: the name must end in the rank whose dump it is, such as dump_3 or dump_3.json")
+    if path.exists() and not path.is_file():
+        raise DumpError(f"{path} is no file")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DumpError(f"{path}: {error.strerror or error}") from error
+    is_json = raw[:64].lstrip()[:1] == b"{"
+    try:
+        return _dump(_plain(raw, is_json=is_json), len(raw), Dump(rank, path, is_json), calls)
+    except DumpError as error:
+        raise DumpError(f"{path}: {error}") from error
+    except MemoryError as error:
+        raise DumpError(f"{path} asks for more memory than there is") from error
+
+
+def _plain(raw: bytes, *, is_json: bool) -> Any:
+    if not raw.strip():
+        raise DumpError("is empty")
+    if is_json:
+        try:
+            return json.loads(raw)
+        except RecursionError as error:
+            raise DumpError("is nested too deeply for a dump") from error
+        except ValueError as error:
+            raise DumpError(f"is no JSON, or not all of it is there: {error}") from error
+    if raw[0] != 0x80:  # the first byte of a pickle
+        raise DumpError("is neither JSON nor a pickle")
+    _check_plain(raw)
+    try:
+        return pickle.loads(raw)  # noqa: S301  (nothing in it calls anything)
+    except Exception as error:  # what a broken pickle raises is not said anywhere
+        raise DumpError(f"is a broken pickle, or not all of it is there: {str(error)[:100]}") from error
+
+
+_OF_FIXED_SIZE = re.compile(
+    rb"(?s)(?:h.|[]}()uetsa\x85-\x89N\x94]|[qK].|M..|J.{4}|[rj]..[\x00-\x0f]\x00|\x8a\x08.{8}|[G\x95].{8})*+"
+)
+"""Instructions of a pickle that make dicts, lists, tuples and numbers, and of a memo of at most a million entries."""
+
+_STRINGS = {ord("X"): 4, 0x8C: 1, 0x8D: 8, 0x8A: 1}
+"""Instructions with a length, for strings and long numbers, and how many bytes it has."""
+
+
+def _check_plain(raw: bytes) -> None:
+    """Check that a pickle does nothing but make plain containers, strings and numbers.
+
+    An unpickler that finds no classes is not enough: one that is told of a memo with a thousand million entries makes
+    room for them.
+
+    Raises:
+        DumpError: it does something else, or does not end where the file does.
+    """
+    at, end = 2, len(raw)
+    while at < end:
+        found = _OF_FIXED_SIZE.match(raw, at)
+        at = found.end() if found is not None else at
+        size = _STRINGS.get(raw[at]) if at < end else None
+        if size is not None:
+            at += 1 + size + int.from_bytes(raw[at + 1 : at + 1 + size], "little")
+        elif raw[at : at + 1] == b".":
+            if at + 1 < end:
+                raise DumpError("has something behind its end")
+            return
+        elif at < end:
+            what = next((op.name for op in pickletools.opcodes if op.code == chr(raw[at])), f"{raw[at]:#x}")
+            raise DumpError(f"has {what} at byte {at}: a dump has plain containers alone, so this is not loaded")
+    raise DumpError("is a broken pickle, or not all of it is there")
+
+
+# One dump.
+
+
+def _dump(data: Any, size: int, dump: Dump, calls: Calls) -> Dump:
+    entries = _the(data, dict, "a dump").get("entries")
+    version = data.get("version")
+    if not isinstance(version, str) or version.partition(".")[0] != str(KNOWN_VERSION):
+        raise DumpError(f"expected a flight recorder dump of version {KNOWN_VERSION}, got version {version!r:.40}")
+    if entries is None:
+        raise DumpError("has no entries: it was made without collectives")
+    dump.groups = dict(_groups(_the(data.get("pg_config", {}), dict, "pg_config")))
+    frames = _Frames(calls, size)
+    for index, entry in enumerate(_the(entries, list, "entries")):
+        try:
+            _add(entry, dump, calls, frames)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DumpError(f"entry {index} is not as it should be: {error!r:.200}") from error
+    if entries:
+        dump.dropped = entries[0].get("record_id", 0) != 0
+        newest = entries[-1].get("time_created_ns")
+        dump.newest = newest if isinstance(newest, int) else 0
+    return dump
+
+
+def _the(value: Any, kind: type, what: str) -> Any:
+    if type(value) is not kind:
+        raise DumpError(f"expected {what} as a {kind.__name__}, got a {type(value).__name__}")
+    return value
+
+
+def _groups(config: Mapping[Any, Any]) -> Iterator[tuple[str, GroupConfig]]:
+    """Yield the process groups of a dump; gloo does not tell them."""
+    for name, group in config.items():
+        told = _the(group, dict, "a process group")
+        ranks, description = told.get("ranks", "[]"), told.get("desc", "")
+        if isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
+            ranks = str(ranks)
+        if not (isinstance(name, str) and isinstance(description, str) and isinstance(ranks, str)):
+            raise DumpError("expected names and ranks of process groups as strings")
+        if not _RANKS.fullmatch(ranks):
+            raise DumpError(f"expected ranks such as '[0, 1]', got {ranks!r:.60}")
+        members = tuple(sorted(set(map(int, re.findall(r"\d+", ranks)))))
+        if members:
+            yield name, GroupConfig(description, members)
+
+
+def _add(entry: Any, dump: Dump, calls: Calls, frames: _Frames) -> None:
+    """Take one entry, in the order in which they were recorded."""
+    backend, _, kind = entry["profiling_name"].rpartition(":")
+    name, description = entry["process_group"]
+    if type(name) is not str or type(description) is not str or type(kind) is not str:
+        raise TypeError("names must be strings")
+    inputs, outputs = entry["input_sizes"], entry["output_sizes"]
+    told = entry.get("frames", ())
+    frames.spend(len(inputs) + len(outputs) + len(told))
+    if max(map(len, (*inputs, *outputs)), default=0) > _MOST_DIMENSIONS:
+        raise ValueError(f"a tensor has more than {_MOST_DIMENSIONS} dimensions")
+    sizes, output_sizes = tuple(map(tuple, inputs)), tuple(map(tuple, outputs))
+    dtypes, output_dtypes = (
+        tuple(entry["input_dtypes"][: len(sizes)]),
+        tuple(entry["output_dtypes"][: len(output_sizes)]),
+    )
+    message = _SEND_OR_RECV.fullmatch(kind) if kind[:4] in ("send", "recv") else None
+    path = frames.path(told) if told else frames.nowhere
+    called = MESSAGE if message is not None else kind
+    number = calls.number((called, sizes, dtypes, output_sizes, output_dtypes), path)
+    state = _state(entry, backend)
+    dump.backends.add(backend)
+    dump.groups.setdefault(name, GroupConfig(description, None))
+    dump.last = name, number * 4 + state
+    if message is not None:
+        if state is not State.DONE:
+            source, target = (message[1], message[2]) if kind[:4] == "send" else (message[4], message[3])
+            dump.messages.append(Message(name, int(source), int(target), kind[:4] == "send", number))
+    elif not (kind in _ENDS and entry.get("is_p2p")):
+        _add_collective(dump.calls.setdefault(name, {}), entry["collective_seq_id"], number, state, calls)
+
+
+def _add_collective(own: dict[int, int], sequence: Any, number: int, state: State, calls: Calls) -> None:
+    """Take one collective; those that were issued as one have one sequence number."""
+    if type(sequence) is not int or sequence < 0:
+        raise TypeError("collective_seq_id must be a number")
+    before = own.get(sequence)
+    if before is not None:
+        number, state = calls.join(before >> 2, number), State(min(before & 3, state))
+    own[sequence] = number * 4 + state
+
+
+_STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.DONE}
+
+
+def _state(entry: Mapping[str, Any], backend: str) -> State:
+    """Return how far a call has come. Gloo only says that it has taken it off its list."""
+    if backend == "gloo" and entry.get("retired") is True:
+        return State.DONE
+    return _STATES[entry["state"]]
+
+
+class _Frames:
+    """Where the calls of one dump were made, from the innermost frame of the program outward."""
+
+    def __init__(self, calls: Calls, size: int) -> None:
+        self._calls = calls
+        self._left = size
+        self._paths: dict[tuple[int, ...], int] = {}
+        self.nowhere = calls.path([Place("", 0, None, "")])
+
+    def spend(self, number: int) -> None:
+        """Take note of tensors and frames: there are not more of them than bytes, unless lists of lists are shared."""
+        self._left -= number
+        if self._left < 0:
+            raise ValueError("more tensors and frames than the file has bytes")
+
+    def path(self, frames: Sequence[Mapping[str, Any]]) -> int:
+        """Return the number of a call's places; a dump has each frame once, so its identity tells it."""
+        key = tuple(map(id, frames))
+        found = self._paths.get(key)
+        if found is None:
+            own = self._own(frames)
+            found = self._paths[key] = self._calls.path(own) if own else self.nowhere
+        return found
+
+    def _own(self, frames: Sequence[Mapping[str, Any]]) -> list[Place]:
+        told = [Place(each["filename"], each["line"], None, each["name"]) for each in frames[:_LOOKED_AT]]
+        if any(type(at.file) is not str or type(at.line) is not int or type(at.function) is not str for at in told):
+            raise TypeError("a frame is a file, a line and a name")
+        root = next((found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in told) if found is not None), None)
+        return [at for at in told if at.line > 0 and not _is_foreign(at.file, root)][:_MOST_FRAMES]
+
+
+def _is_foreign(file: str, root: str | None) -> bool:
+    """Whether a file is no part of the program, but of torch, whose folder the frames mostly tell.
+
+    Reports show source lines, so what is there under that name but is no ordinary file is left out, too.
+    """
+    of_torch = file.startswith(root) if root is not None else "-packages/torch/" in file.replace("\\", "/")
+    return of_torch or file.startswith("<frozen ") or file.endswith(_NOT_PYTHON) or not _may_be_source(file)
+
+
+@lru_cache(maxsize=4096)
+def _may_be_source(file: str) -> bool:
+    try:
+        found = os.stat(file)  # noqa: PTH116  (a name that a dump tells, not a path of ours)
+    except (OSError, ValueError):
+        return "\0" not in file
+    return stat.S_ISREG(found.st_mode) and found.st_size < _LARGEST_SOURCE

@@ -1,0 +1,135 @@
+"""Jobs of torch.distributed as NCCL's flight recorder would write them: what each rank called, as dumps in files."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Dumped = dict[str, Any]
+
+_TORCH = "/venv/lib/python3.13/site-packages/torch/distributed/"
+_FRAMES = [
+    {"name": "all_reduce", "filename": f"{_TORCH}distributed_c10d.py", "line": 2806},
+    {"name": "wrapper", "filename": f"{_TORCH}c10d_logger.py", "line": 83},
+]
+
+
+class Job:
+    """What the ranks of a job have called; a collective is complete once all members of its group have called it alike.
+
+    Args:
+        world_size: how many ranks it has.
+        groups: process groups by name, each with a description and its ranks, beside the one of all ranks.
+        capacity: how many calls a rank's buffer holds.
+        backend: gloo does not tell groups, and how far calls have come.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        groups: Mapping[str, tuple[str, Sequence[int]]] | None = None,
+        *,
+        capacity: int = 2000,
+        backend: str = "nccl",
+    ) -> None:
+        self.groups = {"0": ("default_pg", list(range(world_size))), **(groups or {})}
+        self.entries: list[list[Dumped]] = [[] for _ in range(world_size)]
+        self._numbers: dict[tuple[int, str], int] = {}
+        self._capacity = capacity
+        self._backend = backend
+        self._open: str | None = None
+
+    def call(
+        self, rank: int, kind: str, *sizes: Sequence[int], group: str = "0", line: int = 1, **fields: Any
+    ) -> Dumped:
+        """Let a rank make a call; its inputs and outputs have the same sizes unless ``fields`` say otherwise."""
+        is_p2p = kind.startswith(("send", "recv")) or self._open == "p2p"
+        number = self._numbers.get((rank, group), 0)
+        if not is_p2p and self._open is None:
+            number = self._numbers[rank, group] = number + 1
+        entry = {
+            "frames": [*_FRAMES, {"name": "step", "filename": "/job/train.py", "line": line}],
+            "record_id": len(self.entries[rank]),
+            "pg_id": list(self.groups).index(group),
+            "process_group": (group, self.groups[group][0]),
+            "collective_seq_id": number,
+            "p2p_seq_id": 0,
+            "op_id": len(self.entries[rank]) + 1,
+            "profiling_name": f"{self._backend}:{kind}",
+            "time_created_ns": 1_700_000_000_000_000_000 + len(self.entries[rank]),
+            "input_sizes": [list(each) for each in sizes],
+            "input_dtypes": ["Float"] * len(sizes),
+            "output_sizes": [list(each) for each in sizes],
+            "output_dtypes": ["Float"] * len(sizes),
+            "state": None,
+            "time_discovered_started_ns": None,
+            "time_discovered_completed_ns": None,
+            "retired": False,
+            "timeout_ms": 600_000,
+            "is_p2p": is_p2p,
+            **fields,
+        }
+        self.entries[rank].append(entry)
+        return entry
+
+    def all(
+        self, kind: str, *sizes: Sequence[int], group: str = "0", without: Sequence[int] = (), **fields: Any
+    ) -> None:
+        """Let all members of a group make a call."""
+        for rank in self.groups[group][1]:
+            if rank not in without:
+                self.call(rank, kind, *sizes, group=group, **fields)
+
+    @contextmanager
+    def as_one(self, rank: int, group: str = "0") -> Iterator[None]:
+        """Let the calls inside be one collective, as torch's coalescing manager does."""
+        self._numbers[rank, group] = self._numbers.get((rank, group), 0) + 1
+        self._open = group
+        yield
+        self.call(rank, "coalesced", [], group=group, input_dtypes=[], output_dtypes=[])
+        self._open = None
+
+    def dump(self, rank: int) -> Dumped:
+        """Return the dump of a rank."""
+        config = {
+            name: {"name": name, "desc": description, "ranks": str(ranks)}
+            for name, (description, ranks) in self.groups.items()
+            if rank in ranks and self._backend == "nccl"
+        }
+        entries = [{**each, "state": each["state"] or self._state(each)} for each in self.entries[rank]]
+        if self._backend == "gloo":
+            entries = [{**each, "state": "scheduled", "retired": each["state"] == "completed"} for each in entries]
+        return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries[-self._capacity :]}
+
+    def _state(self, entry: Dumped) -> str:
+        if entry["is_p2p"]:
+            return "scheduled"
+        name = entry["process_group"][0]
+        number, kind = entry["collective_seq_id"], entry["profiling_name"]
+        alike = (
+            any(e["process_group"][0] == name and e["collective_seq_id"] == number and e["profiling_name"] == kind
+                for e in self.entries[rank])
+            for rank in self.groups[name][1]
+        )  # fmt: skip
+        return "completed" if all(alike) else "started"
+
+    def write(self, folder: Path, *, without: Sequence[int] = (), as_json: bool = False) -> list[Path]:
+        """Write a file a rank; return the files."""
+        files = []
+        for rank in range(len(self.entries)):
+            if rank not in without:
+                files.append(folder / (f"{rank}.json" if as_json else f"nccl_trace_rank_{rank}"))
+                files[-1].write_bytes(as_bytes(self.dump(rank), as_json=as_json))
+        return files
+
+
+def as_bytes(dump: Any, *, as_json: bool = False) -> bytes:
+    """Return a dump as torch writes it."""
+    if not as_json:
+        return pickle.dumps(dump, 2)
+    entries = [{name: value for name, value in each.items() if name != "frames"} for each in dump["entries"]]
+    return json.dumps({**dump, "entries": entries}).encode()

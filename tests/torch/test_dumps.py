@@ -1,0 +1,344 @@
+"""`aiodist explain`: what is said of jobs by their dumps, and of files that are no dumps. Torch is not needed."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aiodist._torch.dumps import Calls, DumpError, read, read_all
+from aiodist._torch.job import Explanation, explain
+from tests.tools.command import exit_code
+from tests.torch.recorded import Job, as_bytes
+
+
+def said_of(job: Job, folder: Path, *, without: tuple[int, ...] = (), as_json: bool = False) -> Explanation:
+    return explain(*read_all(job.write(folder, without=without, as_json=as_json)))
+
+
+# Jobs: each with the headline of its report, who is suspected, and what else the text must say.
+
+
+def agreeing() -> Job:
+    job = Job(4, {"7": ("dp", [1, 3])})
+    job.call(0, "all_reduce", [6])
+    for rank in (1, 2, 3):
+        job.call(rank, "all_reduce", [2, 3], line=rank)  # NCCL counts elements; places differ in correct programs
+    for rank in range(4):
+        job.call(rank, "all_to_all", [4 + rank])
+    job.all("gather", [3], group="7")
+    job.entries[1][-1]["output_sizes"] = [[3], [3]]
+    return job
+
+
+def skipped() -> Job:
+    job = Job(4)
+    for step in range(4):
+        job.all("all_reduce", [3], line=5)
+        job.all("broadcast", [2], line=6, without=[1] if step == 3 else [])
+    job.call(1, "all_reduce", [3], line=5)
+    return job
+
+
+def rank_0_skipped() -> Job:
+    job = Job(3)
+    job.all("all_reduce", [3], line=5, without=[0])
+    job.call(0, "barrier", line=6)
+    return job
+
+
+def late() -> Job:
+    job = Job(4)
+    job.all("all_reduce", [3], line=5)
+    job.all("all_reduce", [3], line=6, without=[2])
+    return job
+
+
+def other_size() -> Job:
+    job = Job(4)
+    job.all("all_reduce", [3], without=[2])
+    job.call(2, "all_reduce", [4])
+    return job
+
+
+def other_dtype() -> Job:
+    job = Job(4)
+    job.all("all_reduce", [3], without=[2])
+    job.call(2, "all_reduce", [3], input_dtypes=["Half"], output_dtypes=["Half"])
+    return job
+
+
+def crossed_groups() -> Job:
+    job = Job(2, {"1": ("a", [0, 1]), "2": ("b", [0, 1])})
+    job.call(0, "all_reduce", [3], group="1", line=5)
+    job.call(1, "all_reduce", [3], group="2", line=7)
+    return job
+
+
+def held_up_elsewhere() -> Job:
+    job = Job(4, {"1": ("tp", [0, 1]), "2": ("tp", [2, 3])})
+    job.all("barrier")
+    job.all("all_reduce", [3], group="1")
+    job.all("all_reduce", [3], group="2", without=[3])
+    job.all("all_gather", [3], without=[2, 3])
+    return job
+
+
+def never_sent() -> Job:
+    job = Job(3)
+    job.all("all_reduce", [3])
+    job.call(1, "recv 1<-2", [3], line=8)
+    return job
+
+
+def receive_in_a_ring() -> Job:
+    job = Job(3)
+    for rank in range(3):
+        job.call(rank, f"recv {rank}<-{(rank - 1) % 3}", [3], line=8)
+    return job
+
+
+def message_against_collective() -> Job:
+    job = Job(2)
+    job.call(0, "send 0->1", [3], line=8)
+    job.call(1, "all_reduce", [4], line=9)
+    return job
+
+
+def other_size_of_a_message() -> Job:
+    job = Job(2)
+    job.call(0, "send 0->1", [3])
+    job.call(1, "recv 1<-0", [4])
+    return job
+
+
+def issued_as_one() -> Job:
+    job = Job(2)
+    for rank in range(2):
+        with job.as_one(rank):
+            job.call(rank, "all_reduce", [3])
+            job.call(rank, "all_gather", [3 + rank])
+    return job
+
+
+def dropped_calls() -> Job:
+    job = Job(4, capacity=5)
+    for _ in range(20):
+        job.all("all_reduce", [3])
+    job.call(3, "all_reduce", [3])  # its buffer begins later than the others'
+    return job
+
+
+def not_begun() -> Job:
+    job = Job(4)
+    job.all("all_reduce", [3], state="started", without=[3])
+    job.call(3, "all_reduce", [3], state="scheduled")
+    return job
+
+
+def group_of_gloo() -> Job:
+    job = Job(4, {"1": ("", [0, 1])}, backend="gloo")
+    job.all("barrier")
+    job.call(1, "all_reduce", [3], group="1")
+    return job
+
+
+_JOBS: list[tuple[Callable[[], Job], str, tuple[int, ...], list[str]]] = [
+    (agreeing, "no rank waits in a collective, and the calls of ranks 0-3 agree", (), []),
+    (skipped, "ranks disagree at collective #7", (1,),
+     ["> rank 1  nccl_trace_rank_1  all_reduce(float32[3])   /job/train.py:5 in step",
+      "rank 1 skipped broadcast at /job/train.py:6, which ranks 0, 2 and 3 made as #7",
+      "torch.distributed.all_reduce(stop, ", "Collective #7 is torch's sequence number 8."]),
+    (rank_0_skipped, "ranks disagree at collective #0", (0,), ["> rank 0  nccl_trace_rank_0  barrier()"]),
+    (late, "collective #1 cannot be completed: rank 2 has not arrived, ranks 0, 1 and 3 wait in it", (2,),
+     ["The latest call of rank 2, all_reduce(float32[3]) at /job/train.py:5, has ended."]),
+    (other_size, "ranks disagree at collective #0", (2,), ["all_reduce(float32[4])", "Nothing is broadcast"]),
+    (other_dtype, "ranks disagree at collective #0", (2,), ["all_reduce(float16[3])", "Values are never cast"]),
+    (crossed_groups, "ranks 0 and 1 wait for each other, each in another group's collective", (0, 1),
+     ["rank 0 waits in all_reduce(float32[3]) #0 of group 'a' of ranks 0 and 1 (/job/train.py:5) for rank 1"]),
+    (held_up_elsewhere,
+     "collective #0 of group 'tp' of ranks 2 and 3 cannot be completed: rank 3 has not arrived, rank 2 waits in it",
+     (3,), ["all ranks, #1 all_gather(float32[3]): ranks 0 and 1; without ranks 2 and 3", "in process group '2'"]),
+    (never_sent, "rank 2 does not send what rank 1 is to receive", (1, 2),
+     ["recv(float32[3], src=2)", "The latest call of rank 2, all_reduce(float32[3])"]),
+    (receive_in_a_ring, "ranks 0-2 wait for each other", (0, 1, 2), ["of the message from rank 1 to rank 2"]),
+    (message_against_collective, "ranks 0 and 1 wait for each other", (0, 1), ["waits in all_reduce(float32[4])"]),
+    (other_size_of_a_message, "ranks disagree at the message from rank 0 to rank 1", (0, 1), ["batch_isend_irecv"]),
+    (issued_as_one, "ranks disagree at collective #0", (0, 1), ["The shape differs at value[1]: float32[3] on rank 0"]),
+    (dropped_calls, "collective #20 cannot be completed: ranks 0-2 have not arrived, rank 3 waits in it", (0, 1, 2),
+     ["Older calls of ranks 0-3 have been dropped"]),
+    (not_begun, "collective #0 cannot be completed: all have arrived, but their values have not", (0, 1, 2, 3),
+     ["It runs on ranks 0-2; the devices of rank 3 have not begun it."]),
+    (group_of_gloo,
+     "collective #0 of group '1' of rank 1 has not ended: rank 1 called it, and who else is in the group is not known",
+     (1,), ["Gloo does not record who is in a process group"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("job", "headline", "suspects", "texts"), _JOBS, ids=lambda each: getattr(each, "__name__", "")
+)
+def test_what_is_said_of_a_job(
+    job: Callable[[], Job], headline: str, suspects: tuple[int, ...], texts: list[str], tmp_path: Path
+) -> None:
+    found = said_of(job(), tmp_path)
+    lines = str(found).splitlines()
+    assert lines[0] == headline
+    assert (found.report.suspects if found.report is not None else ()) == suspects
+    assert [text for text in texts if text not in str(found)] == []
+    assert "replica" not in str(found)
+    assert "ctx." not in str(found)
+    assert json.loads(json.dumps(found.to_dict()))["text"] == str(found)
+
+
+def test_json_has_no_lines_and_says_the_same_otherwise(tmp_path: Path) -> None:
+    found = said_of(skipped(), tmp_path, as_json=True)
+    assert "rank 1 skipped broadcast at an unknown line, which ranks 0, 2 and 3 made as #7" in str(found)
+    assert "Dumps in JSON have no lines of the program; pickled ones have." in found.notes
+    both = explain(*read_all([tmp_path / "0.json", *skipped().write(tmp_path)[1:]]))
+    assert both.report is not None
+    assert both.report.suspects == (1,)
+
+
+def test_ranks_without_a_dump_are_named_and_not_blamed(tmp_path: Path) -> None:
+    job = late()
+    found = said_of(job, tmp_path, without=(2,))
+    assert str(found).startswith(
+        "collective #1 cannot be completed: ranks 0, 1 and 3 wait in it, and nothing is known of rank 2"
+    )
+    assert "There is no dump of rank 2." in found.notes
+    assert "waits in recv(float32[3], src=2), and nothing is known of rank 2" in str(
+        said_of(never_sent(), tmp_path, without=(2,))
+    )
+    gloo = Job(2, backend="gloo")
+    gloo.all("barrier", without=[1])
+    dumps = read_all(gloo.write(tmp_path))
+    assert "There is no dump of ranks 2 and 3." in explain(*dumps, world_size=4).notes
+
+
+def test_source_newer_than_the_job_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("dist.all_reduce(x)\n")
+    job = Job(2)
+    job.call(0, "barrier", frames=[{"name": "<module>", "filename": str(script), "line": 1}])
+    found = said_of(job, tmp_path)
+    assert "dist.all_reduce(x)" in str(found)
+    assert "train.py has been changed since: the lines shown may not be those that ran." in found.notes
+
+
+def test_a_thousand_ranks_fit_a_screen(tmp_path: Path) -> None:
+    job = Job(1024)
+    job.all("barrier", without=[700], line=3, state="started")
+    text = str(said_of(job, tmp_path))
+    assert "  ranks 0-699 and 701-1023  1023 ranks  barrier()" in text
+    assert "> rank 700                  1 rank      elsewhere, after 0 collectives" in text
+    assert len(text.splitlines()) < 12
+
+
+# Files.
+
+
+def test_folders_and_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, job, code in (("well", agreeing(), 0), ("late", late(), 1)):
+        (tmp_path / name).mkdir()
+        job.write(tmp_path / name)
+        (tmp_path / name / "log.txt").write_text("no dump")
+        assert exit_code("explain", str(tmp_path / name)) == code
+    assert exit_code("explain", "--json", str(tmp_path / "late")) == 1
+    said = capsys.readouterr().out
+    assert json.loads(said[said.index("\n{") :])["report"]["suspects"] == [2]
+    assert exit_code("explain", str(tmp_path / "absent_0")) == 2
+    assert "aiodist: error:" in capsys.readouterr().err
+
+
+class _Runs:
+    def __reduce__(self) -> Any:
+        return print, ("run",)
+
+
+def _nested(levels: int) -> bytes:
+    return b"\x80\x02" + b"]" * levels + b"a" * (levels - 1) + b"."
+
+
+_ENTRY = late().dump(0)["entries"][0]
+_DUMP = late().dump(0)
+_FRAME = _ENTRY["frames"][-1]
+_BROKEN: list[tuple[str, bytes, str]] = [
+    ("empty", b"", "is empty"),
+    ("text", b"Traceback (most recent call last):", "is neither JSON nor a pickle"),
+    ("archive", b"PK\x03\x04" + bytes(100), "is neither JSON nor a pickle"),
+    ("function", pickle.dumps({"entries": _Runs()}, 2), "a dump has plain containers alone"),
+    ("class", b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.", "has GLOBAL at byte 2"),
+    ("a memo of a billion", b"\x80\x02}r\x00\x00\x00\x40.", "has LONG_BINPUT at byte 3"),
+    ("a string of 4 GB", b"\x80\x02X\xff\xff\xff\xff.", "not all of it is there"),
+    ("cut pickle", pickle.dumps(_DUMP, 2)[:-40], "is a broken pickle"),
+    ("two dumps", pickle.dumps(_DUMP, 2) * 2, "something behind its end"),
+    ("cut JSON", as_bytes(_DUMP, as_json=True)[:-40], "is no JSON, or not all of it is there"),
+    ("deep JSON", b'{"entries": ' + b"[" * 200_000, "nested too deeply"),
+    ("deep pickle", _nested(200_000), "expected a dump as a dict"),
+    ("a list", pickle.dumps([1], 2), "expected a dump as a dict"),
+    ("no version", pickle.dumps({"entries": []}, 2), "version None"),
+    ("version 1", pickle.dumps({**_DUMP, "version": "1.5"}, 2), "version '1.5'"),
+    ("no entries", pickle.dumps({"version": "2.4"}, 2), "has no entries"),
+    ("no name", pickle.dumps({**_DUMP, "entries": [{}]}, 2), "entry 0 is not as it should be"),
+    ("sizes of strings", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "input_sizes": ["ab"]}]}, 2), "entry 0"),
+    ("a sequence number", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "collective_seq_id": "x"}]}, 2), "entry 0"),
+    ("a state", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "state": "lost"}]}, 2), "entry 0"),
+    ("dtypes", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "input_dtypes": []}]}, 2), "sizes and dtypes differ"),
+    ("a frame", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "frames": [{"line": 1}]}]}, 2), "entry 0"),
+    ("shared lists", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "frames": [_FRAME] * 99}] * 99}, 2), "the file has"),
+    ("dimensions", pickle.dumps({**_DUMP, "entries": [{**_ENTRY, "input_sizes": [[1] * 99]}]}, 2), "64 dimensions"),
+    ("groups", pickle.dumps({**_DUMP, "pg_config": {"0": {"ranks": "__import__('os')"}}}, 2), "expected ranks"),
+    ("another rank's", pickle.dumps(held_up_elsewhere().dump(2), 2), "of which rank 0 is no member"),
+    ("another job's", pickle.dumps(Job(2).dump(0), 2), "of different jobs, of 2 and 4 ranks"),
+    ("too many ranks", pickle.dumps({**_DUMP, "pg_config": {}, "entries": []}, 2), "but the job had 4 ranks"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("raw", "error"), [each[1:] for each in _BROKEN], ids=[each[0] for each in _BROKEN])
+def test_what_is_no_dump(raw: bytes, error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = late().write(tmp_path)[1:]
+    bad = tmp_path / ("dump_9" if "but the job" in error else "dump_0")
+    bad.write_bytes(raw)
+    assert exit_code("explain", str(bad), *map(str, good)) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("aiodist: error: ")
+    assert error in said.err
+    assert said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_names_that_tell_no_rank_or_the_same(tmp_path: Path) -> None:
+    (tmp_path / "dump").write_bytes(b"")
+    with pytest.raises(DumpError, match="the name must end in the rank"):
+        read(tmp_path / "dump", Calls())
+    with pytest.raises(DumpError, match="no file whose name ends in a rank"):
+        read_all([tmp_path])
+    files = [*late().write(tmp_path), *late().write(tmp_path, as_json=True)]
+    with pytest.raises(DumpError, match="are both of rank 0"):
+        read_all(files)
+
+
+def test_any_corruption_is_a_clean_error_or_read(tmp_path: Path) -> None:
+    """Bytes are flipped, cut and put in; whatever comes of it, it is told, or is an error of ours."""
+    chance, file = random.Random(0), tmp_path / "0"
+    for raw in (as_bytes(skipped().dump(0)), as_bytes(skipped().dump(0), as_json=True)):
+        for _ in range(400):
+            broken, at = bytearray(raw), chance.randrange(len(raw))
+            broken[at : at + chance.choice([0, 1, 1, 9])] = chance.randbytes(chance.choice([0, 1, 1, 4]))
+            file.write_bytes(broken)
+            try:
+                str(explain(*read_all([file])))
+            except DumpError as error:
+                assert str(file) in str(error) or "job" in str(error)  # noqa: PT017
+
+
+def test_files_that_source_lines_must_not_be_read_from(tmp_path: Path) -> None:
+    job = Job(2)
+    job.call(0, "barrier", frames=[{"name": "f", "filename": "/dev/zero", "line": 1}])
+    assert "/dev/zero" not in str(said_of(job, tmp_path))
