@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -143,6 +143,8 @@ def _unsupported(leaf: Any) -> str:
             f"expected a plain NumPy array, got the subclass {kind.__module__}.{kind.__qualname__}, whose extra "
             "meaning a collective would lose; pass np.asarray(value)"
         )
+    if isinstance(leaf, Awaitable):
+        return f"expected a nest of arrays, NumPy scalars and Python numbers, got {_short(leaf)}; is `await` missing?"
     register = f"; define it with @optree.dataclasses.dataclass(namespace={nests.NAMESPACE!r})"
     return (
         "expected a nest of arrays, NumPy scalars and Python numbers, got an object of type "

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 import optree
 from optree.utils import total_order_sorted
@@ -24,6 +24,8 @@ _MOST_DIFFERENCES = 4
 _MOST_CHARACTERS = 80
 _MOST_FLAT_DICTS = 1024
 Structure = optree.PyTreeSpec
+Build: TypeAlias = Callable[[Iterable[Any]], Any]
+"""Makes a nest of leaves."""
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:

@@ -57,7 +57,8 @@ Path = tuple[tuple[Any, int], ...]
 """Call sites of callers, from the call's own outward: code object and offset each."""
 
 
-_RawPost: TypeAlias = tuple[Call, Any, int, Path | None]
+RawPost: TypeAlias = tuple[Call, Any, int, Path | None]
+"""A post as it is kept while all goes well: the call, the caller's code, the offset in it, its callers' sites."""
 
 
 class Slot:
@@ -82,7 +83,7 @@ class Slot:
 
     matched = complete = False
     error: BaseException | None = None
-    others: dict[int, _RawPost] | None = None
+    others: dict[int, RawPost] | None = None
     absent: tuple[int, ...] = ()
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
@@ -98,12 +99,16 @@ class Slot:
     @property
     def first(self) -> Post:
         """What the first member to come has posted here."""
-        return _post(self.call, self.code, self.offset, self.path)
+        return post_of((self.call, self.code, self.offset, self.path))
 
     def post_of(self, position: int) -> Post:
         """Return what the member at that position has posted here."""
+        return post_of(self.raw_post_of(position))
+
+    def raw_post_of(self, position: int) -> RawPost:
+        """Return the same as it is kept: see `post_of`."""
         found = self.others.get(position) if self.others is not None else None
-        return _post(*(found or (self.call, self.code, self.offset, self.path)))
+        return found or (self.call, self.code, self.offset, self.path)
 
     def has_waiters(self) -> bool:
         """Return whether anybody waits in it."""
@@ -114,7 +119,9 @@ class Slot:
         self.waiters = [None] * len(self.waiters)
 
 
-def _post(call: Call, code: Any, offset: int, path: Path | None) -> Post:
+def post_of(raw: RawPost) -> Post:
+    """Return a post with the places that its code objects and offsets stand for."""
+    call, code, offset, path = raw
     return Post(call, (place(code, offset),) if path is None else tuple(place(*site) for site in path))
 
 
@@ -283,10 +290,10 @@ class Group:
                 self.doom(number)
         return slot
 
-    def _compare(self, slot: Slot, position: int, post: _RawPost) -> None:
+    def _compare(self, slot: Slot, position: int, post: RawPost) -> None:
         """Compare the meaning of a post that is not literally the first one's."""
-        first = _post(slot.call, slot.code, slot.offset, slot.path)
-        if difference(self.ledger.order_check, _post(*post), first) is not None:
+        first = slot.first
+        if difference(self.ledger.order_check, post_of(post), first) is not None:
             self.doom(slot.number)
         slot.others = {**(slot.others or {}), position: post}
 
@@ -514,8 +521,8 @@ class _Recording:
         self,
         number: int,
         there: Iterable[Member],
-        first: _RawPost,
-        others: dict[int, _RawPost],
+        first: RawPost,
+        others: dict[int, RawPost],
         waiting: tuple[int, ...],
     ) -> SlotRecord:
         found: dict[Post, list[int]] = {}
@@ -527,7 +534,7 @@ class _Recording:
         key = (id(call), id(code), offset, path)
         found = self._posts.get(key)
         if found is None:
-            found = self._posts[key] = _post(call, code, offset, path)
+            found = self._posts[key] = post_of((call, code, offset, path))
         return found
 
 

@@ -22,11 +22,11 @@ from aiodist._core.ledger import Member, Path
 from aiodist._runtime import requests
 from aiodist._runtime.current import Block, CrossReplica, current, standing_run
 from aiodist._runtime.device_thread import DeviceThread
-from aiodist._runtime.handle import CollectiveHandle, Seat
+from aiodist._runtime.handle import Awaits, CollectiveHandle
 from aiodist._runtime.merge import MergeCall
 from aiodist._runtime.rendezvous import OutBuffers
 from aiodist._runtime.requests import Request
-from aiodist._runtime.stacks import call_path
+from aiodist._runtime.stacks import call_path, program_frame
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class RunOfReplica(Protocol):
         """Issues the replica's next collective."""
         ...
 
-    def join(self, member: Member, code: Any, offset: int) -> CollectiveHandle[Any]:
+    def join(self, context: ReplicaContext, code: Any, offset: int) -> CollectiveHandle[Any]:
         """Let a replica join."""
         ...
 
@@ -87,7 +87,7 @@ class ReplicaContext(Block):
         replica_id_in_sync_group: the replica's id, from 0.
     """
 
-    __slots__ = ("__weakref__", "_run", "_worker", "branches", "member", "of_run", "replica", "seat", "thread")
+    __slots__ = ("__weakref__", "_worker", "awaits", "branches", "member", "of_run", "replica", "run", "thread")
 
     def __init__(self, strategy: Any, replica_id_in_sync_group: int) -> None:
         run = standing_run(strategy)
@@ -107,14 +107,14 @@ class ReplicaContext(Block):
     def bind(self, run: Any, member: Member, worker: DeviceThread | None) -> None:
         """Make this the context of a run's replica."""
         Block.__init__(self)
-        self._run: RunOfReplica = run
+        self.run: RunOfReplica = run
         self.member = member
         self._worker = worker
         self.thread = run.thread
         self.of_run: ReplicaContext | None = None
         self.branches: WeakSet[ReplicaContext] | None = None
         self.replica = member.replica
-        self.seat: Seat | None = None
+        self.awaits = Awaits()
 
     def retire(self) -> None:
         """Let every collective raise from now on: the replica's function has ended."""
@@ -140,12 +140,12 @@ class ReplicaContext(Block):
     @property
     def strategy(self) -> Any:
         """The strategy that the replica belongs to."""
-        return self._run.strategy
+        return self.run.strategy
 
     @property
     def devices(self) -> tuple[str, ...]:
         """The replica's devices, in canonical form."""
-        return (self._run.device_of(self.member.replica_id),)
+        return (self.run.device_of(self.member.replica_id),)
 
     def all_reduce(
         self,
@@ -185,6 +185,8 @@ class ReplicaContext(Block):
             self.check("all_reduce")
         op = reduce_op if type(reduce_op) is ReduceOp else requests.reduce_op(reduce_op)
         frame = _getframe(1)
+        if frame.f_code is not self.awaits.code:
+            frame = self._caller(frame, name)
         member = self.member
         slot: Any = member.group.open.get(member.sequence)
         likely: Request | None = None if slot is None else slot.request
@@ -197,8 +199,9 @@ class ReplicaContext(Block):
                 request = requests.array_request(kinds.ALL_REDUCE, op, shape, dtype)
         else:
             request, structure, leaves = requests.reduction(op, value, name, likely)
-        if options is None and experimental_hints is None and out is None and not self._run.paths:
-            return self._run.post(member, request, frame.f_code, frame.f_lasti, leaves, structure)
+        if options is None and experimental_hints is None and out is None and not self.run.paths:
+            build = None if structure is None else structure.unflatten
+            return self.run.post(self, request, frame.f_code, frame.f_lasti, leaves, build)
         options = requests.options(options, experimental_hints)
         buffers = None if out is None else self._out_buffers(out, request, structure, leaves)
         return self.issue(frame, request, leaves, structure, options=options, out=buffers)
@@ -313,8 +316,10 @@ class ReplicaContext(Block):
         if current.get() is not self or self.thread != get_ident():
             self.check("barrier")
         frame = _getframe(1)
-        if name is None and not self._run.paths:
-            return self._run.post(self.member, _BARRIER, frame.f_code, frame.f_lasti, None)
+        if frame.f_code is not self.awaits.code:
+            frame = self._caller(frame, name)
+        if name is None and not self.run.paths:
+            return self.run.post(self, _BARRIER, frame.f_code, frame.f_lasti, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
         return self.issue(frame, request, None, None)
 
@@ -368,8 +373,8 @@ class ReplicaContext(Block):
             ReplicaContextError: the replica has joined already, or the call is made outside this replica.
         """
         self.check("join")
-        frame = _getframe(1)
-        return self._run.join(self.member, frame.f_code, frame.f_lasti)
+        frame = self._caller(_getframe(1), "join")
+        return self.run.join(self, frame.f_code, frame.f_lasti)
 
     def new_group(self, replica_ids: Iterable[int], name: str | None = None) -> ReplicaContext:
         """Return this replica's context in a group of some of the replicas, with an order of collectives of its own.
@@ -401,11 +406,12 @@ class ReplicaContext(Block):
                 f"new_group makes a group of replicas {list(ids)}, and replica {me}, which called it, is not among "
                 f"them; let only members make it:  if ctx.replica_id_in_sync_group in {list(ids)}: ..."
             )
-        frame = _getframe(1)
-        path = call_path(frame) if self._run.paths and name is None else None
-        member = self._run.new_group(self.member, ids, name, frame.f_code, frame.f_lasti, path)
-        context = self.of(self._run, member, self._worker)
+        frame = self._caller(_getframe(1), name)
+        path = call_path(frame) if self.run.paths and name is None else None
+        member = self.run.new_group(self.member, ids, name, frame.f_code, frame.f_lasti, path)
+        context = self.of(self.run, member, self._worker)
         of_run = context.of_run = self.of_run or self
+        context.awaits = of_run.awaits
         of_run.branches = of_run.branches if of_run.branches is not None else WeakSet()
         of_run.branches.add(context)
         return context
@@ -445,12 +451,32 @@ class ReplicaContext(Block):
         out: OutBuffers | None = None,
     ) -> CollectiveHandle[Any]:
         """Issue a collective that is called from a frame."""
+        frame = self._caller(frame, request.call.name)
         path: Path | None = None
-        if self._run.paths and request.call.name is None:
+        if self.run.paths and request.call.name is None:
             path = call_path(frame)
-        return self._run.post(
-            self.member, request, frame.f_code, frame.f_lasti, leaves, structure, path=path, options=options, out=out
+        build = None if structure is None else structure.unflatten
+        return self.run.post(
+            self, request, frame.f_code, frame.f_lasti, leaves, build, path=path, options=options, out=out
         )
+
+    def _caller(self, frame: FrameType, name: str | None) -> FrameType:
+        """Return the frame of the program that a call comes from, be it through an event loop's own functions.
+
+        Raises:
+            ValueError: an event loop has made the call, and there is no name to compare instead of the call site.
+        """
+        found = program_frame(frame)
+        if found is None:
+            if name is None:
+                raise ValueError(
+                    "an event loop itself has called this collective, so there is no line of the program to compare it "
+                    "by; call it in a coroutine, or give it a name: ctx.barrier(name='...')"
+                )
+            return frame
+        if found is frame:
+            self.awaits.code = frame.f_code
+        return found
 
     def _out_buffers(self, given: Any, request: Request, structure: Any, leaves: Any) -> OutBuffers:
         """Return the buffers for a result as executors take them.

@@ -24,7 +24,7 @@ class CrossReplica:
         size: how many components per-replica values have: in a merge function, as many as its group has replicas here.
         group: in a merge function of a group that `new_group` made, that group.
         lasting: `experimental_set_strategy` has made it, and not a with-block or a merge function.
-        replica, seat: None, as this is no replica's.
+        replica: None, as this is no replica's.
     """
 
     strategy: Any
@@ -32,7 +32,6 @@ class CrossReplica:
     group: Group | None = None
     lasting: bool = False
     replica: None = None
-    seat: None = None
 
 
 class Entries:

@@ -10,53 +10,85 @@ from __future__ import annotations
 import sys
 import warnings
 from asyncio import CancelledError, Future
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from typing import Any, Generic, Protocol, TypeVar, cast
+from types import CodeType
+from typing import Any, NoReturn, TypeVar, cast
 
 from anyio import get_cancelled_exc_class
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
-from aiodist._arrays.nests import Structure
+from aiodist._arrays.nests import Build
+from aiodist._core.call import Post
 from aiodist._core.errors import CollectiveError, ReplicaContextError
-from aiodist._core.ledger import Member
+from aiodist._core.ledger import Member, RawPost, post_of
+from aiodist._core.text import shown
 from aiodist._runtime.current import current
 from aiodist._runtime.rendezvous import Rendezvous
 
 T = TypeVar("T")
 
 
-class Owner(Protocol):
-    """The run that a handle belongs to, as far as the handle needs it."""
+class Awaits:
+    """What one replica has awaited, over all its contexts: it is told of the handles that it never did.
 
-    closed: bool
-    has_groups: bool
-    loop: Any
-    threads: Any
-    observer: Any
+    A handle notes nothing when it is dropped, for a destructor would cost every collective a tenth of its time.
 
-    def blocked(self, member: Member, slot: Rendezvous) -> None:
-        """Note that a replica waits in a collective that is not complete."""
+    Attributes:
+        code: that of the program from which it issued a collective before; an event loop's code is never this.
+        latest: the handle that was issued last, until it is awaited.
+        seat: where its task waits on asyncio.
+    """
 
-    def abandon(self, member: Member, slot: Rendezvous) -> None:
-        """Note that a replica was cancelled out of it."""
+    __slots__ = ("_earlier", "code", "latest", "seat")
 
-    def release(self, slot: Rendezvous) -> None:
-        """Wake those who wait in a complete collective."""
+    def __init__(self) -> None:
+        self.code: CodeType | None = None
+        self.latest: CollectiveHandle[Any] | None = None
+        self.seat: Seat | None = None
+        self._earlier: dict[tuple[int, int], RawPost] = {}  # those before the latest, by group and number
 
-    def fail_slot(self, slot: Rendezvous, error: BaseException | None = None) -> None:
-        """Complete a collective of a run that has failed."""
+    def keep(self, handle: CollectiveHandle[Any]) -> None:
+        """Note that the next collective is issued before a handle has been awaited."""
+        slot = handle.slot
+        if len(self._earlier) < _MOST_KEPT and slot is not slot.group.joining:
+            self._earlier[slot.group.serial, slot.number] = slot.raw_post_of(handle.member.position)
 
-    def was_told(self, member: Member) -> bool:
-        """Return whether the error that ended the run has been raised in a replica; from now on it has."""
-        ...
+    def note(self, handle: CollectiveHandle[Any]) -> bool:
+        """Note that a handle is awaited; return whether it is for the first time."""
+        if self.latest is handle:
+            self.latest = None
+            return True
+        return self._earlier.pop((handle.slot.group.serial, handle.slot.number), None) is not None
+
+    def warn(self, replica_id: int) -> None:
+        """Warn of the handles that have never been awaited."""
+        if self.latest is not None:
+            self.keep(self.latest)
+            self.latest = None
+        while self._earlier:
+            _warn(replica_id, post_of(self._earlier.pop(next(iter(self._earlier)))))
 
 
-class CollectiveHandle(Generic[T]):
+def _warn(replica_id: int, post: Post) -> None:
+    warnings.warn_explicit(
+        f"replica {replica_id} never awaited {post.call}, called at {post.location}; it has contributed, its result is "
+        "lost",
+        RuntimeWarning,
+        post.location.file,
+        post.location.line,
+    )
+
+
+_MOST_KEPT = 4096
+
+
+class CollectiveHandle(Coroutine[Any, Any, T]):
     """A collective that has been issued. Await it for the result.
 
-    A handle may be awaited more than once, and from any task of its replica. One that is dropped without being awaited
-    has contributed all the same, and gives a `RuntimeWarning`.
+    A handle may be awaited more than once, and from any task of its replica. One that is never awaited has contributed
+    all the same; a `RuntimeWarning` tells of it when the replica ends. A handle can be given to whatever runs a
+    coroutine, as `asyncio.create_task`, and to whatever awaits one.
 
     Raises (when awaited):
         CollectiveError: the replicas disagree, or the collective can never be complete.
@@ -64,86 +96,110 @@ class CollectiveHandle(Generic[T]):
         Exception: what a merge function raised, or what went wrong while the result was computed.
     """
 
-    __slots__ = ("__weakref__", "_awaited", "_member", "_run", "_slot", "_structure")
+    # One is made for every call, so it has no constructor: the scheduler fills in these three.
+    __slots__ = ("__weakref__", "_steps", "build", "context", "slot")
 
-    def __init__(self, run: Owner, slot: Rendezvous, member: Member, structure: Structure | None) -> None:
-        self._run = run
-        self._slot = slot
-        self._member = member
-        self._structure = structure  # this replica's own: a dict's keys may be in another order than the others'
-        self._awaited = False
+    slot: Rendezvous
+    """The collective."""
+    context: Any
+    """The context through which it was issued."""
+    build: Build | None
+    """Puts the leaves of the result into containers like the replica's own; None for a single leaf."""
+
+    _steps: Any
 
     def done(self) -> bool:
         """Return whether the collective is complete, so that awaiting it does not wait for another replica."""
-        return self._slot.complete
-
-    @property
-    def slot(self) -> Rendezvous:
-        """The collective."""
-        return self._slot
-
-    @property
-    def observer(self) -> Any:
-        """The run's observer; None without one."""
-        return self._run.observer
+        return self.slot.complete
 
     @property
     def member(self) -> Member:
         """The replica that issued it."""
-        return self._member
+        member: Member = self.context.member
+        return member
 
     def detach(self) -> None:
         """Let nobody be warned that it was never awaited: nobody has to."""
-        self._awaited = True
+        self.context.awaits.note(self)
+
+    def __repr__(self) -> str:
+        state = "not complete" if not self.slot.complete else "complete" if self.slot.error is None else "failed"
+        return f"<CollectiveHandle: {self._text()}, {state}>"
+
+    @property
+    def post(self) -> Post:
+        """What was called, and where."""
+        return self.slot.post_of(self.member.position)
+
+    def _text(self) -> str:
+        slot, post = self.slot, self.post
+        number = "" if slot is slot.group.joining else f" #{slot.number}"
+        return f"{post.call}{number} of replica {self.member.replica_id} at {shown(post.location)}"
 
     def __await__(self) -> Generator[Any, Any, T]:
         raise NotImplementedError  # each event loop's handle has its own
 
-    def _check_owner(self) -> None:
+    # As a coroutine: what a task does when it has been given the handle itself.
+
+    def _generator(self) -> Any:
+        steps: Any = getattr(self, "_steps", None)
+        if steps is None:
+            steps = self._steps = self.__await__()
+        return steps
+
+    def send(self, value: Any, /) -> Any:
+        """Go on with the await; see `Generator.send`."""
+        return self._step("send", value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an exception in the await; see `Generator.throw`."""
+        return self._step("throw", *error)
+
+    def _step(self, method: str, *args: Any) -> Any:
+        try:
+            return getattr(self._generator(), method)(*args)
+        except BaseException:
+            self._steps = None  # it may be awaited again
+            raise
+
+    def close(self) -> None:
+        """End the await; see `Generator.close`."""
+        self._generator().close()
+        self._steps = None
+
+    def _check_owner(self, here: Any) -> None:
         """Check that the replica that awaits the handle issued it; any other would wait for ever.
 
         Raises:
             ReplicaContextError: another replica awaits it.
         """
-        here = current.get()
-        if here is None or here.replica is None or here.replica is self._member.replica:
+        if here is None or here.replica is None or here.replica is self.context.replica:
             return
-        self._awaited = True
+        self.detach()
         raise ReplicaContextError(
-            f"replica {here.replica_id_in_sync_group} awaits a handle that replica {self._member.replica_id} was given "
-            f"by {self._slot.post_of(self._member.position).call}; each replica issues and awaits its own"
+            f"replica {here.replica_id_in_sync_group} awaits a handle that replica {self.member.replica_id} was given "
+            f"by {self.post.call}; each replica issues and awaits its own"
         )
 
     def _outcome(self) -> Any:
         """Return the result for this replica, or raise its error."""
-        error = self._slot.error
-        if error is None:
-            return self._slot.read(self._member.position, self._structure)
-        self._run.was_told(self._member)
-        if isinstance(error, CollectiveError):
-            raise type(error)(error.report) from error.__cause__  # each replica has its own, for its traceback
-        raise error.with_traceback(self._slot.traceback)
+        slot = self.slot
+        if slot.error is None:
+            return slot.read(self.member.position, self.build)
+        self.context.run.was_told(self.member)
+        if isinstance(slot.error, CollectiveError):
+            raise type(slot.error)(slot.error.report) from slot.error.__cause__  # each has its own, for its traceback
+        raise slot.error.with_traceback(slot.traceback)
 
-    def __del__(self) -> None:
-        try:
-            warns = not (self._awaited or self._run.closed or sys.is_finalizing())
-        except AttributeError:  # a Ctrl-C has come before it was whole
-            return
-        if warns:
-            self._warn()
 
-    def _warn(self) -> None:
-        if self._run.loop.ending:  # cancelled replicas await nothing more
-            return
-        post = self._slot.post_of(self._member.position)
-        warnings.warn_explicit(
-            f"replica {self._member.replica_id} never awaited {post.call}, called at {post.location}; it has "
-            "contributed, its result is lost",
-            RuntimeWarning,
-            post.location.file,
-            post.location.line,
-            source=self,
-        )
+def _refuse(handle: CollectiveHandle[Any], *_: object, **__: object) -> NoReturn:
+    raise TypeError(f"this is the handle of a collective, not its result; is `await` missing? {handle._text()}")  # noqa: SLF001
+
+
+_BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and or xor"
+_OTHERS = "lt le gt ge neg pos abs invert bool int float complex index round len iter contains getitem setitem array"
+for _name in (*_BINARY.split(), *(f"r{name}" for name in _BINARY.split()), *_OTHERS.split()):
+    setattr(CollectiveHandle, f"__{_name}__", _refuse)
 
 
 class Seat(Future[None]):
@@ -205,25 +261,27 @@ class AsyncioHandle(CollectiveHandle[T]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912  (the way of every collective, in one frame)
+        slot, context = self.slot, self.context
         here = current.get()
-        slot, member = self._slot, self._member
-        if here is not None and here.replica is not member.replica:
-            self._check_owner()
-        self._awaited = True
+        if here is not context:
+            self._check_owner(here)
+        awaits = context.awaits
+        if awaits.latest is self:
+            awaits.latest = None
+        else:
+            awaits.note(self)
         if slot.released:
-            if slot.error is not None and self._run.was_told(member):
+            if slot.error is not None and context.run.was_told(context.member):
                 yield  # one who has been told of the error must be cancellable
         else:
-            run = self._run
+            run, member = context.run, context.member
             if run.closed and not (slot.complete or slot.under_way):
                 yield  # nobody will come; but the cancellation may be on its way
                 if not slot.complete:
                     run.fail_slot(slot)
-            seat = None if here is None else here.seat
-            if seat is None or seat.slot is not None:
-                seat = Seat(run.loop)
-                if here is not None and here.replica is not None and here.seat is None:
-                    here.seat = seat
+            seat = awaits.seat
+            if seat is None or seat.slot is not None:  # another task of the replica sits there
+                seat = awaits.seat = Seat(run.loop)
             try:
                 seat.slot = slot
                 if slot.waiters[member.position] is None:
@@ -244,9 +302,47 @@ class AsyncioHandle(CollectiveHandle[T]):
             finally:
                 seat.slot = None
         if slot.plain:
-            result: T = slot.result
+            build = self.build
+            result: T = slot.result if build is None else build(slot.result)
             return result
         return cast("T", self._outcome())
+
+    def send(self, value: Any, /) -> Any:
+        """Go on with the await.
+
+        Raises:
+            RuntimeError: another task has been given the handle, too, and waits in it.
+        """
+        if self.cr_suspended and self.cr_await is None and not (self.slot.released or self.context.run.closed):
+            raise RuntimeError(f"two tasks were given one handle; let each of them await it: {self._text()}")
+        return super().send(value)
+
+    # What asks for the state of a coroutine, as anyio before it cancels a task, reads these.
+
+    @property
+    def cr_frame(self) -> Any:
+        """Where the await stands."""
+        return self._generator().gi_frame
+
+    @property
+    def cr_code(self) -> Any:
+        """The code of the await."""
+        return self._generator().gi_code
+
+    @property
+    def cr_running(self) -> bool:
+        """Whether the await runs at this moment."""
+        return bool(self._generator().gi_running)
+
+    @property
+    def cr_suspended(self) -> bool:
+        """Whether the await has begun, and waits."""
+        return bool(self._generator().gi_suspended)
+
+    @property
+    def cr_await(self) -> Any:
+        """What the await has passed the waiting on to."""
+        return self._generator().gi_yieldfrom
 
 
 class TrioHandle(CollectiveHandle[T]):
@@ -255,12 +351,11 @@ class TrioHandle(CollectiveHandle[T]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        self._check_owner()
-        awaited, self._awaited = self._awaited, True
-        return self._wait(awaited).__await__()
+        self._check_owner(current.get())
+        return self._wait(self.context.awaits.note(self)).__await__()
 
-    async def _wait(self, awaited: bool) -> T:
-        slot, run = self._slot, self._run
+    async def _wait(self, first: bool) -> T:
+        slot, run, member = self.slot, self.context.run, self.member
         chain = run.loop.chain
         if run.closed and not slot.released and not slot.under_way:
             await checkpoint()
@@ -268,20 +363,20 @@ class TrioHandle(CollectiveHandle[T]):
                 run.fail_slot(slot)
         if not slot.released:
             parked = chain.new_parked()
-            slot.add_waiter(self._member.position, parked)
-            if slot.last == self._member.position:
+            slot.add_waiter(member.position, parked)
+            if slot.last == member.position:
                 run.release(slot)
-            if run.has_groups or self._member.group.doomed is not None:
-                run.blocked(self._member, slot)
+            if run.has_groups or member.group.doomed is not None:
+                run.blocked(member, slot)
             try:
                 await chain.park(parked)
             except get_cancelled_exc_class():
                 if slot.under_way:
                     await run.threads.settle()
-                slot.remove_waiter(self._member.position, parked)
-                run.abandon(self._member, slot)
+                slot.remove_waiter(member.position, parked)
+                run.abandon(member, slot)
                 raise
-        elif self._gives_way(awaited):
+        elif self._gives_way(first):
             parked = chain.new_parked()
             chain.extend([parked])
             await chain.park(parked)
@@ -289,36 +384,41 @@ class TrioHandle(CollectiveHandle[T]):
             await checkpoint_if_cancelled()
         return cast("T", self._outcome())
 
-    def _gives_way(self, awaited: bool) -> bool:
+    def _gives_way(self, first: bool) -> bool:
         """Return whether to yield once although there is nothing to wait for.
 
         The last replica to arrive yields at its first await, to take its place in the order. A replica that has been
         given the run's error and awaits again yields, too, so that it can be cancelled.
 
         Args:
-            awaited: whether the handle was awaited before.
+            first: whether the handle was not awaited before.
         """
-        if self._slot.error is not None:
-            return self._run.was_told(self._member)
-        return not awaited and self._slot.last == self._member.position
+        if self.slot.error is not None:
+            return bool(self.context.run.was_told(self.member))
+        return first and self.slot.last == self.member.position
 
 
 class SoloHandle(CollectiveHandle[T]):
-    """A handle outside any run: there is nobody else to wait for."""
+    """A handle outside any run: there is nobody else to wait for, and no end at which to ask whether it was awaited."""
 
-    __slots__ = ()
+    __slots__ = ("_awaited",)
 
-    def _warn(self) -> None:
-        self._member.group.open.pop(self._slot.number, None)  # a merge_call, whose function only the await runs
-        super()._warn()
+    def detach(self) -> None:
+        """Let nobody be warned that it was never awaited."""
+        self._awaited = True
+
+    def __del__(self) -> None:
+        if hasattr(self, "slot") and not (hasattr(self, "_awaited") or sys.is_finalizing()):
+            self.slot.group.open.pop(self.slot.number, None)  # a merge_call, whose function only the await runs
+            _warn(self.member.replica_id, self.post)
 
     def __await__(self) -> Generator[Any, Any, T]:
-        self._awaited = True
+        self.detach()
         return self._wait().__await__()
 
     async def _wait(self) -> T:
-        if self._slot.complete:
+        if self.slot.complete:
             await checkpoint()
         else:
-            await self._run.loop.merge(self._slot)
+            await self.context.run.loop.merge(self.slot)
         return cast("T", self._outcome())

@@ -132,7 +132,7 @@ class _Observed(CollectiveHandle[Any]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        observer = self.observer
+        observer = self.context.run.observer
         observer.waits(self.member, self.slot)
         try:
             return (yield from super().__await__())

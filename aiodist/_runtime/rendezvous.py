@@ -32,7 +32,7 @@ class Rendezvous(Slot):
         started: when the first arrived, on the event loop's clock.
         deadline: when its time is up; None without a limit.
         last: the position of the replica whose arrival completed it.
-        plain: the result is what every replica gets, as it is.
+        plain: one result serves all replicas, and goes into no buffers.
         shared: one result serves all replicas; else it is a list by position.
         under_way: worker threads make the result, from what all have brought.
         released: those who wait have been woken; who comes now need not wait.
@@ -119,16 +119,16 @@ class Rendezvous(Slot):
         """Keep the result."""
         self.result = result
         self.shared = shared
-        self.plain = shared and self.outs is None and self.request.is_plain
+        self.plain = shared and self.outs is None
 
-    def read(self, position: int, structure: nests.Structure | None) -> Any:
+    def read(self, position: int, build: nests.Build | None) -> Any:
         """Return the result for a replica: containers of its own, around leaves that may be shared.
 
         Args:
             position: the replica's, in the group.
-            structure: the structure of what it brought; None for a single leaf.
+            build: makes a nest like the one that it brought; None for a single leaf.
         """
         if self.outs is not None and position in self.outs:
             return self.outs[position].nest
         result = self.result if self.shared else self.result[position]
-        return result if structure is None else nests.unflatten(structure, result)
+        return result if build is None else build(result)

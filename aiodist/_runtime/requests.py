@@ -58,13 +58,12 @@ class Request:
         compute: makes the result of the values and options, where no plan does; None otherwise.
         over_workers: the same over several workers; None where there is no ``compute``.
         on_devices: whether there are arrays on GPUs among the leaves.
-        is_plain: a result that all share is what each gets, as it is: a single leaf, or nothing.
         checked_for: for how many replicas it was last found to be one that can be carried out.
     """
 
     __slots__ = (
-        "_executor", "_executors", "_size", "call", "checked_for", "collective", "compute", "dtype", "is_plain",
-        "on_devices", "op", "over_workers", "shape", "structure",
+        "_executor", "_executors", "_size", "call", "checked_for", "collective", "compute", "dtype", "on_devices",
+        "op", "over_workers", "shape", "structure",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +87,6 @@ class Request:
         self.dtype = spec.dtypes[0] if plain and spec is not None else None
         self.on_devices = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
         self.checked_for = 0
-        self.is_plain = compute is not None or spec is None or spec.single
         self._executor: Any = None  # of the commonest kind: everybody takes part, on the host, in the native way
         self._size = 0
         self._executors: dict[Any, Any] = {}

@@ -43,6 +43,7 @@ from typing import Any
 from anyio import create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint_if_cancelled
 
+from aiodist._arrays.nests import Build
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
@@ -208,12 +209,12 @@ class Run:
 
     def post(  # noqa: C901  (the way of every collective, in one frame)
         self,
-        member: Member,
+        context: ReplicaContext,
         request: Request,
         code: Any,
         offset: int,
         value: Any,
-        structure: Any = None,
+        build: Build | None = None,
         *,
         path: Path | None = None,
         options: CommunicationOptions | None = None,
@@ -222,12 +223,12 @@ class Run:
         """Let a replica issue its next collective; return the handle to await.
 
         Args:
-            member: the replica, in the group that it issues it in.
+            context: the replica's, for the group that it issues it in.
             request: what it asks for.
             code: its caller's code, with
             offset: the offset of the call in it.
             value: what it brings: a leaf, or a list of leaves for a nest.
-            structure: the nest's structure; None for a single leaf.
+            build: makes a nest like the one that it brings; None for a single leaf.
             path: the call sites of all its callers, where paths are compared.
             options: for this call, over the run's.
             out: the caller's own buffers for the result.
@@ -236,6 +237,7 @@ class Run:
             ReplicaContextError: the replica has joined.
             TypeError, ValueError: the arguments are wrong in themselves. Nothing has changed then.
         """
+        member = context.member
         group = member.group
         if request.checked_for != group.size:
             request.check(group.size)
@@ -256,7 +258,7 @@ class Run:
         if out is not None:
             slot.outs = {**(slot.outs or {}), position: out}
         slot.values[position] = value
-        handle = self._handle(self, slot, member, structure)
+        handle = self._new_handle(context, slot, build)
         if self.observer is not None:
             self.observer.posted(member, slot)
         if self.closed:
@@ -265,6 +267,16 @@ class Run:
             self._carry_out(slot, position)
         elif group.doomed is not None:
             self.reconsider(group, member)
+        return handle
+
+    def _new_handle(self, context: ReplicaContext, slot: Rendezvous, build: Build | None) -> CollectiveHandle[Any]:
+        handle = self._handle()
+        handle.context, handle.slot, handle.build = context, slot, build
+        if self.thread != ANY_THREAD:  # outside any run there is no end at which to tell of those never awaited
+            awaits = context.awaits
+            if awaits.latest is not None:
+                awaits.keep(awaits.latest)
+            awaits.latest = handle
         return handle
 
     def _limit(self, slot: Rendezvous, seconds: float) -> None:
@@ -361,12 +373,13 @@ class Run:
         slot.shared = False
         self.complete(slot, results, error)
 
-    def join(self, member: Member, code: Any, offset: int) -> CollectiveHandle[Any]:
+    def join(self, context: ReplicaContext, code: Any, offset: int) -> CollectiveHandle[Any]:
         """Let a replica join; return the handle to await.
 
         Raises:
             ReplicaContextError: it has joined already.
         """
+        member = context.member
         group = member.group
         matched = group.join(member, _JOIN, code, offset)
         slot: Any = group.joining
@@ -374,7 +387,7 @@ class Run:
             slot.request = JOIN
             slot.started = self._clock()
         slot.values = [member.rank]
-        handle = self._handle(self, slot, member, None)
+        handle = self._new_handle(context, slot, None)
         if self.observer is not None:
             self.observer.posted(member, slot)
         each: Any
@@ -839,6 +852,7 @@ class _Replicas:
                     result = await result
                 state.returned = (result, frame)
                 self._results[member.position] = result
+                self._tell_unawaited(context)
                 end = ReplicaState.EXITED
         except GeneratorExit:
             run.ledger.end(member.replica, ReplicaState.FAILED)  # its task is being destroyed
@@ -857,6 +871,10 @@ class _Replicas:
         self._end(member, end)
         if run.threads.under_way:  # what it has not awaited: its arrays are its own again when the run is over
             await run.threads.settle()
+
+    def _tell_unawaited(self, context: ReplicaContext) -> None:
+        if not (self._run.closed or self._run.loop.ending):  # cancelled replicas await nothing more
+            context.awaits.warn(context.member.replica_id)
 
     def _end(self, member: Member, end: ReplicaState) -> None:
         run = self._run

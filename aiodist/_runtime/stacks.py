@@ -75,7 +75,7 @@ def frames_of(awaitable: Any) -> list[FrameType]:
 
 def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
     """Return the frame of an awaitable, whether it runs at this moment, and what it awaits."""
-    if isinstance(awaitable, CoroutineType):
+    if hasattr(awaitable, "cr_frame"):  # a coroutine, or what runs as one, a handle
         return awaitable.cr_frame, awaitable.cr_running, awaited_by(awaitable)
     if isinstance(awaitable, GeneratorType):
         running = awaitable.gi_running
@@ -86,7 +86,7 @@ def _look_into(awaitable: Any) -> tuple[FrameType | None, bool, Any]:
     return None, False, None
 
 
-def awaited_by(coroutine: CoroutineType[Any, Any, Any]) -> Any:
+def awaited_by(coroutine: Any) -> Any:
     """Return what a coroutine awaits; None while it runs.
 
     Python 3.12 must not be asked what a running one awaits: it takes a counter that lies between the instructions for
@@ -142,6 +142,17 @@ def place_of(frame: FrameType) -> Location:
     """Return where a frame is."""
     code = frame.f_code
     return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_name)
+
+
+def program_frame(frame: FrameType) -> FrameType | None:
+    """Return the first frame from ``frame`` outward that is the program's; None where an event loop made the call."""
+    caller: FrameType | None = frame
+    while caller is not None and is_plumbing(caller):
+        module, function = caller.f_globals.get("__name__", ""), caller.f_code.co_name
+        if module in _ENDS and (function == "unrolled_run" or not module.startswith("trio.")):
+            return None
+        caller = caller.f_back
+    return caller
 
 
 def call_path(frame: FrameType) -> Path:

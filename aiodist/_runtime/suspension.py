@@ -250,7 +250,10 @@ def task_text(task: Any) -> str:
     given = name and not name.startswith("Task-") and "." not in name
     if given:
         return f"the task {name!r}"
-    code = _program_of(coroutine_of(task))
+    coroutine = coroutine_of(task)
+    if isinstance(coroutine, CollectiveHandle):
+        return f"the task of {coroutine.post.call.kind} at {place(coroutine.post.location)}"
+    code = _program_of(coroutine)
     function = code.co_qualname.rpartition("<locals>.")[2]
     return f"the task of {function}() at {place(Location(code.co_filename, code.co_firstlineno, function))}"
 

@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import anyio
 import numpy as np
 import pytest
+import sniffio
+import trio
 from anyio.lowlevel import checkpoint
 
-from aiodist import CollectiveHandle, CommunicationOptions, ReplicaContextError, get_replica_context
+from aiodist import (
+    CollectiveHandle,
+    CollectiveMismatchError,
+    CommunicationOptions,
+    ReplicaContext,
+    ReplicaContextError,
+    get_replica_context,
+)
 from tests.runtime.programs import Relay, here, mirrored, on_each, replica
 from tests.runtime.warned import warned
 
@@ -85,16 +95,98 @@ async def test_handle_of_another_replica_is_refused_at_once(own_is_complete: boo
     assert await on_each(2, program, communication_options=CommunicationOptions(timeout_seconds=30)) == (2, 2)
 
 
-async def test_asyncio_takes_handles_where_it_takes_awaitables() -> None:
+async def test_asyncio_takes_handles_where_it_takes_coroutines() -> None:
     async def program() -> list[int]:
         handle = here().all_reduce("SUM", 0)
         assert isinstance(handle, CollectiveHandle)
+        assert isinstance(handle, Coroutine)
         assert inspect.isawaitable(handle)
         results = list(await asyncio.gather(handle, *(here().all_reduce("SUM", k) for k in range(1, 3))))
         results.append(await asyncio.wait_for(here().all_reduce("SUM", 3), 60))
+        again = here().all_reduce("SUM", 4)
+        results += [await asyncio.create_task(again), await asyncio.create_task(again), await again]
+        results += [await done for done in asyncio.as_completed([here().all_reduce("SUM", 5)])]
+        cancelled = asyncio.create_task(here().all_reduce("SUM", 6))
+        await here().barrier()
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
         return results
 
-    assert await on_each(2, program) == ([0, 2, 4, 6],) * 2
+    assert await on_each(2, program) == ([0, 2, 4, 6, 8, 8, 8, 10],) * 2
+
+
+@pytest.mark.every_loop
+async def test_task_groups_take_methods_that_give_handles() -> None:
+    """The call site is the program's line, not the line of the event loop that makes the call."""
+
+    async def program(ctx: ReplicaContext) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ctx.barrier)
+        group: Any
+        async with trio.open_nursery() if on_trio() else asyncio.TaskGroup() as group:
+            start = group.start_soon if on_trio() else lambda barrier: group.create_task(barrier())
+            start(ctx.barrier)
+            await ctx.barrier(name="between")
+        async with anyio.create_task_group() as tasks:
+            if replica() == 0:
+                tasks.start_soon(ctx.barrier)
+            else:
+                tasks.start_soon(ctx.barrier)
+
+    line = inspect.getsourcelines(program)[1] + 10
+    with pytest.raises(CollectiveMismatchError) as caught:
+        await mirrored(2).run(lambda: program(here()))
+    assert caught.value.report.sequence_number == 3
+    assert [each.location and each.location.line for each in caught.value.report.replicas] == [line, line + 2]
+
+
+def on_trio() -> bool:
+    return sniffio.current_async_library() == "trio"
+
+
+async def test_a_collective_that_an_event_loop_calls_needs_a_name() -> None:
+    async def program() -> None:
+        errors: list[Any] = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, told: errors.append(told["exception"]))
+        loop.call_soon(here().barrier)
+        await asyncio.sleep(0)
+        assert [type(error) for error in errors] == [ValueError]
+        assert "give it a name" in str(errors[0])
+
+    await on_each(1, program)
+
+
+# Not awaited where it should be.
+
+SLIPS: dict[str, Callable[[Any], object]] = {
+    "arithmetic": lambda handle: handle / 2,
+    "reversed": lambda handle: 2 - handle,
+    "beside an array": lambda handle: np.ones(2) + handle,
+    "comparison": lambda handle: handle < 1,
+    "truth": bool,
+    "index": lambda handle: handle[0],
+    "iteration": list,
+    "float": float,
+    "np.asarray": np.asarray,
+}
+
+
+async def test_a_handle_that_is_used_as_a_value_asks_for_await() -> None:
+    async def program() -> None:
+        handle = here().all_reduce("SUM", np.ones(2))
+        for use in SLIPS.values():
+            with pytest.raises(TypeError, match=r"is `await` missing\? all_reduce\(SUM, float64\[2\]\) #0 of replica"):
+                use(handle)
+        with pytest.raises(TypeError, match=r"CollectiveHandle.*is `await` missing"):
+            here().all_reduce("SUM", {"x": handle})
+        if replica() == 0:
+            assert repr(handle).startswith("<CollectiveHandle: all_reduce(SUM, float64[2]) #0 of replica 0 at tests")
+            assert repr(handle).endswith("in program, not complete>")
+        await handle
+        assert repr(handle).endswith("in program, complete>")
+
+    await mirrored(2).run(program)
 
 
 # Dropped.

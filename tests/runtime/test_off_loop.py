@@ -146,12 +146,11 @@ async def test_work_that_nobody_awaited_ends_before_the_run(held: HeldThreads) -
         held.go_on()
 
     handles: list[Any] = []
-    async with anyio.create_task_group() as tasks:
-        await mirrored(2).run(program)
-        assert held.taken == 0
-    assert all(handle.done() for handle in handles)
     with warned() as told:
-        handles.clear()
+        async with anyio.create_task_group() as tasks:
+            await mirrored(2).run(program)
+            assert held.taken == 0
+    assert all(handle.done() for handle in handles)
     assert ["never awaited" in warning.text for warning in told] == [True, True]
 
 
