@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from aiodist._arrays.host import is_foreign
 from aiodist._arrays.slices import IndexedSlices
 
 T = TypeVar("T")
+_MOST_SHOWN = 20
 
 
 class DistributedValues(Generic[T]):
@@ -29,7 +31,6 @@ class DistributedValues(Generic[T]):
     """
 
     __slots__ = ("_values",)
-    __hash__ = object.__hash__
 
     def __init__(self, values: Sequence[T]) -> None:
         self._values = tuple(values)
@@ -41,31 +42,97 @@ class DistributedValues(Generic[T]):
         """The components, in replica-id order."""
         return self._values
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The components' shape.
+
+        Raises:
+            AttributeError: they have no shape, or not the same one.
+        """
+        shape: tuple[int, ...] = self._common("shape")
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        """The components' dtype.
+
+        Raises:
+            AttributeError: they have no dtype, or not the same one.
+        """
+        return self._common("dtype")
+
+    def _common(self, name: str) -> Any:
+        found = [getattr(component, name, None) for component in self._values]
+        for replica_id, one in enumerate(found):
+            if one is None:
+                raise AttributeError(
+                    f"this {type(self).__name__} has no {name}: component {replica_id} is of type "
+                    f"{type(self._values[replica_id]).__name__}"
+                )
+            if one != found[0]:
+                raise AttributeError(
+                    f"the components of this {type(self).__name__} have no common {name}: component 0's is {found[0]}, "
+                    f"component {replica_id}'s is {one}; look at value.values"
+                )
+        return found[0]
+
+    def _runs(self) -> Iterator[tuple[str, T]]:
+        """Yield the components, equal neighbours once, each with the ids of its replicas; of many the first."""
+        first, yielded = 0, 0
+        for index in range(1, len(self._values) + 1):
+            if index < len(self._values) and _alike(self._values[first], self._values[index]):
+                continue
+            if yielded == _MOST_SHOWN:
+                return
+            yield (f"{first}" if first == index - 1 else f"{first}-{index - 1}"), self._values[first]
+            first, yielded = index, yielded + 1
+
+    def _lines(self, show: Callable[[str, T], str], cut: str) -> list[str]:
+        lines, last = [], ""
+        for ids, component in self._runs():
+            lines.append(show(ids, component))
+            last = ids
+        rest = len(self._values) - 1 - int(last.rpartition("-")[2])
+        return [*lines, cut.format(rest)] if rest else lines
+
     def __repr__(self) -> str:
-        parts = "\n".join(f"  {i}: {component!r}" for i, component in enumerate(self._values))
-        return f"{type(self).__name__}:{{\n{parts}\n}}"
+        lines = self._lines("  {}: {!r}".format, "  … {} more")
+        return "\n".join([f"{type(self).__name__}:{{", *lines, "}"])
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError(
-            f"a {type(self).__name__} of {len(self._values)} components is not one array; pass it to strategy.run as "
-            "an argument, combine it with `await strategy.reduce(op, value, axis)` or `await strategy.gather(value, "
-            "axis)`, or look at its components: value.values"
+    def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
+        shown = [_formatted(component, spec) for component in self._values[:_MOST_SHOWN]]
+        rest = [f"… {len(self._values) - _MOST_SHOWN} more"] if len(self._values) > _MOST_SHOWN else []
+        return f"{type(self).__name__}({', '.join([*shown, *rest])})"
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks."""
+        rows = self._lines(
+            lambda ids, component: f"<tr><th>{ids}</th><td><pre>{escape(repr(component))}</pre></td></tr>",
+            "<tr><th>…</th><td>{} more</td></tr>",
         )
+        head = f"<tr><th>replica</th><th>{type(self).__name__}</th></tr>"
+        return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
 
-    def __iter__(self) -> Iterator[NoReturn]:
-        self._refuse()
+    # Type checkers find these uses by themselves.
+    if not TYPE_CHECKING:
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        self._refuse()
+        def _refuse(self, *_: object, **__: object) -> NoReturn:
+            raise TypeError(
+                f"a {type(self).__name__} of {len(self._values)} components is not one array; pass it to strategy.run "
+                "as an argument, combine it with `await strategy.reduce(op, value, axis)` or `await "
+                "strategy.gather(value, axis)`, or look at its components: value.values"
+            )
 
-    __array_ufunc__ = _refuse
-    __len__ = __getitem__ = __contains__ = __bool__ = __float__ = __int__ = __index__ = _refuse
-    __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _refuse
-    __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _refuse
-    __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _refuse
-    __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __divmod__ = _refuse
-    __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __rdivmod__ = _refuse
-    __lt__ = __le__ = __gt__ = __ge__ = _refuse
+        __iter__ = __array__ = __array_ufunc__ = _refuse
+        __len__ = __getitem__ = __contains__ = __bool__ = __float__ = __int__ = __index__ = _refuse
+        __neg__ = __pos__ = __abs__ = __invert__ = __round__ = _refuse
+        __add__ = __sub__ = __mul__ = __truediv__ = __floordiv__ = __mod__ = __pow__ = __matmul__ = _refuse
+        __radd__ = __rsub__ = __rmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = __rpow__ = __rmatmul__ = _refuse
+        __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = __divmod__ = _refuse
+        __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __rdivmod__ = _refuse
+        __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
 
 class PerReplica(DistributedValues[T]):
@@ -83,6 +150,27 @@ class Mirrored(DistributedValues[T]):
 for _class in (DistributedValues, PerReplica, Mirrored):
     _class.__module__ = "aiodist"
 del _class
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two components are shown as one; what is no host array or plain value is so only if it is one object."""
+    if a is b:
+        return True
+    if type(a) is not type(b) or not isinstance(a, (np.ndarray, np.generic, int, float, complex, str, bytes)):
+        return False
+    if not isinstance(a, np.ndarray):
+        return bool(a == b or (a != a and b != b))  # noqa: PLR0124  (NaN is like NaN)
+    if a.dtype != b.dtype or a.shape != b.shape or a.dtype.hasobject:
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())  # noqa: PLR0124
+
+
+def _formatted(component: Any, spec: str) -> str:
+    if not isinstance(component, np.ndarray):
+        return format(component, spec)
+    if component.ndim == 0:
+        return format(component.item(), spec)
+    return np.array2string(component, separator=", ", formatter={"all": lambda item: format(item, spec)})
 
 
 def select_replica(replica_id: int, value: Any, num_replicas: int) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist._arrays import nests
 from aiodist._arrays.slices import IndexedSlices
-from aiodist._arrays.values import PerReplica, regroup
+from aiodist._arrays.values import DistributedValues, PerReplica, regroup
 
 
 def cut(batch: Any, num_replicas: int) -> Any:
@@ -90,7 +90,7 @@ def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) ->
         if leaf is None:
             continue
         shape = getattr(leaf, "shape", None)
-        if not isinstance(shape, tuple) or isinstance(leaf, IndexedSlices):
+        if not isinstance(shape, tuple) or isinstance(leaf, (DistributedValues, IndexedSlices)):
             kind = type(leaf)
             raise TypeError(
                 f"{path(index)} must be an array, whose rows are examples, got an object of type "

@@ -39,6 +39,46 @@ def test_no_components(kind: Any) -> None:
         kind([])
 
 
+@pytest.mark.parametrize(
+    ("values", "lines"),
+    [
+        ([np.ones(2)] * 4, ["0-3: array([1., 1.])"]),
+        ([np.array([np.nan])] * 2 + [np.zeros(1)], ["0-1: array([nan])", "2: array([0.])"]),
+        ([np.zeros(3000), np.eye(1, 3000, 1500)[0]], ["0: ", "1: "]),
+        ([1, True, True, 1.0], ["0: 1", "1-2: True", "3: 1.0"]),
+        (["<b>"] * 2, ["0-1: '<b>'"]),
+        (range(40), [*(f"{k}: {k}" for k in range(20)), "… 20 more"]),
+    ],
+)
+def test_equal_neighbours_are_shown_once(values: Any, lines: list[str]) -> None:
+    shown = repr(PerReplica(values)).splitlines()[1:-1]
+    assert len(shown) == len(lines)
+    assert all(line.strip().startswith(start) for line, start in zip(shown, lines, strict=True))
+    html = PerReplica(values)._repr_html_()
+    assert html.count("<tr>") == len(lines) + 1
+    assert "<b>" not in html
+
+
+def test_format_is_that_of_the_components() -> None:
+    values = [np.float32(1.25), 2.0, np.array(0.5), np.array([1.0, 3.0])]
+    assert f"{PerReplica(values):.3f}" == "PerReplica(1.250, 2.000, 0.500, [1.000, 3.000])"
+    assert f"{Mirrored([1])}" == repr(Mirrored([1]))
+    assert f"{PerReplica(range(22)):02d}".endswith("19, … 2 more)")
+
+
+def test_common_shape_and_dtype() -> None:
+    value = PerReplica([np.zeros((2, 3)), np.ones((2, 3))])
+    assert (value.shape, value.dtype) == ((2, 3), np.float64)
+    cases: list[tuple[list[Any], str, str]] = [
+        ([np.zeros(2), np.zeros(3)], "shape", r"no common shape: component 0's is \(2,\), component 1's is \(3,\)"),
+        ([np.zeros(2), np.zeros(2, int)], "dtype", "no common dtype"),
+        ([np.zeros(2), 3.0], "shape", "component 1 is of type float"),
+    ]
+    for other, name, text in cases:
+        with pytest.raises(AttributeError, match=text):
+            getattr(PerReplica(other), name)
+
+
 USES: dict[str, Any] = {
     "iter": iter,
     "len": len,
