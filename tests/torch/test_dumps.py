@@ -13,6 +13,7 @@ import pytest
 
 from aiodist._torch.dumps import Calls, DumpError, read, read_all
 from aiodist._torch.job import Explanation, explain
+from tests.project.paths import ROOT
 from tests.tools.command import exit_code
 from tests.torch.recorded import Job, as_bytes
 
@@ -238,6 +239,38 @@ def test_a_thousand_ranks_fit_a_screen(tmp_path: Path) -> None:
     assert "  ranks 0-699 and 701-1023  1023 ranks  barrier()" in text
     assert "> rank 700                  1 rank      elsewhere, after 0 collectives" in text
     assert len(text.splitlines()) < 12
+
+
+def test_page_shows_what_is_said_of_its_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The calls are those that PyTorch 2.13 records of it on gloo."""
+    script = "docs/examples/ddp_that_hangs.py"
+    lines = (ROOT / script).read_text().splitlines()
+    model, forward, backward, barrier = (
+        next(number for number, line in enumerate(lines, 1) if what in line)
+        for what in ("DistributedDataParallel(", "mse_loss(", "loss.backward()", "dist.barrier()")
+    )
+
+    def at(line: int) -> list[dict[str, object]]:
+        return [{"name": "train", "filename": script, "line": line}]
+
+    job = Job(3, backend="gloo")
+    for kind, size, line in (("all_gather", 1, model), ("broadcast", 6, model), ("broadcast", 17, model)):
+        job.all(kind, [size], frames=at(line))
+    job.all("all_reduce", [17], frames=at(backward))
+    for size in (3, 1):
+        job.all("broadcast", [size], frames=at(forward))
+    for _ in range(4):
+        job.all("all_reduce", [17], frames=at(backward))
+    job.all("all_reduce", [17], frames=at(backward), without=[1])
+    job.call(1, "barrier", frames=at(barrier))
+    for entries in job.entries:
+        entries[-1]["time_created_ns"] = 1 << 62  # after the script was written
+    for rank in range(3):
+        (tmp_path / f"dump_{rank}").write_bytes(as_bytes(job.dump(rank)))
+    monkeypatch.chdir(ROOT)
+    page = (ROOT / "docs" / "torch.md").read_text()
+    shown = page.partition("$ aiodist explain dump_*\n")[2].partition("```")[0]
+    assert str(explain(*read_all([tmp_path]))) + "\n" == shown
 
 
 # Files.
