@@ -12,21 +12,52 @@
 default 1 where its machine says that it is stopped, and 10 where its machine does not answer.
 ``OMPI_MCA_opal_signal``: which signals Open MPI takes for itself; none unless somebody has set it.
 ``PRTE_MCA_prte_local_tmpdir_base``: where Open MPI's launcher keeps a job's files on its machine.
-``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``: how many workers an MPI's own launcher has started.
-``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``: which of them this is.
-``TORCHELASTIC_RUN_ID``, ``WORLD_SIZE``: that torchrun has started this process, and how many.
+``OMPI_COMM_WORLD_SIZE``, ``PMI_SIZE``, ``SLURM_STEP_NUM_TASKS``, ``WORLD_SIZE``: how many workers there are
+by their launcher.
+``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``, ``SLURM_PROCID``, ``RANK``: which of them this is.
+``TORCHELASTIC_RUN_ID``, ``MASTER_ADDR``: that they were started for torch.distributed.
+``TF_CONFIG``: the cluster that tf.distribute would make, and this process's place in it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 _STALL_SECONDS = 10.0
 _WORKER_PROCESS = "AIODIST_WORKER_PROCESS"
 _OPEN_MPI_FOLDER = "PRTE_MCA_prte_local_tmpdir_base"
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK")
-LAUNCHED = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+TORCHRUN = "torchrun"
+
+
+class Launched(NamedTuple):
+    """What has started this process as one of several, or of one.
+
+    Attributes:
+        by: the launcher, as a person calls it.
+        variable: what says so.
+        workers: how many it has started.
+        rank: which of them this is.
+    """
+
+    by: str
+    variable: str
+    workers: int
+    rank: int
+
+
+_LAUNCHERS: Sequence[tuple[str, str, Sequence[str], str | None]] = (
+    ("aiodist run", "AIODIST_WORKERS", ("OMPI_COMM_WORLD_RANK", "PMI_RANK"), None),
+    (TORCHRUN, "WORLD_SIZE", ("RANK",), "TORCHELASTIC_RUN_ID"),
+    ("mpiexec", "OMPI_COMM_WORLD_SIZE", ("OMPI_COMM_WORLD_RANK",), None),
+    ("mpiexec", "PMI_SIZE", ("PMI_RANK",), None),
+    (TORCHRUN, "WORLD_SIZE", ("RANK",), "MASTER_ADDR"),  # whatever has set what torchrun sets
+    ("srun", "SLURM_STEP_NUM_TASKS", ("SLURM_PROCID",), None),
+)
+"""By whom, how many, which, and what must be set beside; the innermost of several first."""
 
 
 def stall_seconds() -> float:
@@ -73,28 +104,81 @@ def fix_hashes(seed: int) -> None:
         )
 
 
-def launched_workers() -> int | None:
-    """Return how many workers a launcher has started; None without a launcher."""
-    for name in LAUNCHED:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
+def launched() -> Launched | None:
+    """Return what has started this process, as far as that shows; None without a launcher."""
+    for by, variable, ranks, beside in _LAUNCHERS:
+        workers = _count(variable)
+        if workers is not None and (beside is None or beside in os.environ):
+            rank = next((found for found in map(_count, ranks) if found is not None), 0)
+            return Launched(by, variable, workers, rank)
     return None
 
 
+def _count(name: str) -> int | None:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdecimal() else None
+
+
+def launched_workers() -> int | None:
+    """Return how many workers a launcher has started; None without a launcher."""
+    found = launched()
+    return None if found is None else found.workers
+
+
 def worker_rank() -> int:
-    """Return which of the workers that an MPI's launcher has started this is; 0 without a launcher."""
-    for name in _RANKS:
-        value = os.environ.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return 0
+    """Return which of the workers that a launcher has started this is; 0 without a launcher."""
+    found = launched()
+    return 0 if found is None else found.rank
 
 
-def workers_of_torchrun() -> int | None:
-    """Return how many processes torchrun has started; None if this is none of them."""
-    value = os.environ.get("WORLD_SIZE", "")
-    return int(value) if "TORCHELASTIC_RUN_ID" in os.environ and value.isdigit() else None
+class TfConfig(NamedTuple):
+    """What ``TF_CONFIG`` says.
+
+    Attributes:
+        cluster: the addresses of each job's tasks, by job name.
+        task_type: this process's job.
+        task_id: its index in the job.
+    """
+
+    cluster: Mapping[str, Sequence[str]]
+    task_type: str
+    task_id: int
+
+    @property
+    def workers(self) -> int:
+        """How many workers the cluster has: a chief is the first of them."""
+        return sum(len(self.cluster.get(job, ())) for job in _CHIEFS) + len(self.cluster.get("worker", ()))
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return self.task_id + (self.workers - len(self.cluster["worker"]) if self.task_type == "worker" else 0)
+
+
+_CHIEFS = ("chief", "master")
+
+
+def tf_config() -> TfConfig | None:
+    """Return what ``TF_CONFIG`` says; None where it names no cluster.
+
+    Raises:
+        ValueError: it is not as tf.distribute has it.
+    """
+    text = os.environ.get("TF_CONFIG")
+    try:
+        fields = json.loads(text) if text else {}
+        if not fields.get("cluster"):
+            return None
+        cluster, task = fields["cluster"], fields["task"]
+        found = TfConfig(dict(cluster), str(task["type"]), int(task["index"]))
+        if not 0 <= found.task_id < len(cluster[found.task_type]):
+            raise IndexError(found.task_id)
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
+        raise ValueError(
+            'TF_CONFIG must be like {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+            f", got {text!r} ({type(error).__name__}: {error})"
+        ) from None
+    return found
 
 
 def note_worker(process: int) -> None:

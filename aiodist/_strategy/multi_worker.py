@@ -8,6 +8,7 @@ from typing import Any
 
 import anyio
 
+from aiodist._arrays import environment
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
 from aiodist._core.report import ReplicaState
@@ -123,8 +124,11 @@ class MultiWorkerMirroredStrategy(Strategy):
         """The cluster that the strategy spans, and this worker's place in it."""
         if self._cluster is not None:
             return self._cluster
+        layout, config = self._team.layout, environment.tf_config()
+        if config is not None and (config.workers, config.rank) == (layout.workers, layout.rank):
+            return ClusterSettings({job: tuple(tasks) for job, tasks in config.cluster.items()}, *config[1:])
         hosts = tuple(hello.host for hello in self._workers.rendezvous.hellos)
-        return ClusterSettings({"worker": hosts}, "worker", self._team.layout.rank)
+        return ClusterSettings({"worker": hosts}, "worker", layout.rank)
 
     def _use_cluster(self, settings: ClusterSettings) -> None:
         """Keep the settings of a cluster, which must be that of the workers."""

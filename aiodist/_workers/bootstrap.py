@@ -1,4 +1,4 @@
-"""Bootstrap: which engine serves a program, and the rendezvous of a strategy's workers.
+"""Bootstrap: the rendezvous of a strategy's workers.
 
 The constructor of a strategy blocks until all workers have come; where those are simulated in one thread, the first use
 does. Each says what it has (`Hello`); what each says has a
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -29,21 +28,21 @@ from aiodist._core.report import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
-from aiodist._workers.engines.local import LocalMaking
 from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.handshake import Address, Door, Listening, blank, connect, failure
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.launcher import told_to_the_launcher
 from aiodist._workers.layout import Layout
+from aiodist._workers.selection import communicator_of
 from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist._workers.team import Settings, Team
-from aiodist._workers.transport import Communicator, Making, Request, Steps, as_bytes
+from aiodist._workers.transport import Communicator, Request, Steps, as_bytes
 
 RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
 _OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist._strategy")
 
-_unmet: Final[list[Making]] = []
+_unmet: Final[list[tuple[Steps[Communicator], Request | None]]] = []
 """What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
 
 
@@ -186,59 +185,24 @@ def _understood(whole: bytes, sizes: tuple[int, ...]) -> tuple[Sequence[Hello], 
     return hellos, Layout(0, [hello.devices for hello in hellos])
 
 
-# The engine.
-
-
 def _communicator(given: Any) -> Communicator:
-    making = _made_of(given)
-    rank, size = environment.worker_rank(), environment.launched_workers() or 1
+    """Return the communicator of the workers; what others have not joined in time is gone on with by the next one."""
+    steps, request = _unmet.pop() if given is None and _unmet else (communicator_of(given), None)
+    launched = environment.launched()
+    rank, size = (launched.rank, launched.workers) if launched is not None else (0, 1)
     try:
-        _wait(making, rank, size)
+        while True:
+            if request is not None:
+                _wait(request, rank, size)
+            request = next(steps)
+    except StopIteration as end:
+        environment.note_worker(os.getpid())
+        found: Communicator = end.value
+        return found
     except BaseException:
-        if given is None:
-            _unmet.append(making)
+        if given is None and request is not None:
+            _unmet.append((steps, request))
         raise
-    environment.note_worker(os.getpid())
-    return making.result()
-
-
-def _made_of(given: Any) -> Making:
-    if given is None:
-        return _of_launcher()
-    mpi = sys.modules.get("mpi4py.MPI")
-    if mpi is None or not isinstance(given, mpi.Comm):
-        kind = type(given)
-        raise TypeError(
-            "communicator must be an mpi4py.MPI.Intracomm, or None for all workers that a launcher has started, got "
-            f"{kind.__module__}.{kind.__qualname__}: {given!r}"
-        )
-    from aiodist._workers.engines.mpi import MpiCommunicator
-
-    return MpiCommunicator.of_program(given)
-
-
-def _of_launcher() -> Making:
-    """Begin a communicator of the workers that a launcher has started; without one, of this process alone."""
-    expected = environment.launched_workers()
-    of_torchrun = environment.workers_of_torchrun() or 1
-    if expected is None and of_torchrun > 1:
-        raise RuntimeError(
-            f"torchrun has started {of_torchrun} processes, whose workers aiodist cannot connect: it needs MPI. Start "
-            f"the program by `aiodist run -n {of_torchrun}`, or by mpiexec"
-        )
-    if expected is None or expected == 1:
-        return LocalMaking()
-    worker = environment.noted_worker()
-    if worker is not None and worker != os.getpid():  # it has a worker's variables, and two would confuse an engine
-        raise RuntimeError(
-            f"this process ({os.getpid()}) was started by a worker of the job (process {worker}), and is none itself; "
-            f"if it is to run alone, start it without {', '.join(environment.LAUNCHED)} in its environment"
-        )
-    if _unmet:
-        return _unmet.pop()
-    from aiodist._workers.engines.mpi import MpiCommunicator
-
-    return MpiCommunicator.of_world(expected)
 
 
 # Waiting, in the constructor.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -26,6 +28,45 @@ class Job:
     def add_done_callback(self, fn: Callable[[], object], /) -> None:
         """Call a function, in the worker thread, when it has returned."""
         self._future.add_done_callback(lambda _: fn())
+
+
+class Serial:
+    """Calls one function after the other, in a thread while there is anything to call.
+
+    The thread is a daemon: one that waits for a worker that has died waits for ever, and nobody waits for it then.
+
+    Args:
+        name: the thread's.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._to_call: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+
+    def begin(self, fn: Callable[[], Any]) -> Job:
+        """Call a function when all that was to be called before has returned."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._to_call.append((future, fn))
+            first = len(self._to_call) == 1
+        if first:
+            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
+        return Job(future)
+
+    def _serve(self) -> None:
+        while True:
+            future, fn = self._to_call[0]
+            try:
+                result = fn()
+            except Exception as error:  # noqa: BLE001  (it is for who waits)
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+            with self._lock:
+                self._to_call.popleft()
+                if not self._to_call:
+                    return
 
 
 class Threads:

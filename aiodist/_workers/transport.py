@@ -59,9 +59,11 @@ class Communicator(Protocol):
         rank: this worker, among those of the communicator.
         size: how many they are.
         depth: how many operations are well begun before the first is complete.
+        library: what the engine stands on, with its version.
     """
 
     engine: str
+    library: str
     rank: int
     size: int
     depth: int

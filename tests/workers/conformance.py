@@ -88,10 +88,10 @@ def reductions_of_the_engine(c: Communicator) -> Iterator[Request]:
 
 
 def least_of_records(c: Communicator) -> Iterator[Request]:
-    """The reduction by which many workers compare records: of 64 bits without a sign, whatever `reduces` says."""
-    values = np.array([c.rank, ~c.rank & (2**64 - 1), 1 << 63, (1 << 63) - 1], np.uint64)
+    """The reduction by which many workers compare records: of bytes, whatever `reduces` says."""
+    values = np.array([c.rank, 255 - c.rank, 128, 127], np.uint8)
     yield c.iallreduce(ReduceOp.MIN, values, values)
-    assert values.tolist() == [0, ~(c.size - 1) & (2**64 - 1), 1 << 63, (1 << 63) - 1]
+    assert values.tolist() == [0, 256 - c.size, 128, 127]
 
 
 class AtOnce(Threads):

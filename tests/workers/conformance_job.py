@@ -6,25 +6,32 @@ python conformance_job.py           prints two digests a worker, the same on all
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
 
 from aiodist import CommunicationOptions, MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
-from aiodist._workers.engines.mpi import MpiCommunicator
-from aiodist._workers.transport import Communicator, Making
+from aiodist._workers.transport import Communicator, Steps
 from tests.workers.conformance import CASES, go_through, wait
 from tests.workers.job import all_ordered_sums, all_values, say
 
 
 def connected() -> Communicator:
     """Return the communicator of the engine, also where there is one worker, for which the local engine would do."""
-    return made(MpiCommunicator.of_world(environment.launched_workers() or 1))
+    launched = environment.launched()
+    torch = launched is not None and launched.by == environment.TORCHRUN
+    engine = importlib.import_module(f"aiodist._workers.engines.{'torch' if torch else 'mpi'}")
+    return made((engine.TorchCommunicator if torch else engine.MpiCommunicator).of_world())
 
 
-def made(making: Making) -> Communicator:
+def made(steps: Steps[Communicator]) -> Communicator:
     """Return a communicator, when it is made."""
-    wait(making)
-    return making.result()
+    try:
+        while True:
+            wait(next(steps))
+    except StopIteration as end:
+        found: Communicator = end.value
+        return found
 
 
 def main() -> None:
@@ -42,7 +49,9 @@ def main() -> None:
 
 def duplicate(communicator: Communicator) -> Communicator:
     """Return another communicator of the same workers."""
-    return made(communicator.idup())
+    making = communicator.idup()
+    wait(making)
+    return making.result()
 
 
 if __name__ == "__main__":

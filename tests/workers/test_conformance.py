@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from aiodist import MultiWorkerMirroredStrategy
 from aiodist._workers.engines.local import LocalCommunicator
 from aiodist._workers.engines.simulated import SimulatedCluster
+from tests.tools.command import environment
 from tests.workers import conformance
 from tests.workers.job import all_ordered_sums, all_values
 from tests.workers.launched import job
@@ -67,3 +70,14 @@ def test_mpi_engine(size: int) -> None:
     assert len(re.findall("mpi conforms", output)) == size
     assert re.findall(r"digest (\w+)", output) == [digest_of_simulated(size)] * size
     assert re.findall(r"ordered (\w+)", output) == [digest_of_ordered_sums()] * size, "the same bits for every layout"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no torch")
+@pytest.mark.parametrize("size", [2, 4])
+def test_torch_engine(size: int) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", str(PROGRAM)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(), timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert len(re.findall("torch conforms", ended.stdout)) == size
+    assert re.findall(r"digest (\w+)", ended.stdout) == [digest_of_simulated(size)] * size
+    assert re.findall(r"ordered (\w+)", ended.stdout) == [digest_of_ordered_sums()] * size

@@ -2,25 +2,124 @@
 
 from __future__ import annotations
 
+import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aiodist import MultiWorkerMirroredStrategy
+from aiodist._arrays import environment
+from aiodist._arrays.environment import Launched
+from aiodist._workers.engines.local import LocalCommunicator
 from aiodist._workers.launcher import told_to_the_launcher
+from aiodist._workers.selection import check
+
+VARIABLES = ("AIODIST_WORKERS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "WORLD_SIZE", "TF_CONFIG")
 
 
-def test_torchrun_is_an_error_that_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    MultiWorkerMirroredStrategy().close()
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match=r"torchrun has started 4 processes.*: it needs MPI.*`aiodist run -n 4`"):
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing around the tests count as a launcher."""
+    for name in (*VARIABLES, "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "AIODIST_WORKER_PROCESS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "by", "workers", "rank"),
+    [
+        ("AIODIST_WORKERS=3 PMI_SIZE=3 PMI_RANK=2", "aiodist run", 3, 2),
+        ("OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=1", "mpiexec", 4, 1),
+        ("PMI_SIZE=4 PMI_RANK=3 SLURM_STEP_NUM_TASKS=1", "mpiexec", 4, 3),
+        ("SLURM_STEP_NUM_TASKS=8 SLURM_PROCID=5", "srun", 8, 5),
+        ("SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1 WORLD_SIZE=8 RANK=6 TORCHELASTIC_RUN_ID=none", "torchrun", 8, 6),
+        ("WORLD_SIZE=8 RANK=6 MASTER_ADDR=here", "torchrun", 8, 6),
+    ],
+)
+def test_launchers_are_told_apart(
+    variables: str, by: str, workers: int, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    found = environment.launched()
+    assert found is not None
+    assert (found.by, found.workers, found.rank) == (by, workers, rank)
+
+
+@pytest.mark.parametrize("variables", ["", "WORLD_SIZE=4", "SLURM_NTASKS=4 SLURM_PROCID=0", "PMI_SIZE=many"])
+def test_what_no_launcher_has_set_counts_for_none(variables: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in variables.split():
+        monkeypatch.setenv(*variable.split("="))
+    assert environment.launched() is None
+
+
+class Seen(LocalCommunicator):
+    """What an engine sees of a job."""
+
+    library = "MPICH 5.0.2"
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
+    """Return what stands in TF_CONFIG."""
+    spec = {"worker": [f"host{i}:80" for i in range(workers)], **jobs}
+    return json.dumps({"cluster": spec, "task": {"type": task, "index": index}})
+
+
+@pytest.mark.parametrize(
+    ("by", "seen", "config", "expected"),
+    [
+        (
+            "srun",
+            (0, 1),
+            "",
+            r"srun has started 2 workers \(SIZE\), and MPICH 5\.0\.2 knows of 1: .* srun --mpi=pmi2 for",
+        ),
+        ("mpiexec", (0, 1), "", r"mpiexec has started 2 workers .* Type `aiodist run -n 2 program\.py`, which finds"),
+        ("torchrun", (0, 1), "", r"torchrun has started 2 .*torchrun --nproc-per-node=2 program\.py"),
+        ("mpiexec", (0, 2), "", ""),
+        (None, (0, 1), cluster(1, 0), ""),
+        (
+            None,
+            (0, 1),
+            cluster(3, 1),
+            r"cluster of 3 workers, and no launcher has.* type `aiodist run -n 3 program\.py`",
+        ),
+        ("mpiexec", (0, 2), cluster(3, 0), "cluster of 3 workers, and mpiexec has started 2"),
+        ("mpiexec", (1, 2), cluster(2, 1), ""),
+        ("mpiexec", (1, 2), cluster(1, 0, chief=["host:80"]), ""),
+        ("mpiexec", (0, 2), cluster(1, 0, "chief", chief=["host:80"]), ""),
+        ("mpiexec", (0, 2), cluster(2, 1), "this process is worker 1, worker 1, and the launcher that it is worker 0"),
+        (None, (0, 1), '{"cluster": {"worker": ["host:80"]}}', r"TF_CONFIG must be like \{\"cluster\""),
+        (None, (0, 1), "[", "TF_CONFIG must be like"),
+        (None, (0, 1), "{}", ""),
+    ],
+)
+def test_what_was_started_is_what_is_seen_or_an_error_says_what_to_type(
+    by: str | None, seen: tuple[int, int], config: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", config)
+    launched = None if by is None else Launched(by, "SIZE", 2, seen[0])
+    with pytest.raises((RuntimeError, ValueError), match=expected) if expected else nullcontext():
+        check(Seen(*seen), launched)
+
+
+def test_cluster_of_tf_config_is_the_strategys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", cluster(1, 0, evaluator=["other:80"]))
+    strategy = MultiWorkerMirroredStrategy()
+    resolver = strategy.cluster_resolver
+    assert (resolver.spec["worker"], resolver.task_type, resolver.task_id) == (("host0:80",), "worker", 0)
+    monkeypatch.setenv("TF_CONFIG", cluster(2, 0))
+    assert len(strategy.cluster_resolver.spec["worker"]) == 1
+    with pytest.raises(RuntimeError, match="TF_CONFIG names a cluster of 2 workers"):
         MultiWorkerMirroredStrategy()
 
 
-def test_rendezvouss_are_told_while_they_last_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rendezvous_are_told_while_they_last_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIODIST_NOTES", str(tmp_path))
     rendezvous, met = (tmp_path / f"{kind}.{os.getpid()}" for kind in ("rendezvous", "met"))
     for count in ("1", "2"):

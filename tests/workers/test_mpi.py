@@ -85,21 +85,6 @@ def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
     assert len(re.findall(r"again \[6\.\]", output)) == 3
 
 
-def test_initialisation_of_mpi_does_not_wait_for_ever() -> None:
-    """Where MPI waits in C for a worker that has ended, no Python code runs, and nothing but a signal could end it."""
-    program = (
-        "import time; from aiodist._workers.engines import mpi; mpi._INIT_SECONDS = 0.05\n"
-        "with mpi._bounded(): pass\n"
-        "time.sleep(0.2); print('still here', flush=True)\n"
-        "with mpi._bounded(): time.sleep(60)\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=environment(), timeout=30
-    )
-    assert (ended.returncode, ended.stdout) == (1, "still here\n")
-    assert ended.stderr.startswith("Timeout")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows which signals a process handles")
 def test_crashed_worker_ends_for_mpi_does_not_handle_the_signals_of_crashes() -> None:
     """Open MPI's handlers allocate memory, and wait for ever where it was that which has crashed."""

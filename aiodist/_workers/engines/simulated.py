@@ -107,7 +107,7 @@ class _World:
 class SimulatedCommunicator:
     """One worker's view of a simulated cluster."""
 
-    engine = "simulated"
+    engine = library = "simulated"
     depth = 2
 
     def __init__(self, world: _World, rank: int) -> None:

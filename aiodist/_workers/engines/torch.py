@@ -1,0 +1,206 @@
+"""The torch engine, for programs that torchrun has started: torch.distributed's public names, over gloo.
+
+What gloo has no operation for (parts of several sizes) is put together from broadcasts. It reduces what it does with
+aiodist's meaning; the rest travels as shares, as with any engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+
+from aiodist._workers.finalising import in_the_air
+from aiodist._workers.threads import Job, Serial
+from aiodist._workers.transport import DONE, Array, Communicator, Making, Request, Steps, parts_of
+from aiodist_kernels import ReduceOp
+
+INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
+_NEWS_SECONDS: Final = 2.0
+"""How long an error of the engine is held back: where a worker has died, the control connection says so meanwhile."""
+
+
+def load_torch() -> tuple[ModuleType, ModuleType]:
+    """Return torch and torch.distributed.
+
+    Raises:
+        ImportError: PyTorch is not installed, or has no distributed package.
+    """
+    try:
+        import torch
+        import torch.distributed as dist
+    except ImportError as error:
+        raise ImportError(INSTALL) from error
+    if not dist.is_available() or not dist.is_gloo_available():
+        raise ImportError("this PyTorch is built without torch.distributed, or without gloo, by which workers meet")
+    return torch, dist
+
+
+class TorchRequest:
+    """Operations of torch's that are complete together, and the buffers that they use.
+
+    Args:
+        works: torch's own.
+        finish: called once they are complete.
+        buffers: those.
+    """
+
+    def __init__(self, works: Sequence[Any], finish: Callable[[], object] | None, *buffers: object) -> None:
+        self._works = list(works)
+        self._finish = finish
+        self._buffers = buffers
+        self._failed_at: float | None = None
+
+    def test(self) -> bool:
+        """Return whether they are complete.
+
+        Raises:
+            RuntimeError: one has failed.
+        """
+        while self._works and self._works[0].is_completed():
+            try:
+                self._works[0].wait()
+            except RuntimeError:
+                now = time.monotonic()
+                self._failed_at = self._failed_at or now
+                if now - self._failed_at < _NEWS_SECONDS:
+                    return False
+                raise
+            del self._works[0]
+        if not self._works and self._finish is not None:
+            self._finish()
+            self._finish = None
+        return not self._works
+
+    def __del__(self) -> None:
+        """Stay, with what torch may still read and write, where nobody waits for it any more."""
+        if self._works and self._failed_at is None:
+            in_the_air.append(self)
+
+
+class TorchCommunicator:
+    """Workers that torch.distributed connects.
+
+    Args:
+        group: a process group with gloo; None for that of all processes.
+        ranks: its members, among all.
+    """
+
+    engine = "torch"
+    depth = 2
+
+    def __init__(self, group: Any, ranks: Sequence[int]) -> None:
+        self._torch, self._dist = load_torch()
+        self._group = group
+        self._ranks = list(ranks)
+        self._duplicates = Serial("aiodist communicators")  # one order for these, and one for groups
+        self._groups = Serial("aiodist groups")
+        self._ops = {
+            ReduceOp.SUM: self._dist.ReduceOp.SUM,
+            ReduceOp.PRODUCT: self._dist.ReduceOp.PRODUCT,
+            ReduceOp.MIN: self._dist.ReduceOp.MIN,
+            ReduceOp.MAX: self._dist.ReduceOp.MAX,
+        }
+        self.library = f"torch {self._torch.__version__}"
+        self.rank = self._ranks.index(self._dist.get_rank())
+        self.size = len(self._ranks)
+
+    @classmethod
+    def of_world(cls) -> Steps[Communicator]:
+        """Make a communicator of all processes; torch.distributed is initialised, unless the program has done that."""
+        _, dist = load_torch()
+        if not dist.is_initialized():
+            making = Serial("aiodist torch").begin(lambda: dist.init_process_group("gloo"))
+            yield making
+            making.result()
+        duplicate = cls(None, range(dist.get_world_size())).idup()
+        yield duplicate
+        return duplicate.result()
+
+    def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+        """Return whether gloo takes an op and dtype with our meaning."""
+        return dtype.char in ("fdil" if op in (ReduceOp.SUM, ReduceOp.PRODUCT) else "il")
+
+    def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> Request:
+        """Reduce buffers over the workers."""
+        if receive is not send:
+            receive[...] = send
+        if not receive.size:
+            return DONE
+        tensor = self._torch.from_numpy(receive)
+        return TorchRequest([self._dist.all_reduce(tensor, self._ops[op], self._group, async_op=True)], None, receive)
+
+    def iallgather(self, send: Array, receive: Array) -> Request:
+        """Put buffers together by rank."""
+        if not receive.size:
+            return DONE
+        parts = [self._torch.from_numpy(part) for part in parts_of(receive, [len(send)] * self.size)]
+        own = self._readable(send)
+        return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], None, own, receive)
+
+    def iallgatherv(
+        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
+    ) -> Request:
+        """Put buffers of several sizes together by rank: each worker broadcasts its own."""
+        parts = parts_of(receive, counts, places)
+        parts[self.rank][...] = send
+        works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
+        return TorchRequest(works, None, receive)
+
+    def ibcast(self, buffer: Array, root: int) -> Request:
+        """Overwrite a buffer with that of one worker."""
+        return TorchRequest([self._broadcast(buffer, root)] if buffer.size else [], None, buffer)
+
+    def _broadcast(self, buffer: Array, root: int) -> Any:
+        return self._dist.broadcast(self._readable(buffer), self._ranks[root], self._group, async_op=True)
+
+    def ialltoallv(
+        self,
+        send: Array,
+        send_counts: Sequence[int],
+        receive: Array,
+        receive_counts: Sequence[int],
+        send_places: Sequence[int] | None = None,
+        receive_places: Sequence[int] | None = None,
+    ) -> Request:
+        """Send every worker its part."""
+        going = np.concatenate(parts_of(send, send_counts, send_places))
+        coming = np.empty(sum(receive_counts), np.uint8)
+        works = [
+            self._dist.all_to_all_single(
+                self._torch.from_numpy(coming), self._torch.from_numpy(going), list(receive_counts), list(send_counts),
+                self._group, async_op=True,
+            )
+        ]  # fmt: skip
+
+        def take() -> None:
+            targets = parts_of(receive, receive_counts, receive_places)
+            for target, part in zip(targets, parts_of(coming, receive_counts), strict=True):
+                target[...] = part
+
+        return TorchRequest(works, take, going, coming)
+
+    def idup(self) -> Making:
+        """Make another communicator of the same workers."""
+        return self._made(self._duplicates, self._ranks)
+
+    def icreate_group(self, ranks: Sequence[int], tag: int) -> Making:  # noqa: ARG002  (torch tells them apart itself)
+        """Make a communicator of some of the workers."""
+        return self._made(self._groups, [self._ranks[rank] for rank in ranks])
+
+    def _made(self, serial: Serial, ranks: list[int]) -> Job:
+        def make() -> TorchCommunicator:
+            group = self._dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            return TorchCommunicator(group, ranks)
+
+        return serial.begin(make)
+
+    def abort(self) -> None:
+        """Leave what is under way as it is; the requests keep their buffers."""
+
+    def _readable(self, array: Array) -> Any:
+        """Return a tensor of the same memory; of a copy where that is read-only, which torch cannot know."""
+        return self._torch.from_numpy(array if array.flags.writeable else array.copy())
