@@ -45,17 +45,9 @@ def describe(value: Any) -> tuple[Any, Any, Any, Any, Any]:
         ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
         TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
     """
-    ndarray = np.ndarray
-    if type(value) is dict:
-        for leaf in value.values():
-            if type(leaf) is not ndarray:
-                break
-        else:  # a flat dict of arrays, the commonest nest
-            leaves, structure = nests.flatten_flat_dict(value)
-            return structure, tuple([a.shape for a in leaves]), tuple([a.dtype for a in leaves]), None, leaves
-    elif isinstance(value, (np.ndarray, np.generic, int, float, complex)):
+    if isinstance(value, (np.ndarray, np.generic, int, float, complex)):
         return None, *describe_leaf(value)
-    elif (mark := likely_type_of(type(value))) is not None and mark.is_on_gpu(value):
+    if (mark := likely_type_of(type(value))) is not None and mark.is_on_gpu(value):
         array = mark.view(value)
         return None, array.shape, array.dtype, mark, array
     try:

@@ -11,9 +11,10 @@ from typing import Any, Final, Protocol, Self, TypeVar
 from weakref import WeakSet
 
 import anyio.to_thread
-import numpy as np
+from numpy import ndarray
 
 from aiodist._arrays import nests
+from aiodist._arrays.nests import Build, builder
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
@@ -187,24 +188,28 @@ class ReplicaContext(Block):
         frame = _getframe(1)
         if frame.f_code is not self.awaits.code:
             frame = self._caller(frame, name)
-        member = self.member
-        slot: Any = member.group.open.get(member.sequence)
-        likely: Request | None = None if slot is None else slot.request
-        structure = None
-        if type(value) is np.ndarray and name is None:
-            leaves, shape, dtype = value, value.shape, value.dtype
-            if likely is not None and likely.op is op and likely.dtype is dtype and likely.shape == shape:
-                request = likely
-            else:
-                request = requests.array_request(kinds.ALL_REDUCE, op, shape, dtype)
-        else:
-            request, structure, leaves = requests.reduction(op, value, name, likely)
+        request: Request | None = None
+        leaves: Any = value
+        build: Build | None = None
+        before = self.awaits.request
+        expected = before.following
+        if expected is not None and expected.op is op and name is None:
+            if type(value) is ndarray:
+                if expected.dtype is value.dtype and expected.shape == value.shape:
+                    request = expected
+            elif expected.template is not None:
+                leaves = expected.template.match(value)
+                if leaves is not None:
+                    request, build = expected, expected.template.build
+        if request is None:
+            request, build, leaves = requests.reduction(op, value, name)
+            before.following = request
+        self.awaits.request = request
         if options is None and experimental_hints is None and out is None and not self.run.paths:
-            build = None if structure is None else structure.unflatten
             return self.run.post(self, request, frame.f_code, frame.f_lasti, leaves, build)
         options = requests.options(options, experimental_hints)
-        buffers = None if out is None else self._out_buffers(out, request, structure, leaves)
-        return self.issue(frame, request, leaves, structure, options=options, out=buffers)
+        buffers = None if out is None else self._out_buffers(out, request, leaves)
+        return self.issue(frame, request, leaves, build, options=options, out=buffers)
 
     def all_gather(
         self, value: Any, axis: int, options: CommunicationOptions | None = None, *, name: str | None = None
@@ -228,7 +233,7 @@ class ReplicaContext(Block):
         structure, spec, leaves = requests.described(value)
         axes = kinds.axes_of(spec, axis)
         request = requests.request(kinds.ALL_GATHER, None, axes, name, structure, kinds.ragged(spec, axes))
-        return self.issue(_getframe(1), request, leaves, structure, options=requests.options(options, None))
+        return self.issue(_getframe(1), request, leaves, builder(structure), options=requests.options(options, None))
 
     def broadcast(self, value: Any, source: int = 0, *, name: str | None = None) -> CollectiveHandle[Any]:
         """Give every replica the value of one.
@@ -249,7 +254,7 @@ class ReplicaContext(Block):
         structure, spec, leaves = requests.described(value)
         source = requests.replica_id(source, "source")
         request = requests.request(kinds.BROADCAST, None, source, name, structure, spec)
-        return self.issue(_getframe(1), request, leaves, structure)
+        return self.issue(_getframe(1), request, leaves, builder(structure))
 
     def reduce_scatter(
         self, reduce_op: ReduceOp | str, value: Any, axis: int = 0, *, name: str | None = None
@@ -276,7 +281,7 @@ class ReplicaContext(Block):
         op = requests.reduce_op(reduce_op)
         structure, spec, leaves = requests.described(value)
         request = requests.request(kinds.REDUCE_SCATTER, op, kinds.axes_of(spec, axis), name, structure, spec)
-        return self.issue(_getframe(1), request, leaves, structure)
+        return self.issue(_getframe(1), request, leaves, builder(structure))
 
     def all_to_all(
         self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
@@ -302,7 +307,7 @@ class ReplicaContext(Block):
         structure, spec, leaves = requests.described(value)
         axes = kinds.split_axes_of(spec, split_axis, concat_axis)
         request = requests.request(kinds.ALL_TO_ALL, None, axes, name, structure, spec)
-        return self.issue(_getframe(1), request, leaves, structure)
+        return self.issue(_getframe(1), request, leaves, builder(structure))
 
     def barrier(self, *, name: str | None = None) -> CollectiveHandle[None]:
         """Wait until every replica has called this.
@@ -445,7 +450,7 @@ class ReplicaContext(Block):
         frame: FrameType,
         request: Request,
         leaves: Any,
-        structure: Any,
+        build: Build | None,
         *,
         options: CommunicationOptions | None = None,
         out: OutBuffers | None = None,
@@ -455,7 +460,6 @@ class ReplicaContext(Block):
         path: Path | None = None
         if self.run.paths and request.call.name is None:
             path = call_path(frame)
-        build = None if structure is None else structure.unflatten
         return self.run.post(
             self, request, frame.f_code, frame.f_lasti, leaves, build, path=path, options=options, out=out
         )
@@ -478,7 +482,7 @@ class ReplicaContext(Block):
             self.awaits.code = frame.f_code
         return found
 
-    def _out_buffers(self, given: Any, request: Request, structure: Any, leaves: Any) -> OutBuffers:
+    def _out_buffers(self, given: Any, request: Request, leaves: Any) -> OutBuffers:
         """Return the buffers for a result as executors take them.
 
         Raises:
@@ -486,7 +490,8 @@ class ReplicaContext(Block):
             ValueError: the structure or a shape is not the result's; a buffer is read-only, on another GPU, given for
                 two leaves, or overlaps what it may not.
         """
-        if type(given) is np.ndarray:
+        structure = request.structure
+        if type(given) is ndarray:
             buffers, found = [given], None
         else:
             buffers, found = nests.flatten(given)

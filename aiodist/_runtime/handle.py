@@ -25,6 +25,7 @@ from aiodist._core.ledger import Member, RawPost, post_of
 from aiodist._core.text import shown
 from aiodist._runtime.current import current
 from aiodist._runtime.rendezvous import Rendezvous
+from aiodist._runtime.requests import START
 
 T = TypeVar("T")
 
@@ -37,13 +38,15 @@ class Awaits:
     Attributes:
         code: that of the program from which it issued a collective before; an event loop's code is never this.
         latest: the handle that was issued last, until it is awaited.
+        request: what was reduced last; what is reduced next is mostly what followed that before.
         seat: where its task waits on asyncio.
     """
 
-    __slots__ = ("_earlier", "code", "latest", "seat")
+    __slots__ = ("_earlier", "code", "latest", "request", "seat")
 
     def __init__(self) -> None:
         self.code: CodeType | None = None
+        self.request = START
         self.latest: CollectiveHandle[Any] | None = None
         self.seat: Seat | None = None
         self._earlier: dict[tuple[int, int], RawPost] = {}  # those before the latest, by group and number

@@ -27,6 +27,8 @@ from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
 from aiodist_kernels import Accumulate, ReduceOp
 
 _MOST_KEPT = 4096
+_LEARNS_AT = (3, 30, 300)
+"""At which miss a request learns to recognise a nest: code for one that never comes again would not pay."""
 
 
 Compute: TypeAlias = Callable[[Sequence[Any], CommunicationOptions], Any]
@@ -54,7 +56,9 @@ class Request:
         call: the same, as the ledger compares it.
         op: the reduce op.
         shape, dtype: of a single NumPy array that is reduced without a name; None for everything else.
-        structure: of the value, where it is a nest that is reduced without a name; None for everything else.
+        structure: of a nest; None for everything else.
+        template: takes such nests apart and puts them together, once they have come again and again.
+        following: what was asked for behind this the last time; None where nothing was.
         compute: makes the result of the values and options, where no plan does; None otherwise.
         over_workers: the same over several workers; None where there is no ``compute``.
         on_devices: whether there are arrays on GPUs among the leaves.
@@ -62,8 +66,22 @@ class Request:
     """
 
     __slots__ = (
-        "_executor", "_executors", "_size", "call", "checked_for", "collective", "compute", "dtype", "on_devices",
-        "op", "over_workers", "shape", "structure",
+        "_executor",
+        "_executors",
+        "_misses",
+        "_size",
+        "call",
+        "checked_for",
+        "collective",
+        "compute",
+        "dtype",
+        "following",
+        "on_devices",
+        "op",
+        "over_workers",
+        "shape",
+        "structure",
+        "template",
     )  # fmt: skip
 
     def __init__(
@@ -82,11 +100,14 @@ class Request:
         spec = collective.spec
         reduced = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
         plain = reduced and spec is not None and spec.single and spec.marks == (None,)
-        self.structure = structure if reduced else None
+        self.structure = structure
         self.shape = spec.shapes[0] if plain and spec is not None else None
         self.dtype = spec.dtypes[0] if plain and spec is not None else None
         self.on_devices = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
+        self.template: nests.Template | None = None
+        self.following: Request | None = None
         self.checked_for = 0
+        self._misses = 0
         self._executor: Any = None  # of the commonest kind: everybody takes part, on the host, in the native way
         self._size = 0
         self._executors: dict[Any, Any] = {}
@@ -95,6 +116,12 @@ class Request:
     def of_kind(cls, kind: Kind) -> Request:
         """Return the request for a kind that has neither value nor arguments."""
         return cls(Collective(kind, None, None, None), Call(kind.name))
+
+    def learn(self, nest: Any) -> None:
+        """Note that a nest of NumPy arrays was not recognised by the template; now and then, this makes another."""
+        self._misses += 1
+        if self._misses in _LEARNS_AT:
+            self.template = nests.template(nest)
 
     @property
     def kind(self) -> Kind:
@@ -137,6 +164,9 @@ class Request:
                 self._executor, self._size = found, size
         return found
 
+
+START = Request.of_kind(kinds.BARRIER)
+"""Stands for what a replica has reduced before its first reduction."""
 
 _requests: dict[Any, Request] = {}
 
@@ -257,26 +287,25 @@ def array_text(mark: Any) -> str:
 # Arguments.
 
 
-def reduction(op: ReduceOp, value: Any, name: str | None, likely: Any) -> tuple[Request, Any, Any]:
-    """Return the request for an all_reduce of a value, with structure (None for a single leaf) and leaves.
+def reduction(op: ReduceOp, value: Any, name: str | None) -> tuple[Request, nests.Build | None, Any]:
+    """Return the request for an all_reduce of a value, with what makes a nest like it of its leaves, and these.
 
-    Args:
-        op: the reduce op.
-        value: the value.
-        name: stands in for the call site.
-        likely: the request of the replica that came before this one, which mostly asks for the same; None for nobody.
+    Of a single leaf nothing is made, and it stands for itself.
 
     Raises:
         ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
         TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
     """
+    if type(value) is np.ndarray and name is None:
+        return array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype), None, value
     structure, shapes, dtypes, marks, leaves = describe(value)
-    if likely is not None and structure is not None and name is None and likely.op is op and marks is None:
-        spec = likely.collective.spec
-        if likely.structure == structure and spec.shapes == shapes and spec.dtypes == dtypes and not any(spec.marks):
-            return likely, structure, leaves
     spec = _spec(structure, shapes, dtypes, marks)
-    return request(kinds.ALL_REDUCE, op, None, checked_name(name), structure, spec), structure, leaves
+    found = request(kinds.ALL_REDUCE, op, None, checked_name(name), structure, spec)
+    if structure is None:
+        return found, None, leaves
+    if marks is None and name is None:
+        found.learn(value)
+    return found, nests.builder(structure), leaves
 
 
 def described(value: Any) -> tuple[Any, Spec, Any]:

@@ -207,7 +207,7 @@ class Run:
 
     # The way of a collective that goes well.
 
-    def post(  # noqa: C901  (the way of every collective, in one frame)
+    def post(  # noqa: C901, PLR0912  (the way of every collective, in one frame)
         self,
         context: ReplicaContext,
         request: Request,
@@ -258,7 +258,13 @@ class Run:
         if out is not None:
             slot.outs = {**(slot.outs or {}), position: out}
         slot.values[position] = value
-        handle = self._new_handle(context, slot, build)
+        handle = self._handle()  # and `_new_handle`, written out
+        handle.context, handle.slot, handle.build = context, slot, build
+        if self.thread:
+            awaits = context.awaits
+            if awaits.latest is not None:
+                awaits.keep(awaits.latest)
+            awaits.latest = handle
         if self.observer is not None:
             self.observer.posted(member, slot)
         if self.closed:
@@ -269,10 +275,10 @@ class Run:
             self.reconsider(group, member)
         return handle
 
-    def _new_handle(self, context: ReplicaContext, slot: Rendezvous, build: Build | None) -> CollectiveHandle[Any]:
+    def _new_handle(self, context: ReplicaContext, slot: Rendezvous) -> CollectiveHandle[Any]:
         handle = self._handle()
-        handle.context, handle.slot, handle.build = context, slot, build
-        if self.thread != ANY_THREAD:  # outside any run there is no end at which to tell of those never awaited
+        handle.context, handle.slot, handle.build = context, slot, None
+        if self.thread:  # outside any run there is no end at which to tell of those never awaited
             awaits = context.awaits
             if awaits.latest is not None:
                 awaits.keep(awaits.latest)
@@ -387,7 +393,7 @@ class Run:
             slot.request = JOIN
             slot.started = self._clock()
         slot.values = [member.rank]
-        handle = self._new_handle(context, slot, None)
+        handle = self._new_handle(context, slot)
         if self.observer is not None:
             self.observer.posted(member, slot)
         each: Any
