@@ -3,11 +3,11 @@
     values ── begin ──▶ transfers ── moved, whichever way ──▶ result
 
 Reductions are folded on every worker and reduced over them; parts of replicas' results are cut from that. The source of
-a broadcast gives its bytes to all; an all_to_all moves bytes for each from each; everything else gives all inputs to
-all workers, which make of them what their plan says. Python's numbers and rows of `IndexedSlices` go that way, too, so
-that they are combined in the order of the replicas, as on one machine; but sums of Python's integers are reductions of
-parts of them. So the bits are those of one machine where workers have one replica each and rows are folded by rank;
-``ordered`` gives the same bits for every layout.
+a broadcast gives its bytes to all; an all_to_all moves bytes for each from each; everything else, also what has several
+folds, gives all inputs to all workers, which make of them what their plan says. Python's numbers and rows of
+`IndexedSlices` go that way, too, so that they are combined in the order of the replicas, as on one machine; but sums of
+Python's integers are reductions of parts of them. So the bits are those of one machine where workers have one replica
+each and rows are folded by rank; ``ordered`` gives the same bits for every layout.
 
 A plan depends on what is asked for and who is where; it touches no values. It is the same on every worker, so their
 transfers match.
@@ -62,6 +62,7 @@ class WorkerPlan:
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
+        one_fold: the results of each leaf are made of one fold of all that is brought.
         folded: values on GPUs are brought down as one fold of what the local replicas bring.
     """
 
@@ -74,7 +75,8 @@ class WorkerPlan:
         self.leaves = list(zip(*spec[:3], strict=True))
         self.plans = collective.plans(members.replicas)
         self.shared = collective.kind.shared and not any(isinstance(mark, HostType) for mark in spec.marks)
-        self.folded = collective.op is not None and len(members.own) > 1 and not ordered
+        self.one_fold = collective.op is not None and all(plan.folds == (range(plan.size),) for plan in self.plans)
+        self.folded = self.one_fold and len(members.own) > 1 and not ordered
         self.many = len(members.ids) > MANY and not ordered
         self._host = HostExecutor(collective, len(members.own))
 
@@ -150,7 +152,8 @@ class Crossing:
         self.transfers: list[Transfer] = []
         if not plan.leaves:
             return
-        if plan.collective.op is not None:
+        if plan.one_fold:
+            assert plan.collective.op is not None
             self._reduce(plan.collective.op)
         elif plan.collective.kind.detail is Detail.SOURCE:
             self._broadcast(plan.collective.detail)
@@ -189,7 +192,7 @@ class Crossing:
     def _of(self, leaf: int, found: Any, place: int) -> Any:
         """Return a leaf's result for the local replica at a place, of its total or of results by place."""
         plan = self._plan.plans[leaf]
-        if not plan.folds:
+        if not self._plan.one_fold:
             return found[place]
         result = plan.results[0 if len(plan.results) == 1 else self._members.own[place]]
         return host.made(result, [*(None,) * plan.size, found], plan.size)
@@ -297,20 +300,46 @@ class Crossing:
             self._add(places, transfer, partial(_each_in_a_list, transfer.results))
 
     def _gather(self) -> None:
-        """Give all workers all inputs: the way of every plan without folds that has no other."""
-        plan, kind = self._plan, self._plan.collective.kind
-        axes = plan.collective.detail if kind.detail is Detail.AXIS else [-1] * len(plan.leaves)
-        gathering = Arrays(self._members, self._arrays(), self._specs(), axes)
+        """Give all workers all inputs, of which they make their replicas' results: the way of plans without another."""
+        kinds = [dtype if mark == LeafType.PYTHON_NUMBER else None for _, dtype, mark in self._plan.leaves]
+        integers = [leaf for leaf, kind in enumerate(kinds) if kind is int]
+        numbers = [leaf for leaf, kind in enumerate(kinds) if kind is not None and kind is not int]
+        arrays = [leaf for leaf, kind in enumerate(kinds) if kind is None]
+        if integers:
+            self._add_gathering(integers, LargeIntegers(self._members, [self._columns[leaf] for leaf in integers]))
+        if numbers:
+            of = [self._plan.leaves[leaf][1] for leaf in numbers]
+            self._add_gathering(numbers, Numbers(self._members, [self._columns[leaf] for leaf in numbers], of))
+        if arrays:
+            detail, kind = self._plan.collective.detail, self._plan.collective.kind
+            axes = [detail[leaf] if kind.detail is Detail.AXIS else -1 for leaf in arrays]
+            columns, specs = self._arrays(), self._specs()
+            gathering = Arrays(self._members, [columns[i] for i in arrays], [specs[i] for i in arrays], axes)
+            self._add_gathering(arrays, gathering)
 
+    def _add_gathering(self, places: Sequence[int], gathering: Arrays | LargeIntegers | Numbers) -> None:
         def results() -> Iterable[list[Any]]:
-            for inputs, leaf in zip(gathering.columns, plan.plans, strict=True):
-                if gathering.whole is not None and kind.shared:
-                    yield [frozen(gathering.whole)]
-                else:
-                    needed = leaf.results if kind.shared else [leaf.results[i] for i in self._members.own]
-                    yield [frozen(host.made(result, inputs, leaf.size)) for result in needed]
+            if isinstance(gathering, Arrays) and gathering.whole is not None and self._plan.collective.kind.shared:
+                yield [frozen(gathering.whole)]
+                return
+            for leaf, inputs in zip(places, gathering.columns, strict=True):
+                yield self._of_inputs(leaf, inputs)
 
-        self._add(range(len(plan.leaves)), gathering, results)
+        self._add(places, gathering, results)
+
+    def _of_inputs(self, leaf: int, inputs: Sequence[Any]) -> list[Any]:
+        """Return a leaf's results for the local replicas, or the one for all, of what all replicas bring."""
+        plan, op, mark = self._plan.plans[leaf], self._plan.collective.op, self._plan.leaves[leaf][2]
+        if mark == LeafType.NUMPY_SCALAR:
+            inputs = [array[()] for array in inputs]
+        needed = plan.results if self._plan.collective.kind.shared else [plan.results[i] for i in self._members.own]
+        arrays = [*inputs, *(None,) * len(plan.folds)]
+        for fold in {source - plan.size for result in needed for source in result.sources if source >= plan.size}:
+            assert op is not None
+            column = [inputs[i] for i in plan.folds[fold]]
+            arrays[plan.size + fold] = host.fold(op, column, mark, self._plan.accumulate)
+        made = [host.made(result, arrays, plan.size) for result in needed]
+        return [frozen(each) if isinstance(each, np.ndarray) else each for each in made]
 
 
 _rule_for = lru_cache(maxsize=1024)(rule_for)
