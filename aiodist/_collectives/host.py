@@ -245,7 +245,7 @@ class HostExecutor:
         self.run: Callable[..., Any] = self.general
         if not self.leaves:
             self.run = self._quick_nothing(spec is None)
-        elif self.is_small and not absent and all(leaf.whole and leaf.mark is None for leaf in self.leaves):
+        elif self.is_small and kind.shared and not absent and all(x.whole and x.mark is None for x in self.leaves):
             self.run = self._quick_array() if self.single else self._quick_nest()
 
     def _quick_nothing(self, no_value: bool) -> Callable[..., Any]:

@@ -65,6 +65,7 @@ ALL_REDUCE: Final = Kind("all_reduce", plan.all_reduce, reduces=True, takes_slic
 ALL_GATHER: Final = Kind("all_gather", plan.all_gather, Detail.AXIS)
 BROADCAST: Final = Kind("broadcast", plan.broadcast, Detail.SOURCE)
 REDUCE_SCATTER: Final = Kind("reduce_scatter", plan.reduce_scatter, Detail.AXIS, reduces=True, cut="axis", shared=False)
+SCAN: Final = Kind("scan", plan.scan, reduces=True, shared=False)
 ALL_TO_ALL: Final = Kind("all_to_all", plan.all_to_all, Detail.AXES, cut="split_axis", shared=False)
 BARRIER: Final = Kind("barrier")
 NEW_GROUP: Final = Kind("new_group")
@@ -74,7 +75,7 @@ MERGE_CALL: Final = Kind("merge_call", detail=Detail.FUNCTION, shared=False)
 BY_NAME: Final = {
     kind.name: kind
     for kind in (
-        ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, NEW_GROUP, JOIN, MERGE_CALL,
+        ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE_SCATTER, SCAN, ALL_TO_ALL, BARRIER, NEW_GROUP, JOIN, MERGE_CALL,
     )
 }  # fmt: skip
 

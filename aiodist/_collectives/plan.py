@@ -4,6 +4,7 @@ There are three things that can become of arrays: they are folded into one, cut 
 
     all_reduce       one fold of all                                 broadcast    the source's, as it is
     reduce_scatter   one fold of all, cut: a part for each           all_gather   all, put together
+    scan             a fold of the first i + 1, for replica i
     all_to_all       all, cut: the i-th parts, put together, for replica i
 
 An executor reads a plan leaf by leaf. It decides where and in how many steps each fold and copy is made, never what
@@ -90,6 +91,13 @@ def broadcast(size: int, source: int) -> LeafPlan:
 def reduce_scatter(size: int, axis: int) -> LeafPlan:
     """Plan a reduce_scatter along an axis."""
     return LeafPlan(size, (range(size),), tuple([Result((size,), Cut(axis, index, size)) for index in range(size)]))
+
+
+@lru_cache(maxsize=1024)
+def scan(size: int, _: Any = None) -> LeafPlan:
+    """Plan a scan of so many inputs."""
+    folds = tuple([range(index + 1) for index in range(size)])
+    return LeafPlan(size, folds, tuple([Result((size + index,)) for index in range(size)]))
 
 
 @lru_cache(maxsize=1024)

@@ -368,22 +368,28 @@ class LargeIntegers(Gathering):
 
 
 class Arrays(Gathering):
-    """Arrays of all replicas, which may differ in their length along an axis: leaves, or rows and their indices."""
+    """Arrays of all replicas, which may differ in their length along an axis: leaves, or rows and their indices.
+
+    Args:
+        members: who takes part.
+        columns: by leaf, what the local replicas bring.
+        specs: the leaves' shapes and dtypes.
+        axes: along which the lengths of a leaf may differ; None where they do not.
+    """
 
     def __init__(
         self,
         members: Members,
         columns: Sequence[Column],
         specs: Sequence[tuple[tuple[int | None, ...], np.dtype[Any]]],
-        axes: Sequence[int],
+        axes: Sequence[int | None],
     ) -> None:
         super().__init__(members)
         self._columns, self._axes = columns, axes
         self._specs = [(shape, dtype.newbyteorder("=")) for shape, dtype in specs]
-        self.length_counts = [len(columns) * len(ids) for ids in members.ids]
-        self.lengths = np.array(
-            [array.shape[axis] for column, axis in zip(columns, axes, strict=True) for array in column], np.int64
-        )
+        ragged = [(column, axis) for column, axis in zip(columns, axes, strict=True) if axis is not None]
+        self.length_counts = [len(ragged) * len(ids) for ids in members.ids]
+        self.lengths = np.array([array.shape[axis] for column, axis in ragged for array in column], np.int64)
         self.columns: list[list[Array]] = []
         """By leaf, the arrays of all replicas, in their order, in memory that others may share."""
         self.whole: Array | None = None
@@ -435,7 +441,7 @@ class Arrays(Gathering):
         base = parts[0].base
         lies = [_address(part) for part in parts]
         ends = [begin + part.nbytes for begin, part in zip(lies, parts, strict=True)]
-        if not isinstance(base, np.ndarray) or lies[1:] != ends[:-1] or not self.members.in_blocks:
+        if axis is None or not isinstance(base, np.ndarray) or lies[1:] != ends[:-1] or not self.members.in_blocks:
             return
         if math.prod(size or 0 for size in shape[:axis]) == 1 or axis == 0:
             total = tuple([int(sum(map(sum, lengths))) if p == axis else size or 0 for p, size in enumerate(shape)])

@@ -312,7 +312,7 @@ class Crossing:
             self._add_gathering(numbers, Numbers(self._members, [self._columns[leaf] for leaf in numbers], of))
         if arrays:
             detail, kind = self._plan.collective.detail, self._plan.collective.kind
-            axes = [detail[leaf] if kind.detail is Detail.AXIS else -1 for leaf in arrays]
+            axes = [detail[leaf] if kind.detail is Detail.AXIS else None for leaf in arrays]
             columns, specs = self._arrays(), self._specs()
             gathering = Arrays(self._members, [columns[i] for i in arrays], [specs[i] for i in arrays], axes)
             self._add_gathering(arrays, gathering)

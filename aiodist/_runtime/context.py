@@ -283,6 +283,29 @@ class ReplicaContext(Block):
         request = requests.request(kinds.REDUCE_SCATTER, op, kinds.axes_of(spec, axis), name, structure, spec)
         return self.issue(_getframe(1), request, leaves, builder(structure))
 
+    def scan(self, reduce_op: ReduceOp | str, value: Any, *, name: str | None = None) -> CollectiveHandle[Any]:
+        """Reduce a nest over the replicas up to and including this one (an inclusive prefix reduction, as MPI_Scan).
+
+        Replica i gets the left fold of the values of replicas 0 to i, so the last one gets what `all_reduce` gives.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PRODUCT, or its name.
+            value: a nest of leaves, of equal structure, shapes and dtypes on every replica.
+            name: replaces the call site.
+
+        Returns:
+            A handle; its await gives a nest like ``value``, with the dtypes of `all_reduce`.
+
+        Raises:
+            TypeError: a dtype that the op does not take, or `IndexedSlices`.
+            ValueError: an unknown reduce op; at the await, a replica has joined.
+        """
+        self.check("scan")
+        op = requests.reduce_op(reduce_op)
+        structure, spec, leaves = requests.described(value)
+        request = requests.request(kinds.SCAN, op, None, requests.checked_name(name), structure, spec)
+        return self.issue(_getframe(1), request, leaves, builder(structure))
+
     def all_to_all(
         self, value: Any, split_axis: int = 0, concat_axis: int = 0, *, name: str | None = None
     ) -> CollectiveHandle[Any]:

@@ -38,6 +38,8 @@ class Case(NamedTuple):
     def wanted(self, column: Sequence[np.ndarray]) -> list[np.ndarray]:
         """What each replica gets for a leaf."""
         size, native = len(column), [np.asarray(x, x.dtype.newbyteorder("=")) for x in column]
+        if self.kind is kinds.SCAN:
+            return [kernels.reduce(self.op or ReduceOp.SUM, native[: i + 1]) for i in range(size)]
         if self.op is not None:
             total = kernels.reduce(self.op, native)
             return [total] * size if self.detail is None else np.split(total, size, axis=self.detail)
@@ -94,4 +96,6 @@ CASES = [
     Case(kinds.ALL_TO_ALL, None, (0, 0)),
     Case(kinds.ALL_TO_ALL, None, (0, 2)),
     Case(kinds.ALL_TO_ALL, None, (1, 0)),
+    Case(kinds.SCAN, ReduceOp.SUM),
+    Case(kinds.SCAN, ReduceOp.MEAN),
 ]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from aiodist import CollectiveHandle, ReplicaContext
 
 LONGEST = 6
-KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "all_to_all", "barrier", "merge_call")
+KINDS = ("all_reduce", "all_gather", "broadcast", "reduce_scatter", "scan", "all_to_all", "barrier", "merge_call")
 OPS = {
     "f4": ("SUM", "MEAN", "MIN", "MAX", "PRODUCT"),
     "f8": ("SUM", "MEAN", "MIN", "MAX", "PRODUCT"),
@@ -67,6 +67,7 @@ class Step:
             "all_gather": (value, self.axis),
             "broadcast": (value, self.source % n),
             "reduce_scatter": (self.op, value, self.axis),
+            "scan": (self.op, value),
             "all_to_all": (value, self.axis, 1 - self.axis),
             "barrier": (),
             "merge_call": (add_up, (value,)),
@@ -83,8 +84,8 @@ class Step:
 
     def _expected_leaf(self, leaves: list[np.ndarray], replica_id: int) -> Any:
         n = len(leaves)
-        if self.kind == "all_reduce":
-            return folded(self.op, leaves)
+        if self.kind in ("all_reduce", "scan"):
+            return folded(self.op, leaves if self.kind == "all_reduce" else leaves[: replica_id + 1])
         if self.kind == "all_gather":
             return np.concatenate(leaves, self.axis)
         if self.kind == "broadcast":

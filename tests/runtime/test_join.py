@@ -96,12 +96,13 @@ async def test_a_variables_assignment_is_made_without_it() -> None:
     assert [float(value) for value in total.values] == [3.0] * 3
 
 
-@pytest.mark.parametrize("kind", ["reduce_scatter", "all_to_all", "merge_call", "broadcast"])
+@pytest.mark.parametrize("kind", ["reduce_scatter", "scan", "all_to_all", "merge_call", "broadcast"])
 async def test_what_needs_a_value_of_every_replica_is_refused(kind: str) -> None:
     async def program(ctx: ReplicaContext) -> None:
         if ctx.replica_id_in_sync_group != 1:
             arguments: dict[str, tuple[Any, ...]] = {
                 "reduce_scatter": ("SUM", np.ones(3)),
+                "scan": ("SUM", 1),
                 "all_to_all": (np.ones(3),),
                 "merge_call": (print,),
                 "broadcast": (np.ones(3), 1),

@@ -119,6 +119,7 @@ async def test_what_moves_values(layout: tuple[int, ...], size: int) -> None:
             await ctx.broadcast(np.full(size, r), 0),
             await ctx.reduce_scatter("SUM", mine, 1),
             await ctx.reduce_scatter("MEAN", {"a": mine.astype(np.float32)}, -1),
+            await ctx.scan("SUM", {"a": mine, "b": r, "c": 0.5 * r, "d": np.float16(r)}),
             await ctx.all_to_all(mine, 1, 0),
             await ctx.all_to_all({"a": mine.T.copy(), "b": [np.arange(n) + r]}, 0, 0),
         ]
