@@ -52,6 +52,11 @@ def sources() -> set[str]:
     }
 
 
+def test_changelog_and_citation_are_of_this_version() -> None:
+    assert f"\n## [{aiodist.__version__}] - 2" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {aiodist.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
 def test_wheel_is_for_every_platform(wheel: Path) -> None:
     assert wheel.name == f"aiodist-{aiodist.__version__}-py3-none-any.whl"
 
