@@ -7,10 +7,8 @@ size of its own, so the sizes are exchanged first.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -23,7 +21,6 @@ import numpy as np
 
 from aiodist._arrays import environment
 from aiodist._core.call import place
-from aiodist._core.errors import StallWarning
 from aiodist._core.report import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
@@ -31,11 +28,11 @@ from aiodist._workers.driver import Driver
 from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.handshake import Address, Door, Listening, blank, connect, failure
 from aiodist._workers.hello import Hello, check_versions
-from aiodist._workers.launcher import told_to_the_launcher
+from aiodist._workers.launcher import missing_workers, told_to_the_launcher
 from aiodist._workers.layout import Layout
 from aiodist._workers.selection import communicator_of
 from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
-from aiodist._workers.team import Settings, Team
+from aiodist._workers.team import Settings, Team, warn_of_stall
 from aiodist._workers.transport import Communicator, Request, Steps, as_bytes
 
 RENDEZVOUS_SECONDS: Final = 300.0
@@ -223,19 +220,13 @@ def _wait(request: Request, rank: int, size: int) -> None:
         here = _constructor() if now >= warn_at else None
         if here is not None:
             warn_at = begun + 2 * RENDEZVOUS_SECONDS
-            _warn(
+            warn_of_stall(
                 f"worker {rank} of {size} has waited {now - begun:.3g} s to make a strategy at {_shown(here)}, which "
-                "every worker is to make (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
-                here,
+                f"every worker is to make{missing_workers()} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+                here.file,
+                here.line,
             )
         time.sleep(_POLL_SECONDS)
-
-
-def _warn(text: str, at: Location) -> None:
-    try:
-        warnings.warn_explicit(text, StallWarning, at.file, at.line)
-    except StallWarning:  # a filter makes errors of warnings; who waits is not to be ended by that
-        logging.getLogger("aiodist").error(text)  # noqa: TRY400  (which has no place of its own to show)
 
 
 def _place_of_making() -> str:

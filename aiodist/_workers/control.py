@@ -25,14 +25,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from aiodist._arrays.environment import stall_seconds
 from aiodist._workers.connection import Peer, packed
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
 from aiodist._workers.finalising import WORKER_LOST, unfinished
 from aiodist._workers.health import trouble
 from aiodist._workers.hello import Hello, made_differently
-from aiodist._workers.launcher import ENDED, farewell_of, is_echo, last_error, tell_of_echo
+from aiodist._workers.launcher import (
+    ENDED,
+    farewell_of,
+    is_echo,
+    last_error,
+    reports_of_all,
+    shorten_reports,
+    tell_of_echo,
+)
 from aiodist._workers.layout import Layout
-from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report
+from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report, Stalled
+from aiodist._workers.portable import portable
 from aiodist._workers.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -79,6 +89,9 @@ class TcpControl:
         self._wake_writer.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._hellos = hellos
+        self._stall = stall_seconds()
+        self._stalled: dict[int, float] = {}
+        shorten_reports(self._rank)
         threading.Thread(target=self._serve, name="aiodist control", daemon=True).start()
         atexit.register(self.close)
 
@@ -171,6 +184,29 @@ class TcpControl:
             why = trouble(self._hellos[peer.rank], now - peer.heard)
             if why is not None:
                 self._lose(peer.rank, why)
+            else:
+                silent = "its process says nothing; a long call may hold the interpreter lock"
+                self._note_stall(peer.rank, now - peer.heard, silent, ("", 0))
+        if 0 < self._stall <= self._pulse.silent_seconds:
+            self._note_stall(self._rank, self._pulse.silent_seconds, self._pulse.silence(), self._pulse.place())
+        else:
+            self._stalled.pop(self._rank, None)
+
+    def _note_stall(self, rank: int, seconds: float, what: str, place: tuple[str, int]) -> None:
+        """Tell the others of a worker that does not go on: when it is time, and again when that has doubled."""
+        if seconds < self._stall:
+            self._stalled.pop(rank, None)
+        elif self._stall and seconds >= 2 * self._stalled.get(rank, 0.0):
+            self._stalled[rank] = seconds
+            hello = self._hellos[rank]
+            text = f"worker {rank} of {self._size}, process {hello.pid} on {hello.host}: {what}"
+            message = Stalled(text, portable(place[0]), place[1])
+            if rank == self._rank:
+                self._tell_coordinator(message)
+            elif self._coordinator is not None:
+                self._coordinate(rank, message)
+            else:  # it is the coordinator that is silent
+                self._pass_on(message)
 
     def _later(self, seconds: float, fn: Callable[..., object], *arguments: Any) -> None:
         self._timers.append((time.monotonic() + seconds, partial(fn, *arguments)))
@@ -197,6 +233,7 @@ class TcpControl:
         """Let this worker hear what the coordinator tells it."""
         if isinstance(message, Report):
             unfinished.append("operations are in the air that will never match")
+            reports_of_all.append(message.report)
         elif isinstance(message, Lost) and message.why != ENDED:
             unfinished.append(WORKER_LOST)
         if self._team is None:

@@ -32,6 +32,7 @@ from aiodist._workers.messages import (
     Query,
     ReleaseGroup,
     Report,
+    Stalled,
     Trouble,
     Waiting,
 )
@@ -86,6 +87,8 @@ class Coordinator:
                 yield from self._open_group(rank, message)
             case ReleaseGroup():
                 self._release(rank, message.tag)
+            case Stalled():
+                yield from self._to_all(message, rank)
             case _ if self.outcome is not None:
                 yield rank, self.outcome
             case GaveUp():
@@ -104,15 +107,15 @@ class Coordinator:
         if case is None:
             case = self._cases[part.run] = _Case()
             at_once = part.overdue is not None  # where others are now is the point, not where they would get to
-            yield from self._ask(Ask(part.run) if at_once else Ask(part.run, part.group, part.number), rank)
+            yield from self._to_all(Ask(part.run) if at_once else Ask(part.run, part.group, part.number), rank)
         case.parts[rank] = part
         if len(case.parts) == self._layout.workers:
             yield from self.conclude(part.run)
 
-    def _ask(self, ask: Ask, *but: int) -> Sent:
+    def _to_all(self, message: Message, *but: int) -> Sent:
         for other in range(self._layout.workers):
             if other not in but:
-                yield other, ask
+                yield other, message
 
     def conclude(self, run: int) -> Sent:
         """Analyse what the workers have told of a run, and tell everyone; nothing where that is done."""
@@ -128,8 +131,7 @@ class Coordinator:
     def _end(self, outcome: Report | Lost) -> Sent:
         self.outcome = outcome
         self._cases.clear()
-        for rank in range(self._layout.workers):
-            yield rank, outcome
+        yield from self._to_all(outcome)
 
     def lose(self, rank: int, why: str) -> Sent:
         """Note that a worker is gone. One that has told of its trouble before, and then ended, is no news."""
@@ -154,11 +156,9 @@ class Coordinator:
         whole = merge(waiting.values())
         if find_cycle(whole) or cannot_complete(whole):
             self._cases[run] = _Case()
-            yield from self._ask(Ask(run))
+            yield from self._to_all(Ask(run))
         elif not message.is_answer:
-            for other in range(self._layout.workers):
-                if other != rank:
-                    yield other, Query(run)
+            yield from self._to_all(Query(run), rank)
 
     # Groups.
 

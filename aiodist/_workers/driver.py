@@ -61,6 +61,11 @@ class Starts(Protocol):
         """Whether somebody waits, so that calls and steps are carried out."""
         ...
 
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long somebody has waited for other workers, and nothing has gone on."""
+        ...
+
     def ask_loop(self, fn: Callable[[], object]) -> bool:
         """Have the event loop that was last used call a function, from any thread; return whether it is open."""
         ...
@@ -141,6 +146,11 @@ class Driver:
     def is_waited_for(self) -> bool:
         """Whether somebody waits, so that calls and steps are carried out."""
         return bool(self._waiters)
+
+    @property
+    def waiting_seconds(self) -> float:
+        """For how long somebody has waited for other workers, and nothing has gone on."""
+        return time.perf_counter() - self._started if self._waiters and self._processes else 0.0
 
     def ask_loop(self, fn: Callable[[], object]) -> bool:
         """Have the event loop that was last used call a function, from any thread; return whether it is open."""

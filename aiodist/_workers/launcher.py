@@ -11,13 +11,16 @@ error is an echo, and the job ends with the exit code of a worker whose own it w
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
+from types import TracebackType
 from typing import Final
 
 from aiodist._arrays import environment
-from aiodist._core.errors import IncompleteCollectiveError, WorkerLostError
+from aiodist._core.errors import CollectiveError, IncompleteCollectiveError, WorkerLostError
+from aiodist._core.report import CollectiveReport
 
 ENDED: Final = "has ended"
 
@@ -41,6 +44,48 @@ def told_to_the_launcher() -> Iterator[None]:
             rendezvous.unlink()
     with suppress(OSError):
         met.write_text(str(int(met.read_text()) + 1 if met.exists() else 1))
+
+
+def missing_workers() -> str:
+    """Return which workers have not come to a rendezvous, as far as `aiodist run` knows, for the end of a sentence."""
+    folder = environment.notes()
+    if not folder:
+        return ""
+    from pathlib import Path
+
+    missing = []
+    for note in Path(folder).glob("started.*"):
+        with suppress(OSError, ValueError):
+            if not note.with_name(f"rendezvous{note.suffix}").exists():
+                missing.append((int(note.read_text().split()[1]), note.suffix[1:]))
+    who = ", ".join(f"worker {rank} (process {pid} on {platform.node()})" for rank, pid in sorted(missing))
+    return f"; {who} has not come" if who else ""
+
+
+def shorten_reports(rank: int) -> None:
+    """Show a report that all workers raise as one line, where a program of a worker behind the first ends by it."""
+    show = sys.excepthook
+
+    def show_shortly(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        inner = error
+        while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+            inner = inner.exceptions[0]
+        if isinstance(inner, CollectiveError) and any(inner.report is report for report in reports_of_all):
+            first = str(inner).partition("\n")[0]
+            shown = f"{type(inner).__name__}: {first} (worker {rank}; the first worker shows the report)"
+            print(shown, file=sys.stderr)  # noqa: T201  (as the interpreter shows errors)
+        else:
+            show(kind, error, trace)
+
+    if rank > 0 and not _shortens:
+        _shortens.append(rank)
+        sys.excepthook = show_shortly
+
+
+reports_of_all: Final[list[CollectiveReport]] = []
+"""The reports that all workers have been given."""
+
+_shortens: Final[list[int]] = []
 
 
 def tell_of_leaving() -> None:

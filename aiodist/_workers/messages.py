@@ -144,6 +144,21 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class Stalled:
+    """A worker does not go on, and the others may wait for it: they warn of that, if they do.
+
+    Attributes:
+        text: which worker, and what it is at.
+        file: where, if that is known; else empty.
+        line: the line in it.
+    """
+
+    text: str
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class GaveUp:
     """The worker cannot go on: its engine has failed."""
 
@@ -183,7 +198,19 @@ class ReleaseGroup:
 
 
 Message: TypeAlias = (
-    Beat | Farewell | Trouble | Waiting | Ask | Query | Report | Lost | GaveUp | OpenGroup | GroupTag | ReleaseGroup
+    Beat
+    | Farewell
+    | Trouble
+    | Waiting
+    | Ask
+    | Query
+    | Report
+    | Lost
+    | Stalled
+    | GaveUp
+    | OpenGroup
+    | GroupTag
+    | ReleaseGroup
 )
 
 
@@ -265,6 +292,7 @@ _KINDS: Final[Mapping[str, tuple[Callable[..., Message], Mapping[str, Any]]]] = 
     "Waiting": (Waiting, {"run": int, "snapshot": dict, "is_answer": bool}),
     "Ask": (Ask, {"run": int, "group": _NONE, "number": (int, _NONE)}),
     "Query": (Query, {"run": int}),
+    "Stalled": (Stalled, {"text": str, "file": str, "line": int}),
     "GaveUp": (GaveUp, {"why": str}),
     "Report": (Report, {"run": int, "report": dict, "failures": list}),
     "Lost": (Lost, {"rank": int, "why": str}),

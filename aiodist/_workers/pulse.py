@@ -41,28 +41,35 @@ class Pulse:
         self._thread = threading.get_ident()
 
     @property
+    def silent_seconds(self) -> float:
+        """For how long the loop has been asked, and has not answered."""
+        return time.monotonic() - self._heard if self._asked else 0.0
+
+    @property
     def is_silent(self) -> bool:
-        """Whether the loop has been asked, and has not answered."""
-        return self._asked and time.monotonic() - self._heard > 2 * PULSE_SECONDS
+        """Whether the loop does not answer."""
+        return self.silent_seconds > 2 * PULSE_SECONDS
 
     def silence(self) -> str:
         """Return what is to be told of a loop that does not answer: for how long, and what its thread is at."""
-        seconds = time.monotonic() - self._heard
-        text = f"its event loop has been silent for {seconds:.1f} s: something blocks it."
-        frame = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
-        return text if frame is None else f"{text} Its thread is at\n{_chain(frame)}"
+        text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it."
+        frames = self._frames()
+        shown = [
+            f"    {summary.filename}:{summary.lineno} in {summary.name}" + (f"    {summary.line}" * bool(summary.line))
+            for summary in traceback.StackSummary.extract((f, f.f_lineno) for f in frames)
+        ]
+        return "\n".join([f"{text} Its thread is at" if shown else text, *shown])
 
+    def place(self) -> tuple[str, int]:
+        """Return the file and line that the loop's thread is at; an empty name where nothing is known."""
+        return next(((frame.f_code.co_filename, frame.f_lineno) for frame in self._frames()), ("", 0))
 
-def _chain(frame: FrameType) -> str:
-    """Return the innermost calls of a thread, without those of event loops and of our own, innermost first."""
-    frames: list[FrameType] = []
-    here: FrameType | None = frame
-    while here is not None:
-        if not frames or here.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
-            frames.append(here)
-        here = here.f_back
-    shown = [
-        f"    {summary.filename}:{summary.lineno} in {summary.name}" + (f"    {summary.line}" if summary.line else "")
-        for summary in traceback.StackSummary.extract((f, f.f_lineno) for f in frames[:_MOST_FRAMES])
-    ]
-    return "\n".join(shown)
+    def _frames(self) -> list[FrameType]:
+        """Return the innermost calls of the thread, without those of event loops and our own, innermost first."""
+        frames: list[FrameType] = []
+        here = sys._current_frames().get(self._thread or 0)  # noqa: SLF001  (CPython has no other way)
+        while here is not None:
+            if not frames or here.f_globals.get("__name__", "").partition(".")[0] not in _MACHINERY:
+                frames.append(here)
+            here = here.f_back
+        return frames[:_MOST_FRAMES]

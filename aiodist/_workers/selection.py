@@ -92,7 +92,7 @@ def check(found: Communicator, launched: Launched | None) -> None:
         to_type = _TO_TYPE.get(launched.by, _MPIEXEC).format(workers=launched.workers)
         raise RuntimeError(
             f"{launched.by} has started {launched.workers} workers ({launched.variable}), and {found.library} knows of "
-            f"{found.size}: it is not what that launcher serves. Type {to_type}"
+            f"{found.size}: launcher and library do not belong together. Type {to_type}"
         )
     config = environment.tf_config()
     if config is None:

@@ -12,17 +12,21 @@ by all that is called after it.
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
 
+from aiodist._arrays.environment import stall_seconds
 from aiodist._core.analysis import error_of
 from aiodist._core.call import Call, OrderCheck
-from aiodist._core.errors import CollectiveError, WorkerLostError
+from aiodist._core.errors import CollectiveError, StallWarning, WorkerLostError
 from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
@@ -38,9 +42,10 @@ from aiodist._workers.messages import (
     Message,
     Query,
     Report,
+    Stalled,
     Trouble,
 )
-from aiodist._workers.portable import digest_of, to_portable
+from aiodist._workers.portable import digest_of, resolved, to_portable
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
 from aiodist._workers.session import Session, Step
 from aiodist._workers.threads import Threads
@@ -219,12 +224,16 @@ class Team:
             CollectiveError: the workers do not meet in it, or the strategy has ended.
             TypeError, ValueError, OverflowError: the values cannot be combined.
         """
+        limits = [(stall_seconds(), self.outside.warn), (seconds or 0.0, self.outside.expire)]
+        waited = 0.0
         try:
-            if seconds is not None:
-                with anyio.move_on_after(seconds):
-                    await self.driver.until(lambda: pending.done)
+            for limit, tell in sorted((each for each in limits if each[0]), key=itemgetter(0)):
                 if not pending.done:
-                    self.outside.expire(pending, seconds)
+                    with anyio.move_on_after(limit - waited):
+                        await self.driver.until(lambda: pending.done)
+                    waited = limit
+                if not pending.done:
+                    tell(pending, limit)
             await self.driver.until(lambda: pending.done)
         finally:
             self.outside.abandon(pending)  # unless it is complete
@@ -310,6 +319,9 @@ class Team:
                 self.end(error)
             case Lost():
                 self.end(lost_worker(self.layout, message.rank, message.why))
+            case Stalled():
+                if self.driver.waiting_seconds >= stall_seconds() / 2:
+                    warn_of_stall(message.text, resolved(message.file), message.line)
             case Ask() | Query() | GroupTag():
                 self._receive_for(self._spans.get(message.run), message)
             case _:
@@ -433,6 +445,18 @@ class Outside:
                 slot.group.abandon(member, slot)
             self.tell(number=slot.number)
 
+    def warn(self, pending: Pending, seconds: float) -> None:
+        """Warn that the other workers do not come to a call."""
+        slot = next((slot for slot in self._open if slot.pending is pending), None)
+        if slot is not None:
+            layout, post = self._team.layout, slot.post_of(0)
+            warn_of_stall(
+                f"worker {layout.rank} of {layout.workers} has waited {seconds:.3g} s for the others to come to "
+                f"{post.call} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+                post.location.file,
+                post.location.line,
+            )
+
     def expire(self, pending: Pending, seconds: float) -> None:
         """Note that the time is up in which the other workers were to make a call."""
         self.tell(number=pending.number, overdue=Overdue(self._ledger.root.key, pending.number, seconds))
@@ -502,6 +526,14 @@ class Outside:
         for slot in self._open:
             slot.pending.complete(None, error)
         self._open.clear()
+
+
+def warn_of_stall(text: str, file: str, line: int) -> None:
+    """Warn of a wait, at a place."""
+    try:
+        warnings.warn_explicit(text, StallWarning, file or "aiodist", line)
+    except Exception:  # noqa: BLE001  (a filter makes errors of warnings; who waits is not to be ended by that)
+        logging.getLogger("aiodist").error(text)  # noqa: TRY400  (which has no place of its own to show)
 
 
 def _as_waiting(snapshot: Snapshot) -> Snapshot:

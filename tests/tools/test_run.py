@@ -134,7 +134,7 @@ def test_mpiexec_of_another_mpi_is_told_apart_by_the_size(jobs: Jobs, tmp_path: 
     job = jobs.start(["-n", "2", "--launcher", str(launcher), str(program)])
     assert job.end() == 1, job.output
     assert "aiodist run has started 2 workers (AIODIST_WORKERS), and MPI" in job.output
-    assert "knows of 1: they belong to different MPIs" in job.output
+    assert "knows of 1: launcher and library do not belong together" in job.output
 
 
 @pytest.mark.parametrize("text", ["exit 0", "echo something else", "exec sleep"])

@@ -3,6 +3,7 @@
 python job.py values               prints one digest a worker, the same on all
 python job.py fault KIND...        the last worker does something wrong, in one run after the other; the others print
                                    what they are told
+python job.py stalls               the last worker is late, blocks its loop, is late again, and disagrees
 python job.py caught               workers disagree in a run, and in a group, catch
                                    the errors, and end one later than the other
 """
@@ -31,6 +32,7 @@ from aiodist import (
     ReplicaContext,
     Variable,
 )
+from aiodist._arrays import environment
 from aiodist._strategy.scope import replicas_of
 from aiodist._workers.transport import Communicator
 
@@ -143,6 +145,23 @@ def go_wrong(kind: str) -> None:
         time.sleep(3)
 
 
+async def stalls(strategy: MultiWorkerMirroredStrategy, *, last: bool) -> None:
+    """Let the last worker be waited for in several ways, and disagree in the end."""
+
+    async def replica() -> None:
+        ctx = aiodist.get_replica_context()
+        await ctx.barrier()
+        if last:
+            time.sleep(2)  # noqa: ASYNC251  (it blocks the loop)
+        await ctx.barrier()
+
+    await strategy.run(replica)
+    if last:
+        await asyncio.sleep(1)
+    await strategy.reduce("SUM", 1, None)
+    await strategy.run(lambda: aiodist.get_replica_context().all_reduce("MAX" if last else "SUM", 1))
+
+
 async def disagree(strategy: MultiWorkerMirroredStrategy, *, in_group: bool) -> None:
     """Let the last replica bring more than the others, and catch the error."""
 
@@ -175,6 +194,13 @@ def main() -> None:
     what, *kinds = sys.argv[1:]
     if what == "caught":
         caught()
+        return
+    if what == "stalls":
+        os.environ["AIODIST_STALL_SECONDS"] = "0.5"
+        last = environment.worker_rank() == (environment.launched_workers() or 1) - 1
+        if last:
+            time.sleep(2)
+        asyncio.run(stalls(MultiWorkerMirroredStrategy(), last=last))
         return
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"] if what == "values" else None)
     if what == "values":

@@ -27,9 +27,9 @@ def test_one_worker_needs_no_mpi_and_runs_the_same_program() -> None:
 @pytest.fixture(scope="module")
 def faults() -> Mapping[str, tuple[int, str]]:
     """Faults that end the job, each in a job of its own, and the others in one, all at once: most of it is waiting."""
-    jobs = (["killed"], ["stopped"], ["exits"], ["argument", "raises", "shape", "blocked"])
+    jobs = (["killed"], ["stopped"], ["exits"], ["argument", "raises", "shape", "blocked"], ["stalls"])
     with ThreadPoolExecutor() as pool:
-        ended = pool.map(lambda kinds: job(3, "fault", *kinds), jobs)
+        ended = pool.map(lambda kinds: job(3, *kinds) if kinds == ["stalls"] else job(3, "fault", *kinds), jobs)
         return {kind: outcome for kinds, outcome in zip(jobs, ended, strict=True) for kind in kinds}
 
 
@@ -57,6 +57,26 @@ def test_fault_of_one_worker_is_told_by_all_others_and_the_job_ends(
         if kind == "blocked":
             assert re.search(r"Worker 2: its event loop has been silent for [\d.]+ s: something blocks it", told[1])
             assert re.search(r"job\.py:\d+ in go_wrong    time\.sleep\(3\)", told[1])
+
+
+def test_worker_that_others_wait_for_is_named_by_warnings_of_theirs_and_a_report_is_shown_once(
+    faults: Mapping[str, tuple[int, str]],
+) -> None:
+    code, output = faults["stalls"]
+    assert code == 1, output
+    for worker in (0, 1):
+        told = "\n".join(re.findall(rf"\[{worker}\] (.*)", output))
+        assert re.search(
+            r"StallWarning: .* to make a strategy at .*; worker 2 \(process \d+ on .*\) has not come", told
+        )
+        assert re.search(r"job\.py:\d+: StallWarning: worker 2 of 3, process \d+ on .*: its event loop has been", told)
+        assert re.search(r"job\.py:\d+ in replica    time\.sleep\(2\)", told)
+        assert re.search(
+            rf"StallWarning: worker {worker} of 3 has waited 0\.5 s .* to come to strategy\.reduce\(SUM", told
+        )
+    assert output.count("> replica 2") == 1
+    for worker in (1, 2):
+        assert f"[{worker}] CollectiveMismatchError: replicas disagree at collective #0 (worker {worker}; the" in output
 
 
 @pytest.mark.skipif((3, 12) <= sys.version_info[:3] < (3, 12, 3), reason="these releases start no thread at their end")
