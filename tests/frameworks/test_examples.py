@@ -1,9 +1,12 @@
-"""The programs in docs/examples: run as their reader would, with the framework and without it."""
+"""The programs in docs/examples: run as their reader would, with the package that they need and without it."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
+import json
 import re
+import runpy
 import subprocess
 import sys
 
@@ -11,8 +14,14 @@ import pytest
 
 from tests.project.paths import ROOT, environment
 
+EXAMPLES = ROOT / "docs" / "examples"
 PROGRAMS = {"torch": "train_pytorch.py", "jax": "train_jax.py", "sklearn": "train_digits.py"}
-NAMES = {"torch": "PyTorch", "jax": "JAX", "sklearn": "scikit-learn"}
+NEEDS = PROGRAMS | {"starlette": "web_service.py", "trio": "on_trio.py", "tensorflow": "custom_training_tf.py"}
+NAMES = {"torch": "PyTorch", "jax": "JAX", "sklearn": "scikit-learn", "starlette": "Starlette", "trio": "trio",
+         "tensorflow": "TensorFlow"}  # fmt: skip
+PACKAGES = {"sklearn": "scikit-learn", "starlette": "starlette uvicorn"}
+SHOWN = {"actor_learner.py": None, "checkpoints.py": None, "on_trio.py": "trio", "custom_training.py": None,
+         "custom_training_tf.py": "tensorflow"}  # fmt: skip
 WITHOUT = "import runpy, sys; sys.modules[{!r}] = None; runpy.run_path({!r}, run_name='__main__')"
 
 
@@ -36,10 +45,72 @@ def test_loss_curves_are_the_same_however_many_replicas_there_are(framework: str
     assert re.search(r"^largest difference at any step: \d\.\de-0\d, allowed: 1e-05$", ended.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("framework", PROGRAMS)
-def test_without_the_framework_one_sentence_says_so(framework: str) -> None:
-    program = ROOT / "docs" / "examples" / PROGRAMS[framework]
-    ended = run("-c", WITHOUT.format(framework, str(program)))
-    package = NAMES[framework].lower() if framework == "sklearn" else framework
-    expected = f"{program.name} needs {NAMES[framework]}, which is not installed: pip install {package}\n"
+@pytest.mark.parametrize("package", NEEDS)
+def test_without_the_package_one_sentence_says_so(package: str) -> None:
+    program = EXAMPLES / NEEDS[package]
+    ended = run("-c", WITHOUT.format(package, str(program)))
+    install = PACKAGES.get(package, package)
+    expected = f"{program.name} needs {NAMES[package]}, which is not installed: pip install {install}\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, expected, "")
+
+
+def skip_without(*packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{NAMES.get(package, package)} is not installed")
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_prints_what_the_page_shows(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    needs = SHOWN[name]
+    skip_without(*([needs] if needs is not None else []))
+    if needs == "tensorflow":  # it speaks on standard error, and stays in the process
+        printed = run(str(EXAMPLES / name)).stdout
+    else:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        printed = capsys.readouterr().out
+    page = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
+    shown = page.partition(f"$ python docs/examples/{name.replace('_tf', '')}\n")[2].partition("```")[0]
+    assert printed == shown
+
+
+def test_web_service_is_told_to_stop() -> None:
+    skip_without("starlette", "httpx")
+    httpx = importlib.import_module("httpx")
+    service = runpy.run_path(str(EXAMPLES / "web_service.py"))
+    app, training = service["app"], service["training"]
+
+    async def use() -> None:
+        transport = httpx.ASGITransport(app)
+        async with training(app), httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            found = {"step": 0, "running": True}
+            while found["step"] < 3:
+                assert found["running"]
+                await asyncio.sleep(0)  # a request within one process suspends nobody
+                found = (await client.get("/metrics")).json()
+            stopped = (await client.post("/stop")).json()["steps"]
+            found = (await client.get("/metrics")).json()
+            assert stopped == [found["step"]] * 4
+            assert not found["running"]
+
+    asyncio.run(use())
+
+
+def test_suite_of_training_code_passes() -> None:
+    options = ("-q", "-p", "aiodist.testing.pytest_plugin", "-p", "no:cacheprovider", "-c", "/dev/null")
+    ended = run("-m", "pytest", *options, "--rootdir", str(EXAMPLES), str(EXAMPLES / "test_training.py"))
+    assert "7 passed" in ended.stdout, ended.stdout
+
+
+def test_notebook_prints_what_it_should_and_stands_in_the_page() -> None:
+    file = EXAMPLES / "notebook.ipynb"
+    cells = ["".join(cell["source"]) for cell in json.loads(file.read_text())["cells"] if cell["cell_type"] == "code"]
+    page = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
+    assert all(f"```ipython\n{cell}\n```" in page for cell in cells[2:])
+    skip_without("nbclient", "ipykernel")
+    program = (
+        "import nbformat, nbclient, sys; book = nbformat.read(sys.argv[1], 4); nbclient.NotebookClient(book).execute();"
+        "print(*(out.text for cell in book.cells for out in cell.get('outputs', ())), sep='', end='')"
+    )
+    ended = run("-c", program, str(file))
+    assert ended.stdout == "[ 0.998 -1.996] True\n(1,) barrier()\n", ended.stderr
