@@ -81,10 +81,14 @@ class Slot:
         error: what went wrong, once it is complete.
     """
 
-    matched = complete = False
-    error: BaseException | None = None
-    others: dict[int, RawPost] | None = None
-    absent: tuple[int, ...] = ()
+    __slots__ = (
+        "absent", "call", "code", "complete", "error", "group", "matched", "missing", "number", "offset", "others",
+        "path", "waiters",
+    )  # fmt: skip
+
+    absent: tuple[int, ...]
+    error: BaseException | None
+    others: dict[int, RawPost] | None
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
         self.group = group
@@ -95,6 +99,9 @@ class Slot:
         self.path = path
         self.missing = len(group.members)
         self.waiters: list[Any] = [None] * self.missing
+        self.matched = self.complete = False
+        self.error = self.others = None
+        self.absent = ()
 
     @property
     def first(self) -> Post:

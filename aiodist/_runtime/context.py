@@ -184,7 +184,6 @@ class ReplicaContext(Block):
         """
         if current.get() is not self or self.thread != get_ident():
             self.check("all_reduce")
-        op = reduce_op if type(reduce_op) is ReduceOp else requests.reduce_op(reduce_op)
         frame = _getframe(1)
         if frame.f_code is not self.awaits.code:
             frame = self._caller(frame, name)
@@ -193,7 +192,7 @@ class ReplicaContext(Block):
         build: Build | None = None
         before = self.awaits.request
         expected = before.following
-        if expected is not None and expected.op is op and name is None:
+        if expected is not None and expected.spelling is reduce_op and name is None:
             if type(value) is ndarray:
                 if expected.dtype is value.dtype and expected.shape == value.shape:
                     request = expected
@@ -202,7 +201,7 @@ class ReplicaContext(Block):
                 if leaves is not None:
                     request, build = expected, expected.template.build
         if request is None:
-            request, build, leaves = requests.reduction(op, value, name)
+            request, build, leaves = requests.reduction(reduce_op, value, name)
             before.following = request
         self.awaits.request = request
         if options is None and experimental_hints is None and out is None and not self.run.paths:

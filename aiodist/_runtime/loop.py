@@ -96,7 +96,10 @@ class AsyncioLoop(_TaskLoop):
         """Resume those who wait in a complete collective, in replica order, after what is ready now."""
         self.loop.call_soon(self._resume, slot, context=self._context)
 
-    wake_failed = wake
+    def wake_failed(self, slot: Rendezvous) -> None:
+        """Resume those who wait in a collective that has failed, in replica order."""
+        if slot.has_waiters():  # else the event loop may be closed by now
+            self.wake(slot)
 
     def _resume(self, slot: Rendezvous) -> None:
         """Resume them, one after the other: each runs to its next await.

@@ -22,6 +22,9 @@ class OutBuffers(NamedTuple):
     nest: Any
 
 
+NO_OPTIONS = CommunicationOptions()
+
+
 class Rendezvous(Slot):
     """One collective: what each replica brings, and the result.
 
@@ -39,19 +42,22 @@ class Rendezvous(Slot):
         outs: by position, the buffers that replicas want the result in.
     """
 
-    # One is made for every collective. Defaults stand in the class, so that making one writes only what it needs.
-    request: Request = None  # type: ignore[assignment]  # set by the first post
-    options = CommunicationOptions()
-    started = 0.0
-    deadline: float | None = None
-    last = -1
-    plain = shared = under_way = released = False
-    result: Any = None
-    traceback: TracebackType | None = None
-    outs: dict[int, OutBuffers] | None = None
+    __slots__ = (
+        "deadline", "last", "options", "outs", "plain", "released", "request", "result", "shared", "started",
+        "traceback", "under_way", "values",
+    )  # fmt: skip
+
+    request: Request
+    options: CommunicationOptions
+    deadline: float | None
+    outs: dict[int, OutBuffers] | None
+    result: Any
+    started: float
+    traceback: TracebackType | None
+    values: list[Any]
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
-        # What the base class does, written out: one is made for every collective.
+        # One is made for every collective: what the base class does is written out.
         self.group = group
         self.number = number
         self.call = call
@@ -59,8 +65,15 @@ class Rendezvous(Slot):
         self.offset = offset
         self.path = path
         self.missing = size = len(group.members)
-        self.waiters: list[Any] = [None] * size
-        self.values: list[Any] = [None] * size
+        self.waiters = [None] * size
+        self.error = self.others = self.traceback = self.outs = self.deadline = None
+        self.absent = ()
+        self.matched = self.complete = self.plain = self.shared = self.under_way = self.released = False
+        self.request = None  # type: ignore[assignment]  # set by the first post
+        self.options = NO_OPTIONS
+        self.values = [None] * size
+        self.result = None
+        self.last = -1
 
     def clear(self) -> None:
         """Forget values and waiters, once the run is over."""
@@ -87,7 +100,7 @@ class Rendezvous(Slot):
         elif waiter in self.waiters:
             self.waiters[self.waiters.index(waiter)] = None
 
-    def compute(self, devices: Callable[[], tuple[str, ...]]) -> Work | None:
+    def compute(self, devices: Callable[[Group], tuple[str, ...]]) -> Work | None:
         """Compute the result of what the replicas brought, and keep it; or return the work that it is.
 
         Args:
@@ -103,7 +116,7 @@ class Rendezvous(Slot):
             result = request.compute(values, options)
         else:
             values = self.values if self.others is None else list(map(in_native_order, self.values))
-            executor = request.executor(len(values), self.absent, options.accumulate, devices)
+            executor = request.executor(len(values), self.absent, options.accumulate, devices, self.group)
             self.shared = executor.shared
             if self.outs is None:
                 result = executor.run(values, options.bytes_per_pack)
@@ -112,7 +125,8 @@ class Rendezvous(Slot):
                 result = executor.run(values, options.bytes_per_pack, outs)
         if type(result) is Work:
             return result
-        self.take(result, shared=self.shared)
+        self.result = result
+        self.plain = self.shared and self.outs is None
         return None
 
     def take(self, result: Any, *, shared: bool) -> None:

@@ -24,6 +24,7 @@ from aiodist._collectives import kinds
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective, Kind
 from aiodist._core.call import LEAF, ON_A_GPU, Call, Function, code_digest
+from aiodist._core.ledger import Group
 from aiodist_kernels import Accumulate, ReduceOp
 
 _MOST_KEPT = 4096
@@ -53,8 +54,8 @@ class Request:
 
     Attributes:
         collective: what is computed.
+        kind, op: its kind, and its reduce op; ``spelling`` is what the op was last called by.
         call: the same, as the ledger compares it.
-        op: the reduce op.
         shape, dtype: of a single NumPy array that is reduced without a name; None for everything else.
         structure: of a nest; None for everything else.
         template: takes such nests apart and puts them together, once they have come again and again.
@@ -66,22 +67,8 @@ class Request:
     """
 
     __slots__ = (
-        "_executor",
-        "_executors",
-        "_misses",
-        "_size",
-        "call",
-        "checked_for",
-        "collective",
-        "compute",
-        "dtype",
-        "following",
-        "on_devices",
-        "op",
-        "over_workers",
-        "shape",
-        "structure",
-        "template",
+        "_executor", "_executors", "_misses", "_size", "call", "checked_for", "collective", "compute", "dtype",
+        "following", "kind", "on_devices", "op", "over_workers", "shape", "spelling", "structure", "template",
     )  # fmt: skip
 
     def __init__(
@@ -96,7 +83,8 @@ class Request:
         self.call = call
         self.compute = compute
         self.over_workers = over_workers
-        self.op = collective.op
+        self.kind, self.op = collective.kind, collective.op
+        self.spelling: Any = collective.op
         spec = collective.spec
         reduced = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
         plain = reduced and spec is not None and spec.single and spec.marks == (None,)
@@ -123,11 +111,6 @@ class Request:
         if self._misses in _LEARNS_AT:
             self.template = nests.template(nest)
 
-    @property
-    def kind(self) -> Kind:
-        """The kind of collective."""
-        return self.collective.kind
-
     def check(self, size: int) -> None:
         """Check that it can be carried out by that many replicas.
 
@@ -138,7 +121,12 @@ class Request:
         self.checked_for = size
 
     def executor(
-        self, size: int, absent: tuple[int, ...], accumulate: Accumulate, devices: Callable[[], tuple[str, ...]]
+        self,
+        size: int,
+        absent: tuple[int, ...],
+        accumulate: Accumulate,
+        devices: Callable[[Group], tuple[str, ...]],
+        group: Group,
     ) -> Any:
         """Return what carries it out for the replicas of this process, of which some may take part with nothing.
 
@@ -146,14 +134,15 @@ class Request:
             size: how many there are.
             absent: the positions of those that have joined.
             accumulate: as in `CommunicationOptions`.
-            devices: returns their devices, by position.
+            devices: returns the devices, by position, of
+            group: the group that they are.
 
         Raises:
             ValueError: it takes a value of a replica that has joined.
         """
         if size == self._size and not absent and accumulate == "native":
             return self._executor
-        names = devices() if self.on_devices else ()
+        names = devices(group) if self.on_devices else ()
         key = size, absent, accumulate, names
         found = self._executors.get(key)
         if found is None:
@@ -287,7 +276,7 @@ def array_text(mark: Any) -> str:
 # Arguments.
 
 
-def reduction(op: ReduceOp, value: Any, name: str | None) -> tuple[Request, nests.Build | None, Any]:
+def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Request, nests.Build | None, Any]:
     """Return the request for an all_reduce of a value, with what makes a nest like it of its leaves, and these.
 
     Of a single leaf nothing is made, and it stands for itself.
@@ -295,15 +284,20 @@ def reduction(op: ReduceOp, value: Any, name: str | None) -> tuple[Request, nest
     Raises:
         ImportError: a foreign array of bfloat16, and ml_dtypes is not installed.
         TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
+        ValueError: an unknown reduce op.
     """
+    op = reduce_op(given)
     if type(value) is np.ndarray and name is None:
-        return array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype), None, value
+        found = array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype)
+        found.spelling = given
+        return found, None, value
     structure, shapes, dtypes, marks, leaves = describe(value)
     spec = _spec(structure, shapes, dtypes, marks)
     found = request(kinds.ALL_REDUCE, op, None, checked_name(name), structure, spec)
     if structure is None:
         return found, None, leaves
     if marks is None and name is None:
+        found.spelling = given
         found.learn(value)
     return found, nests.builder(structure), leaves
 

@@ -294,8 +294,7 @@ class Run:
 
     def _carry_out(self, slot: Rendezvous, last: int) -> None:
         """Take a collective on that all replicas of this process have posted alike."""
-        if self._spans(slot.group):
-            assert self.span is not None
+        if self.span is not None and self._spans(slot.group):
             self.span.matched(slot)
         elif slot.request.kind is kinds.MERGE_CALL and not slot.absent:
             self.start_merge(slot)
@@ -309,7 +308,7 @@ class Run:
     def _compute(self, slot: Rendezvous, last: int) -> None:
         group = slot.group
         try:
-            work = slot.compute(partial(self.devices_of, group))
+            work = slot.compute(self.devices_of)
             if work is not None:
                 self._compute_in_threads(slot, work)
                 return
