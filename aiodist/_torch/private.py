@@ -18,7 +18,12 @@ class TorchError(Exception):
     """torch is absent, or a version that this cannot work with; the text is for a person."""
 
 
-def _load(name: str) -> Any:
+def load(name: str) -> Any:
+    """Import a module of torch's.
+
+    Raises:
+        TorchError: there is none.
+    """
     try:
         return import_module(name)
     except ImportError as error:
@@ -36,9 +41,9 @@ def _require(module: Any, names: str) -> None:
         )
 
 
-torch: Final[Any] = _load("torch")
-c10d: Final[Any] = _load("torch.distributed.distributed_c10d")
-bindings: Final[Any] = _load("torch._C._distributed_c10d")
+torch: Final[Any] = load("torch")
+c10d: Final[Any] = load("torch.distributed.distributed_c10d")
+bindings: Final[Any] = load("torch._C._distributed_c10d")
 
 # What a process group is made by, and where it is registered: `init_process_group` and `new_group` call these by name.
 _require(c10d, "_new_process_group_helper _register_pg_in_world _find_pg_by_ranks_and_tag rendezvous _world")

@@ -7,6 +7,7 @@ import random
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -17,6 +18,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.report import ReplicaState
 from aiodist._core.text import ids
 from aiodist._torch import private, store
+from aiodist._torch.cpu import Door
 from aiodist._torch.group import Job, is_plumbing
 from aiodist._torch.private import torch
 from aiodist._torch.process import Process, folder_of
@@ -108,6 +110,7 @@ class _Run:
 
         self.ranks = self.job.ranks = Ranks(request.ranks, request.order(), switch, self.job.stuck)
         self.code: CodeType
+        self.door: Door | None = None
 
     def _current(self) -> int | None:
         return self.ranks.current()
@@ -124,12 +127,15 @@ class _Run:
         private.isolate_threads()
         store.install(lambda: self.job)
         self._take_over()
+        if self.request.cpu:
+            self.door = Door(self.request.ranks, self.job.rank)
         sys.path.insert(0, folder_of(self.script))
         in_time = self.ranks.run(self._main, self.request.seconds)
         if in_time:
             self.job.finish()
         outcome = self._outcome() if in_time else Outcome("timeout", self._where())
         outcome.collectives, outcome.points = self.job.collectives, self.ranks.points
+        outcome.notes = self.door.notes() if self.door is not None else []
         outcome.schedule = str(Schedule(self.request.seed, tuple(self.ranks.changes)))
         return outcome
 
@@ -169,7 +175,8 @@ class _Run:
         state = ReplicaState.EXITED
         try:
             try:
-                exec(self.code, main.__dict__)  # noqa: S102  (it is what the person wants run)
+                with self.door.mode() if self.door is not None else nullcontext():
+                    exec(self.code, main.__dict__)  # noqa: S102  (it is what the person wants run)
             except (SystemExit, _Ended) as end:
                 if end.code not in {None, 0}:
                     raise
@@ -205,6 +212,8 @@ class _Run:
             f"rank {each}: {type(other).__name__}: {other}" for each, other in errors.items() if each not in alike
         ]
         report = None
+        if ("CUDA" in text or "accelerator" in text) and not self.request.cpu:
+            lines.append("With --cpu, CUDA devices are taken for the CPU.")
         if self.job.error is not None:
             found = in_ranks(self.job.error.report)
             lines.append(found.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,13 +177,40 @@ def test_another_number_of_ranks_is_refused(run: Run) -> None:
     assert "--ranks 4" in outcome["text"]
 
 
-def test_a_schedule_can_be_replayed(run: Run) -> None:
-    script = "dist.barrier()\nopen(sys.argv[1], 'a').write(str(rank))\ndist.barrier()"
-    found = []
+def test_a_schedule_can_be_replayed(run: Run, tmp_path: Path) -> None:
+    script = "dist.barrier()\nwith open(sys.argv[1], 'a') as f:\n    f.write(str(rank))\ndist.barrier()"
+    orders = {}
     for number in (0, 1, 2):
-        outcome = run(script, 4, "order.txt", number=number)
-        again = run(script, 4, "order.txt", changes=outcome["schedule"])
-        assert again["schedule"] == outcome["schedule"]
-        found.append(outcome["schedule"])
-    assert found[0] == "0/"
-    assert len(set(found)) > 1
+        outcome = run(script, 4, str(tmp_path / f"{number}"), number=number)
+        run(script, 4, str(tmp_path / f"{number} again"), changes=outcome["schedule"])
+        orders[outcome["schedule"]] = order = (tmp_path / f"{number}").read_text()
+        assert (tmp_path / f"{number} again").read_text() == order
+    assert next(iter(orders)) == "0/"
+    assert len(set(orders.values())) > 1
+
+
+def test_cuda_devices_are_taken_for_the_cpu_where_that_is_asked_for(run: Run) -> None:
+    script = """
+import os, torch, torch.distributed as dist
+
+def work(rank, size):
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", init_method="tcp://localhost:1234", rank=rank, world_size=size)
+    model = torch.nn.Linear(2, 2).to(rank)
+    model = torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    model(torch.ones(1, 2, device=f"cuda:{rank}").cuda()).sum().backward()
+    total = torch.ones(1, device=torch.device("cuda", rank))
+    dist.all_reduce(total)
+    assert total.item() == size == torch.cuda.device_count() and dist.get_backend() == "nccl"
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(work, args=(torch.cuda.device_count(),), nprocs=torch.cuda.device_count())
+"""
+    outcome = run(script, 2, prologue="", cpu=True)
+    assert outcome["kind"] == "agreed", outcome["text"]
+    assert (
+        "CUDA devices were taken for the CPU in DistributedDataParallel (device_ids), Tensor.cuda"
+        in outcome["notes"][0]
+    )
+    without = run("torch.ones(1).cuda()")
+    assert "With --cpu, CUDA devices are taken for the CPU." in without["text"]

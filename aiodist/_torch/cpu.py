@@ -1,0 +1,223 @@
+"""CUDA devices taken for the CPU, so that a script that names them runs where there are none.
+
+Every function of torch that is given a CUDA device, be it by name or by number, gets the CPU instead. What asks for
+devices is told of one a rank. What was taken for what is noted for the summary.
+Where a script uses something of `torch.cuda` that has no stand-in here, it gets torch's own error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any, Self
+
+from aiodist._torch.private import load, torch
+
+_TENSORS = "Float Double Half BFloat16 Byte Char Short Int Long Bool"
+_NOTHING = (
+    "synchronize empty_cache init ipc_collect reset_peak_memory_stats reset_max_memory_allocated manual_seed "
+    "manual_seed_all seed seed_all set_device set_stream set_per_process_memory_fraction"
+)
+_ZERO = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved utilization"
+_KINDS = ("cuda", "xpu", "hpu", "npu")
+
+
+class _Mode(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
+    """Gives torch's functions the CPU where they are given a CUDA device."""
+
+    def __init__(self, door: Door) -> None:
+        super().__init__()
+        self._door = door
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "cuda":
+            self._door.note("Tensor.cuda")
+            return args[0]
+        if name == "pin_memory":
+            return args[0]
+        if func is torch.device:
+            given = args[0] if args else (kwargs or {}).get("type")
+            device = self._door.cpu(given, name)
+            return func(*args, **(kwargs or {})) if device is given else device
+        numbers = args if name == "_parse_to" else args[1:] if name == "to" else ()
+        if numbers and type(numbers[0]) is int:
+            args = (*args[: len(args) - len(numbers)], self._door.cpu(numbers[0], "to"), *numbers[1:])
+        args = tuple([self._door.cpu(each, name) if type(each) in _NAMES else each for each in args])
+        kwargs = kwargs or {}
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": self._door.cpu(kwargs["device"], name)}
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        return func(*args, **kwargs)
+
+
+_NAMES = (str, torch.device)
+
+
+class _Stream:
+    """Stands for a stream or an event of CUDA: everything is done when it is called."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self._time = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing."""
+
+    def record(self, *_: Any) -> None:
+        """Note the time."""
+        self._time = time.perf_counter()
+
+    def elapsed_time(self, other: _Stream) -> float:
+        """Return the milliseconds to another event."""
+        return (other._time - self._time) * 1000.0
+
+    def query(self) -> bool:
+        """Return True: everything is done."""
+        return True
+
+    def _do_nothing(self, *_: Any) -> None:
+        """Nothing: there is nothing to wait for."""
+
+    synchronize = wait = wait_stream = wait_event = record_event = _do_nothing
+
+
+class _Event(_Stream):
+    """Stands for an event."""
+
+
+def _replace(module: Any, stand_ins: dict[str, Any]) -> None:
+    """Replace a module's names, each by an object of its own: torch._dynamo wants to tell them apart."""
+    for name, stand_in in stand_ins.items():
+        setattr(module, name, stand_in if isinstance(stand_in, type) else _own(stand_in))
+
+
+def _own(function: Callable[..., Any]) -> Callable[..., Any]:
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return stand_in
+
+
+class Door:
+    """Takes CUDA devices for the CPU in this process, from now on.
+
+    Args:
+        ranks: how many devices there seem to be.
+        index: returns the index of the calling rank's own.
+    """
+
+    def __init__(self, ranks: int, index: Callable[[], int]) -> None:
+        self._ranks = ranks
+        self._index = index
+        self._taken: dict[str, set[str]] = {}
+        self._replace_cuda()
+        self._replace_accelerator()
+        self._replace_others()
+
+    def mode(self) -> Any:
+        """Return a context in which a thread's functions of torch take CUDA devices for the CPU."""
+        return _Mode(self)
+
+    def note(self, where: str, what: str = "cuda") -> None:
+        """Note that something was taken for the CPU."""
+        self._taken.setdefault(where, set()).add(what)
+
+    def notes(self) -> list[str]:
+        """Return what was taken for what, in words."""
+        if not self._taken:
+            return ["--cpu: the script names no CUDA devices."]
+        told = [f"{where} ({', '.join(sorted(what))})" for where, what in sorted(self._taken.items())]
+        return [f"--cpu: CUDA devices were taken for the CPU in {', '.join(told)}."]
+
+    def cpu(self, device: Any, where: str) -> Any:
+        """Return the CPU for a CUDA device, and anything else as it is."""
+        text = f"cuda:{device}" if type(device) is int else str(device) if isinstance(device, _NAMES) else ""
+        if text.partition(":")[0] not in _KINDS:
+            return device
+        self.note("to" if where == "_parse_to" else where, text.partition(":")[0])
+        return torch.device("cpu")
+
+    def _replace_cuda(self) -> None:
+        cuda = torch.cuda
+        memory = SimpleNamespace(
+            total_memory=80 << 30, major=8, minor=0, name="CPU taken for CUDA", multi_processor_count=1
+        )
+        stand_ins: dict[str, Any] = {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "is_bf16_supported": lambda *_, **__: True,
+            "device_count": self._count,
+            "current_device": self._index,
+            "device": lambda *_: nullcontext(),
+            "stream": lambda *_: nullcontext(),
+            "get_device_name": lambda *_: memory.name,
+            "get_device_properties": lambda *_: memory,
+            "get_device_capability": lambda *_: (memory.major, memory.minor),
+            "get_rng_state": lambda *_: torch.random.get_rng_state(),
+            "get_rng_state_all": lambda: [torch.random.get_rng_state()],
+            "set_rng_state": lambda *_: None,
+            "set_rng_state_all": lambda *_: None,
+            "mem_get_info": lambda *_: (memory.total_memory, memory.total_memory),
+            "memory_summary": lambda *_, **__: "",
+            "memory_stats": lambda *_: {},
+            "current_stream": lambda *_: _Stream(),
+            "default_stream": lambda *_: _Stream(),
+            "Stream": _Stream,
+            "Event": _Event,
+            **dict.fromkeys(_NOTHING.split(), lambda *_, **__: None),
+            **dict.fromkeys(_ZERO.split(), lambda *_, **__: 0),
+            **{f"{name}Tensor": getattr(torch, f"{name}Tensor") for name in _TENSORS.split()},
+        }
+        _replace(cuda, stand_ins)
+
+    def _replace_accelerator(self) -> None:
+        stand_ins = {
+            "is_available": lambda: True,
+            "device_count": self._count,
+            "current_accelerator": lambda *_, **__: torch.device("cuda"),
+            "current_device_index": self._index,
+            "current_device_idx": self._index,
+            "set_device_index": lambda *_: None,
+            "set_device_idx": lambda *_: None,
+            "device_index": lambda *_: nullcontext(),
+            "synchronize": lambda *_: None,
+            "empty_cache": lambda *_: None,
+        }
+        _replace(torch.accelerator, stand_ins)
+
+    def _count(self) -> int:
+        self.note("torch.cuda.device_count", f"{self._ranks} devices")
+        return self._ranks
+
+    def _replace_others(self) -> None:
+        device_mesh, parallel = load("torch.distributed.device_mesh"), load("torch.nn.parallel")
+
+        torch.Tensor.pin_memory = lambda self, *_, **__: self
+        torch.nn.Module.cuda = lambda module, *_: module.to("cuda")
+        set_default, read = torch.set_default_device, torch.load
+        torch.set_default_device = lambda device: set_default(self.cpu(device, "torch.set_default_device"))
+
+        def load_here(*args: Any, **kwargs: Any) -> Any:
+            return read(*args[:1], *args[2:], **{**kwargs, "map_location": "cpu"})
+
+        torch.load = load_here
+        wrap, mesh = parallel.DistributedDataParallel.__init__, device_mesh.DeviceMesh.__init__
+
+        def wrap_here(own: Any, module: Any, device_ids: Any = None, output_device: Any = None, **kwargs: Any) -> None:
+            if device_ids or output_device is not None:
+                self.note("DistributedDataParallel", "device_ids")
+            wrap(own, module, **kwargs)
+
+        def mesh_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            mesh(
+                own, self.cpu(device_type, "DeviceMesh").type if device_type in _KINDS else device_type, *args, **kwargs
+            )
+
+        parallel.DistributedDataParallel.__init__ = wrap_here
+        device_mesh.DeviceMesh.__init__ = mesh_here
