@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ from aiodist._torch.dumps import Calls, Dump, DumpError, State
 from aiodist._torch.wording import in_ranks, ranks
 
 _DEFAULT: Final = "default_pg"
+_WITHOUT_ROOT: Final = ("all_reduce", "allreduce", "all_gather", "reduce_scatter")
 _UNNAMED: Final = frozenset(["", "undefined"])
 _LONGEST_NAME: Final = 24
 _MOST_GROUPS: Final = 8
@@ -108,18 +110,22 @@ def explain(dumps: Sequence[Dump], calls: Calls, *, world_size: int | None = Non
     records = [group.record for group in groups] + list(_messages(groups, dumps, calls))
     disagree |= any(len(slot.posts) == 2 and slot.posts[0][0].call != slot.posts[1][0].call  # a size that differs
                     for record in records[len(groups):] for slot in record.open)  # fmt: skip
-    facts = (
+    facts = tuple(
         ReplicaFacts(rank, of[rank].file.name) if rank in of else ReplicaFacts(rank, "no dump", unknown=True)
         for rank in groups[0].members
     )
     waiting = sorted({rank for record in records for slot in record.open for rank in slot.waiting})
-    snapshot = Snapshot(OrderCheck.SIGNATURE, tuple(facts), tuple(records), blocked=tuple(waiting))
+    snapshot = Snapshot(OrderCheck.SIGNATURE, facts, tuple(records), blocked=tuple(waiting))
     overdue = None if disagree or find_cycle(snapshot) else _cause(snapshot)
     report = in_ranks(analyse(snapshot, overdue=overdue)) if disagree or waiting else None
     if report is not None and report.reason is Reason.TIMEOUT:
         report = _without_members(report, groups)
+    swap = _on_swap(groups, facts)
+    notes = list(_notes(report or swap, groups, of, calls))
+    if report is not None and swap is not None and swap.divergence is not None:
+        notes.insert(0, f"Besides, at #{swap.sequence_number} of {swap.group or 'all ranks'}: {swap.divergence.text}")
     untold = {group.record.key for group in groups if not group.told}
-    return Explanation(report, tuple(_waiting(records, untold)), tuple(_notes(report, groups, of, calls)), snapshot)
+    return Explanation(report or swap, tuple(_waiting(records, untold)), tuple(notes), snapshot)
 
 
 # Process groups.
@@ -257,6 +263,41 @@ def _messages(groups: Sequence[_ProcessGroup], dumps: Sequence[Dump], calls: Cal
             slots.append(SlotRecord(index, tuple(there), tuple(rank for _, (rank,) in there)))
         members = tuple(MemberRecord(rank, len(posts.get(rank, ()))) for rank in ends)
         yield GroupRecord((ends, f"send {source}->{target}", number), None, members, (), tuple(slots))
+
+
+# Calls that combine without a word, and wrongly.
+
+
+def _on_swap(groups: Sequence[_ProcessGroup], facts: tuple[ReplicaFacts, ...]) -> CollectiveReport | None:
+    """Return the report on the first two calls of one kind and size that ranks make in opposite order."""
+    for group in groups:
+        slots = sorted((*group.record.history, *group.record.open), key=lambda slot: slot.number)
+        swapped = next((pair for pair in pairwise(slots) if _are_swapped(*pair)), None)
+        if swapped is None:
+            continue
+        before = tuple(
+            slot for slot in group.record.history if slot.number < swapped[0].number and len(slot.posts) == 1
+        )
+        record = replace(group.record, history=before, open=tuple(slot._replace(waiting=()) for slot in swapped))
+        root = replace(groups[0].record, history=(), open=())
+        shown = (record,) if group.is_default else (root, record)
+        return in_ranks(analyse(Snapshot(OrderCheck.CALL_PATH, facts, shown)))
+    return None
+
+
+def _are_swapped(first: SlotRecord, second: SlotRecord) -> bool:
+    """Whether one rank calls from here and then from there what another calls from there and then from here.
+
+    Calls with a root are left out: there, ranks take turns at two lines, one that publishes and one that subscribes.
+    """
+    if len(first.posts) < 2 or len(second.posts) < 2 or second.number != first.number + 1:
+        return False
+    asked = {post.call for slot in (first, second) for post, _ in slot.posts}
+    if len(asked) > 1 or not next(iter(asked)).kind.startswith(_WITHOUT_ROOT):
+        return False
+    earlier, later = ({rank: post.path for post, there in slot.posts for rank in there} for slot in (first, second))
+    ways = {(earlier[rank], later[rank]) for rank in earlier.keys() & later.keys()}
+    return any((there, here) in ways for here, there in ways if here != there)
 
 
 # Which collective is to blame, and who waits where.

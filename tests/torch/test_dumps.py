@@ -142,6 +142,20 @@ def not_begun() -> Job:
     return job
 
 
+def swapped() -> Job:
+    """A helper's calls in another order, which NCCL combines; and rank 0 publishing, which is well."""
+    job = Job(3)
+    for source in range(3):
+        for rank in range(3):
+            job.call(rank, "broadcast", [3], line=20 if rank == source else 22)
+    for rank in range(3):
+        for caller in (31, 30) if rank == 1 else (30, 31):
+            frames = [("average", 10), ("train", caller)]
+            told = [{"name": name, "filename": "/job/train.py", "line": line} for name, line in frames]
+            job.call(rank, "all_reduce", [3], frames=told)
+    return job
+
+
 def group_of_gloo() -> Job:
     job = Job(4, {"1": ("", [0, 1])}, backend="gloo")
     job.all("barrier")
@@ -175,6 +189,7 @@ _JOBS: list[tuple[Callable[[], Job], str, tuple[int, ...], list[str]]] = [
      ["Older calls of ranks 0-3 have been dropped"]),
     (not_begun, "collective #0 cannot be completed: all have arrived, but their values have not", (0, 1, 2, 3),
      ["It runs on ranks 0-2; the devices of rank 3 have not begun it."]),
+    (swapped, "ranks disagree at collective #3", (1,), ["make the same two calls in opposite order"]),
     (group_of_gloo,
      "collective #0 of group '1' of rank 1 has not ended: rank 1 called it, and who else is in the group is not known",
      (1,), ["Gloo does not record who is in a process group"]),
