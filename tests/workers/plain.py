@@ -26,7 +26,7 @@ from aiodist._workers.channel import Channel
 from aiodist._workers.coordinator import Coordinator
 from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.layout import Layout
-from aiodist._workers.messages import Message, decode, encode
+from aiodist._workers.messages import Lost, Message, decode, encode
 from aiodist._workers.record import Found
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Settings, Team
@@ -353,11 +353,31 @@ class PlainJob:
         for run, team, making in zip(self.runs, self.teams, self._makings, strict=True):
             run.span = RunSpan(team, 0, 0, making.result(), run, mover)
         self._ended: set[int] = set()
+        self.dead: int | None = None
 
-    def go(self, most: int = 20_000) -> None:
-        """Draw who acts next until nobody can; then let runs look whether replicas wait for ever."""
+    def kill(self, rank: int) -> None:
+        """Let a worker die, and what it has sent be lost; the others hear of it from the coordinator, or lose that."""
+        self.dead = rank
+        for _ in range(self.draw.randint(0, len(self.to_coordinator[rank]))):
+            self.to_coordinator[rank].pop()
+        if rank:
+            while self.to_coordinator[rank]:
+                self._to_coordinator(rank)
+            self._send(self.coordinator.lose(rank, "has died"))
+        else:
+            self._send((other, Lost(0, "has died")) for other in range(1, len(self.runs)))
+
+    def go(self, most: int = 20_000, *, kill: tuple[int, int] | None = None) -> None:
+        """Draw who acts next until nobody can; then let runs look whether replicas wait for ever.
+
+        Args:
+            most: how many actions there are at most.
+            kill: which worker dies, and after how many actions.
+        """
         looks = 0
-        for _ in range(most):
+        for turn in range(most):
+            if kill is not None and turn == kill[1]:
+                self.kill(kill[0])
             actions = self._actions()
             if actions:
                 self.draw.choice(actions)()
@@ -365,24 +385,32 @@ class PlainJob:
                 return
             else:
                 looks += 1
-                for run in self.runs:
+                for run in self.survivors:
                     if run.error is None:
                         run.look()
         raise AssertionError("still going on")
 
     @property
     def over(self) -> bool:
-        return all(run.error is not None or run.span.is_over for run in self.runs)
+        return all(run.error is not None or run.span.is_over for run in self.survivors)
+
+    @property
+    def survivors(self) -> list[PlainRun]:
+        """The runs of workers that live."""
+        return [run for rank, run in enumerate(self.runs) if rank != self.dead]
 
     def _actions(self) -> list[Callable[[], Any]]:
         found: list[Callable[[], Any]] = []
         for rank, run in enumerate(self.runs):
+            if rank == self.dead:
+                continue
             found += [replica.act for replica in run.replicas.values() if replica.can_act()]
             if run.ended and rank not in self._ended:
                 found.append(partial(self._end, rank))
         found += [partial(self._deliver, i) for i in range(len(self.cluster.held or ()))]
-        found += [partial(self._to_coordinator, r) for r, queue in enumerate(self.to_coordinator) if queue]
-        found += [partial(self._to_worker, r) for r, queue in enumerate(self.to_worker) if queue]
+        told = enumerate(self.to_coordinator if self.dead != 0 else ())
+        found += [partial(self._to_coordinator, r) for r, queue in told if queue]
+        found += [partial(self._to_worker, r) for r, queue in enumerate(self.to_worker) if queue and r != self.dead]
         return found
 
     def _end(self, rank: int) -> None:
@@ -391,8 +419,9 @@ class PlainJob:
 
     def _deliver(self, index: int) -> None:
         self.cluster.release(index)
-        for driver in self.drivers:
-            driver.advance()
+        for rank, driver in enumerate(self.drivers):
+            if rank != self.dead:
+                driver.advance()
 
     def _to_coordinator(self, rank: int) -> None:
         self._send(self.coordinator.take(rank, decode(self.to_coordinator[rank].popleft())))

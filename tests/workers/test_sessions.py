@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aiodist._core.errors import CollectiveError
+from aiodist._core.errors import CollectiveError, WorkerLostError
 from tests.workers.plain import Op, PlainJob, Program, on_one_machine
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2, 1), (2, 2), (1, 1, 1, 1), (3, 1)]
@@ -154,6 +154,29 @@ def test_replica_that_raises_is_the_cause_elsewhere(counts: tuple[int, ...]) -> 
                 assert run.error is not None
                 assert repr(run.error.__cause__) == "ValueError('bad batch')"
                 assert f"Replica {failing} raised ValueError: bad batch" in str(run.error)
+
+
+@pytest.mark.parametrize("counts", LAYOUTS, ids=str)
+@pytest.mark.parametrize("faulty", [False, True], ids=["alike", "faulty"])
+def test_worker_that_dies_at_any_moment_ends_the_others_alike(counts: tuple[int, ...], faulty: bool) -> None:
+    """Every survivor has the results, or the error that all others have: that a worker is lost, or the report."""
+    for seed in SEEDS:
+        draw = random.Random(seed)
+        program = grouped(draw, sum(counts))
+        if faulty:
+            program[draw.randrange(len(program))].append(Op("call", 90))
+        job = PlainJob(counts, program, seed)
+        victim = draw.randrange(len(counts))
+        job.go(kill=(victim, draw.randrange(80)))
+        assert job.over, (seed, "a worker waits for ever")
+        errors = [run.error for run in job.survivors if run.error is not None]
+        assert len({str(error) for error in errors}) <= 1
+        assert job.dead is not None or faulty or not errors
+        for error in errors:
+            if isinstance(error, WorkerLostError):
+                assert error.report.suspects == tuple(job.layout.ids[victim])
+            else:
+                assert faulty
 
 
 def test_more_workers_than_exchange_whole_records() -> None:
