@@ -116,7 +116,7 @@ class RunSpan:
         self._unused: dict[GroupKey, Group] = {}
         self._doomed: dict[GroupKey, int] = {}
         self._mover = mover
-        self.told = self._finishing = False
+        self.told = self._finishing = self._left = False
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
         team.enter(number, self)
@@ -205,7 +205,8 @@ class RunSpan:
             self.tell()
 
     def leave(self) -> None:
-        """Give back what the run has had of the strategy."""
+        """Give back what the run has had of the strategy; nobody waits in it any more, and its loop may be gone."""
+        self._left = True
         if self.is_over and not self.told:
             for spanned in self._groups.values():
                 spanned.release()
@@ -369,7 +370,8 @@ class RunSpan:
         for spanned in self._groups.values():
             if spanned.channel is not None:
                 spanned.channel.session.freeze()
-        self._run.fail(error)
+        if not self._left:
+            self._run.fail(error)
 
 
 class _SpannedGroup:
