@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from numbers import Number
+from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import numpy as np
 
 from aiodist._arrays import nests
 from aiodist._arrays.host import is_foreign
 from aiodist._arrays.slices import IndexedSlices
+from aiodist._core.text import ids_briefly
+
+_ALWAYS_OWN: Final = (np.ndarray, np.generic, IndexedSlices, Number, str, bytes)
 
 T = TypeVar("T")
 _MOST_SHOWN = 20
@@ -200,50 +204,74 @@ def _component(replica_id: int, leaf: Any, num_replicas: int) -> Any:
     return leaf.values[replica_id]
 
 
-def regroup(
-    values: Sequence[Any], what: str = "results", replicas: Sequence[int] | None = None, *, always_wrap: bool = False
-) -> Any:
+def regroup(values: Sequence[Any], what: str = "results", replicas: Sequence[int] | None = None) -> Any:
     """Return one nest for the replicas' values, leaf by leaf; the inverse of `select_replica`.
 
-    Arrays, `IndexedSlices` and NumPy scalars become `PerReplica`. Other leaves do when they differ; where every
-    replica has the identical object it comes back bare. None is a leaf. The value of a single replica comes back as
-    it is.
+    Arrays, `IndexedSlices`, numbers, strings and bytes become `PerReplica` whatever their values, so that a result's
+    type never depends on them. None, a leaf here, and any other object come back bare where every replica has the
+    identical one. The value of a single replica comes back as it is.
 
     Args:
         values: one nest a replica, of equal structure.
         what: what they are, for the error's text.
         replicas: the replicas' ids, likewise; None: they count from 0.
-        always_wrap: wrap every leaf but a None that all have, also where all replicas have the identical object.
 
     Raises:
-        ValueError: the structures differ.
+        ValueError: the structures differ. The error has the values: ``error.values``, one a replica.
     """
-    if len(values) == 1:
-        return values[0]
-    if _same_bare_object(values):
+    return _regrouped(values, what, replicas, _regroup_result)
+
+
+def regroup_arguments(values: Sequence[Any], replicas: Sequence[int]) -> Any:
+    """Return one nest for an argument of a merge function; as `regroup`, but equal strings and bytes come back bare."""
+    return _regrouped(values, "merge_call arguments", replicas, _regroup_argument)
+
+
+def regroup_data(values: Sequence[Any], what: str, replicas: Sequence[int] | None = None) -> Any:
+    """Return one nest for values that each replica has its own of; as `regroup`, but only a None comes back bare."""
+    return _regrouped(values, what, replicas, _regroup_own)
+
+
+def _regrouped(
+    values: Sequence[Any], what: str, replicas: Sequence[int] | None, of_leaf: Callable[[tuple[Any, ...]], Any]
+) -> Any:
+    if len(values) == 1 or all(value is None for value in values):
         return values[0]
     columns, structures = zip(*(nests.flatten_with_none(value) for value in values), strict=True)
     first = structures[0]
-    for place, structure in enumerate(structures):
-        if structure != first:
-            one, other = (0, place) if replicas is None else (replicas[0], replicas[place])
-            differ = nests.difference(first, structure, "value", f"replica {one}", f"replica {other}")
-            raise ValueError(f"the replicas' {what} must have the same structure: {differ}")
-    return nests.unflatten(first, (_regroup_leaf(leaf, always_wrap) for leaf in zip(*columns, strict=True)))
+    if any(structure != first for structure in structures):
+        raise _different_structures(values, structures, what, range(len(values)) if replicas is None else replicas)
+    return nests.unflatten(first, map(of_leaf, zip(*columns, strict=True)))
 
 
-def _same_bare_object(values: Sequence[Any]) -> bool:
-    first = values[0]
-    return first is None and all(value is None for value in values)
-
-
-def _regroup_leaf(components: tuple[Any, ...], always_wrap: bool) -> Any:
+def _regroup_result(components: tuple[Any, ...]) -> Any:
     first = components[0]
-    wrapped = (
-        isinstance(first, (np.ndarray, np.generic, IndexedSlices))
-        or is_foreign(first)
-        or (always_wrap and first is not None)
-    )
-    if not wrapped and all(component is first for component in components):
+    own = isinstance(first, _ALWAYS_OWN) or is_foreign(first)
+    return PerReplica(components) if own or any(one is not first for one in components) else first
+
+
+def _regroup_argument(components: tuple[Any, ...]) -> Any:
+    first = components[0]
+    if type(first) in (str, bytes) and all(type(one) is type(first) and one == first for one in components):
         return first
-    return PerReplica(components)
+    return _regroup_result(components)
+
+
+def _regroup_own(components: tuple[Any, ...]) -> Any:
+    return None if all(one is None for one in components) else PerReplica(components)
+
+
+def _different_structures(
+    values: Sequence[Any], structures: Sequence[nests.Structure], what: str, replicas: Sequence[int]
+) -> ValueError:
+    first = structures[0]
+    other = next(structure for structure in structures if structure != first)
+    here, there = (
+        ids_briefly(replica for replica, structure in zip(replicas, structures, strict=True) if structure == one)
+        for one in (first, other)
+    )
+    error = ValueError(
+        f"the replicas' {what} must have the same structure: {nests.difference(first, other, 'value', here, there)}"
+    )
+    error.values = tuple(values)  # type: ignore[attr-defined]
+    return error

@@ -7,7 +7,7 @@ from typing import Any
 
 from aiodist._arrays import nests
 from aiodist._arrays.slices import IndexedSlices
-from aiodist._arrays.values import DistributedValues, PerReplica, regroup
+from aiodist._arrays.values import DistributedValues, PerReplica, regroup_data
 
 
 def cut(batch: Any, num_replicas: int) -> Any:
@@ -45,7 +45,7 @@ def group(batches: Sequence[Any], num_replicas: int) -> Any:
         num_replicas: n.
 
     Returns:
-        One nest with per-replica values, as `run` regroups results; replicas without a batch have arrays of no rows,
+        One nest with per-replica values; replicas without a batch have arrays of no rows,
         otherwise like replica 0's.
 
     Raises:
@@ -55,7 +55,7 @@ def group(batches: Sequence[Any], num_replicas: int) -> Any:
     missing = num_replicas - len(batches)
     if missing:
         batches = [*batches, *[without_rows(batches[0])] * missing]
-    return regroup(batches, "batches", always_wrap=True)
+    return regroup_data(batches, "batches")
 
 
 def without_rows(batch: Any) -> Any:

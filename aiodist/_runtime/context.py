@@ -361,7 +361,8 @@ class ReplicaContext(Block):
         """Run a function once for all replicas, in cross-replica context: ``merge_fn(strategy, *args, **kwargs)``.
 
         Replica 0's function runs, in a task of its own with replica 0's context variables. Each argument is regrouped
-        over the replicas, as the results of `Strategy.run` are. The function may call ``strategy.run``.
+        over the replicas, as the results of `Strategy.run` are, except that strings and bytes stay bare where they are
+        equal. The function may call ``strategy.run``.
 
         Args:
             merge_fn: a plain or coroutine function; the same on every replica.

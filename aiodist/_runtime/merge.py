@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from anyio import get_cancelled_exc_class
 
-from aiodist._arrays.values import regroup, select_replica
+from aiodist._arrays.values import regroup_arguments, select_replica
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.text import shown
 from aiodist._runtime.current import CrossReplica, current
@@ -45,7 +45,7 @@ async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
     token = current.set(CrossReplica(strategy, size, None if group.is_root else group))
     try:
         ids = [member.replica_id for member in group.members]
-        regrouped = functools.partial(regroup, what="merge_call arguments", replicas=ids)
+        regrouped = functools.partial(regroup_arguments, replicas=ids)
         args = tuple(regrouped(column) for column in zip(*(call.args for call in calls), strict=True))
         kwargs = {name: regrouped([call.kwargs[name] for call in calls]) for name in calls[0].kwargs}
         result = calls[0].fn(strategy, *args, **kwargs)

@@ -111,9 +111,9 @@ class Strategy(DataMethods, V1Strategy):
             options: the options of this run's collectives; they override the strategy's.
 
         Returns:
-            What the replicas returned, regrouped leaf by leaf. Arrays and NumPy scalars become `PerReplica`. Other
-            objects do so, too, unless all replicas returned the identical one, which is returned bare. With one replica
-            its own value is returned.
+            What the replicas returned, regrouped leaf by leaf. Arrays, numbers, bools, strings and bytes become
+            `PerReplica`, whatever their values. None, or any other object, is returned bare where all replicas returned
+            the identical one. With one replica its own value is returned.
 
         Raises:
             CollectiveError: the replicas disagree, or a collective can never be complete.
@@ -121,7 +121,7 @@ class Strategy(DataMethods, V1Strategy):
             ReplicaContextError: called inside a replica, or under another strategy.
             TypeError: ``args`` is neither a tuple nor a list, ``kwargs`` is not a mapping, or ``fn`` is not callable.
             ValueError: a per-replica value has another number of components; the replicas returned nests of
-                different structure, or created different numbers of variables.
+                different structure, which the error has in ``.values``, or created different numbers of variables.
             Exception: what a replica raised, with a note that names the replica.
         """
         calls = self._calls(fn, args, kwargs)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from aiodist._arrays.values import regroup, select_replica
+from aiodist._arrays.values import regroup_data, select_replica
 from aiodist._core.errors import ReplicaContextError
 from aiodist._data.batches import cut, group
 from aiodist._data.dataset import NumpyDataset
@@ -105,7 +105,7 @@ class DataMethods(HasReplicas):
         require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
         replicas, mine, *_ = self._replicas.share
         values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
-        return regroup(values, "values", mine, always_wrap=True)
+        return regroup_data(values, "values", mine)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> NumpyDataset:
         """Return a dataset of the examples in a nest of NumPy arrays, where row k of each array is example k's.
@@ -132,7 +132,7 @@ def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
     if len(share.mine) == share.replicas:
         return parts
     mine = [select_replica(replica_id, parts, share.replicas) for replica_id in share.mine]
-    return regroup(mine, "batches", share.mine, always_wrap=True)
+    return regroup_data(mine, "batches", share.mine)
 
 
 def _refuse_inside_replica() -> None:
