@@ -6,6 +6,8 @@ import copy
 import operator
 import pickle
 from collections import OrderedDict
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiodist import DistributedValues, Mirrored, PerReplica
-from aiodist._arrays.values import regroup, select_replica
+from aiodist._arrays.values import regroup, regroup_arguments, regroup_data, select_replica
 
 KINDS = pytest.mark.parametrize("kind", [PerReplica, Mirrored])
 HELP = r"a \w+ of 2 components is not one array; pass it to strategy\.run.*strategy\.reduce.*value\.values"
@@ -139,32 +141,45 @@ def test_copies_and_pickles(kind: Any) -> None:
 # regroup
 
 
-@pytest.mark.parametrize("leaf", [np.ones(2), np.float32(1), np.array(3), np.int64(1), np.bool_(True)])
-def test_arrays_become_per_replica_even_where_they_are_one_object(leaf: Any) -> None:
+ARRAYS = [np.ones(2), np.float32(1), np.array(3), np.int64(1), np.bool_(True), np.str_("a")]
+NUMBERS = [7, 300, True, 1.5, 2j, Fraction(1, 2), Decimal(1)]
+OBJECTS = [None, object(), ..., int]
+
+
+@pytest.mark.parametrize("leaf", [*ARRAYS, *NUMBERS, "text", b"text"], ids=repr)
+def test_values_become_per_replica_even_where_they_are_one_object(leaf: Any) -> None:
     value = regroup([leaf, leaf])
     assert isinstance(value, PerReplica)
     assert all(component is leaf for component in value.values)
 
 
-@pytest.mark.parametrize("leaf", [None, "text", 3, object(), True, ...])
-def test_identical_object_comes_back_bare(leaf: Any) -> None:
-    assert regroup([leaf, leaf, leaf]) is leaf
+@pytest.mark.parametrize("together", [regroup, lambda values: regroup_arguments(values, range(3))])
+def test_identical_object_comes_back_bare(together: Any) -> None:
+    for leaf in OBJECTS:
+        assert together([leaf, leaf, leaf]) is leaf
 
 
 def test_other_objects_become_per_replica_where_they_differ() -> None:
-    assert regroup(["a", "b"]).values == ("a", "b")
     assert regroup([None, 3]).values == (None, 3)
-    assert regroup([float("1.5"), float("1.5")]).values == (1.5, 1.5)
+    assert len(regroup([object(), object()]).values) == 2
+
+
+def test_equal_strings_are_bare_in_arguments_and_nothing_but_none_in_data() -> None:
+    together = regroup_arguments([["SGD", b"x", "a", 7, np.str_("a")], ["SGD", b"x", "b", 7, np.str_("a")]], range(2))
+    assert together[:2] == ["SGD", b"x"]
+    assert [one.values for one in together[2:]] == [("a", "b"), (7, 7), ("a", "a")]
+    assert regroup_data([[None, int, "x"]] * 2, "values")[0] is None
+    assert [one.values for one in regroup_data([[None, int, "x"]] * 2, "values")[1:]] == [(int, int), ("x", "x")]
 
 
 def test_nests_are_regrouped_leaf_by_leaf() -> None:
-    values = [OrderedDict(a=[i, None], b=Pair({"x": "same"}, (i,))) for i in range(2)]
+    values = [OrderedDict(a=[i, None], b=Pair({"x": ...}, (i,))) for i in range(2)]
     value = regroup(values)
     assert isinstance(value, OrderedDict)
     assert value["a"][0].values == (0, 1)
     assert value["a"][1] is None
     assert isinstance(value["b"], Pair)
-    assert value["b"].left == {"x": "same"}
+    assert value["b"].left == {"x": ...}
     assert value["b"].right[0].values == (0, 1)
 
 
@@ -177,11 +192,13 @@ def test_nests_are_regrouped_leaf_by_leaf() -> None:
         (({"a": (1,)}, {"a": 1}), r"value\['a'\] is \(\*,\) on replica 0 and \* on replica 1"),
         (({"a": None}, {}), r"value\['a'\] is on replica 0 only"),
         ((None, (1,)), r"value is \* on replica 0 and \(\*,\) on replica 1"),
+        (({"a": 1}, {}, {}, {"a": 1}), r"value\['a'\] is on replicas 0 and 3 only"),
     ],
 )
-def test_different_structures(values: tuple[Any, Any], path: str) -> None:
-    with pytest.raises(ValueError, match=f"results must have the same structure: {path}"):
+def test_different_structures(values: tuple[Any, ...], path: str) -> None:
+    with pytest.raises(ValueError, match=f"results must have the same structure: {path}") as caught:
         regroup(values)
+    assert caught.value.values == values  # type: ignore[attr-defined]
 
 
 def test_the_value_of_one_replica_is_that_value() -> None:

@@ -119,7 +119,7 @@ async def test_errors_at_the_call_disturb_nobody() -> None:
         return total
 
     strategy = mirrored(3)
-    assert await strategy.run(program) == 3
+    assert (await strategy.run(program)).values == (3, 3, 3)
     await still_works(strategy)
     assert X.tolist() == [1, 1, 1, 1]
     assert X.flags.writeable
@@ -205,14 +205,14 @@ async def test_context_made_by_hand() -> None:
 
 
 async def test_context_is_neither_shared_nor_kept_by_a_with_block() -> None:
-    async def program() -> bool:
+    async def program() -> None:
         assert repr(here()) == f"<ReplicaContext: replica {replica()} of 2 on CPU:{replica()}>"
         with here() as context:
-            inside = aiodist.get_replica_context() is context
+            assert aiodist.get_replica_context() is context
         await here().barrier()
-        return inside and aiodist.get_replica_context() is context
+        assert aiodist.get_replica_context() is context
 
-    assert await mirrored(2).run(program) is True
+    await mirrored(2).run(program)
 
 
 # strategy.run's own arguments.
@@ -263,7 +263,7 @@ async def test_run_inside_a_replica_or_under_another_strategy() -> None:
             await other.run(print)
         return await here().all_reduce("SUM", 1)
 
-    assert await strategy.run(program) == 2
+    assert (await strategy.run(program)).values == (2, 2)
     with strategy.scope(), pytest.raises(ReplicaContextError, match="under another strategy"):
         await other.run(print)
     await still_works(other)

@@ -21,16 +21,17 @@ variable: ContextVar[int] = ContextVar("variable", default=-1)
 async def test_plain_function_runs_once_on_regrouped_arguments() -> None:
     seen = []
 
-    def merge(strategy: Any, x: Any, *, y: Any) -> str:
-        seen.append((strategy, x.values, y))
+    def merge(strategy: Any, x: Any, count: Any, *, name: Any, place: Any) -> str:
+        seen.append((strategy, x.values, count.values, name, place.values))
         return "done"
 
     async def program() -> Any:
-        return await here().merge_call(merge, args=(replica(),), kwargs={"y": "same"})
+        names = {"name": "".join(["S", "GD"]), "place": f"r{replica()}"}
+        return await here().merge_call(merge, args=(replica(), 7), kwargs=names)
 
     strategy = mirrored(3)
-    assert await strategy.run(program) == "done"
-    assert seen == [(strategy, (0, 1, 2), "same")]
+    assert (await strategy.run(program)).values == ("done",) * 3
+    assert seen == [(strategy, (0, 1, 2), (7, 7, 7), "SGD", ("r0", "r1", "r2"))]
 
 
 async def test_coroutine_function_may_wait() -> None:

@@ -161,7 +161,8 @@ async def test_call_for_each_replica_is_run() -> None:
     async def program(x: int, y: int) -> Any:
         return await here().all_reduce("sum", x) + y
 
-    assert await mirrored(2).extended.call_for_each_replica(program, (PerReplica([1, 2]),), {"y": 4}) == 7
+    result = await mirrored(2).extended.call_for_each_replica(program, (PerReplica([1, 2]),), {"y": 4})
+    assert result.values == (7, 7)
 
 
 # Updating variables.

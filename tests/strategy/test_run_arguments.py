@@ -12,7 +12,7 @@ import pytest
 
 from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerReplica, get_replica_context
 from tests.collectives.kinds_of_values import NAMESPACE, Pair, Point
-from tests.runtime.programs import here, mirrored, replica
+from tests.runtime.programs import here, mirrored, on_each, replica
 from tests.runtime.warned import warned
 
 pytestmark = pytest.mark.anyio
@@ -35,11 +35,11 @@ async def test_per_replica_arguments_at_any_depth() -> None:
 async def test_everything_else_is_passed_as_the_object_itself() -> None:
     objects: list[Any] = [[1, 2], {"a": [3]}, (4,), None, object(), np.ones(2), {5}, []]
 
-    def program(*args: Any) -> bool:
-        return all(mine is given for mine, given in zip(args, objects, strict=True))
+    def program(*args: Any) -> None:
+        assert all(mine is given for mine, given in zip(args, objects, strict=True))
 
     for args in (objects, tuple(objects)):
-        assert await mirrored(3).run(program, args=args) is True
+        await mirrored(3).run(program, args=args)
 
 
 async def test_results_feed_the_next_run() -> None:
@@ -47,7 +47,7 @@ async def test_results_feed_the_next_run() -> None:
     state = await strategy.run(lambda: {"w": np.full(2, replica()), "step": 0})
     for _ in range(3):
         state = await strategy.run(lambda s: {"w": s["w"] * 2, "step": s["step"] + 1}, args=(state,))
-    assert state["step"] == 3
+    assert state["step"].values == (3, 3, 3)
     assert [one.tolist() for one in state["w"].values] == [[0, 0], [8, 8], [16, 16]]
 
 
@@ -55,12 +55,12 @@ async def test_regrouped_results() -> None:
     marker = object()
 
     def program() -> Any:
-        return {"array": np.full(1, replica()), "id": replica(), "same": "text", "none": None, "marker": marker}
+        return {"array": np.full(1, replica()), "id": replica(), "count": 7, "none": None, "marker": marker}
 
     result = await mirrored(2).run(program)
     assert [one.tolist() for one in result["array"].values] == [[0], [1]]
-    assert result["id"].values == (0, 1)
-    assert (result["same"], result["none"], result["marker"]) == ("text", None, marker)
+    assert (result["id"].values, result["count"].values) == ((0, 1), (7, 7))
+    assert (result["none"], result["marker"]) == (None, marker)
 
 
 async def test_one_object_that_all_return() -> None:
@@ -72,12 +72,15 @@ async def test_one_object_that_all_return() -> None:
     assert await mirrored(1).run(lambda: nest) is nest
 
 
-@pytest.mark.parametrize("results", [[{"a": 1}, {"b": 1}], [(1,), (1, 2)], [[1], (1,)], [None, (1,)]], ids=str)
-async def test_results_of_different_structure(results: list[Any]) -> None:
-    strategy = mirrored(2)
-    with pytest.raises(ValueError, match="the replicas' results must have the same structure"):
+@pytest.mark.parametrize(
+    "results", [({"a": 1}, {"b": 1}), ((1,), (1, 2)), ([1], (1,)), (None, (1,)), (1, 2, [3])], ids=str
+)
+async def test_results_of_different_structure(results: tuple[Any, ...]) -> None:
+    strategy = mirrored(len(results))
+    with pytest.raises(ValueError, match="the replicas' results must have the same structure") as caught:
         await strategy.run(lambda: results[replica()])
-    assert await strategy.run(lambda: 1) == 1
+    assert caught.value.values == results  # type: ignore[attr-defined]
+    assert await strategy.run(lambda: None) is None
 
 
 async def test_coroutine_function_callable_object_and_method() -> None:
@@ -88,8 +91,8 @@ async def test_coroutine_function_callable_object_and_method() -> None:
         def method(self) -> Any:
             return here().all_reduce("SUM", 2)
 
-    assert await mirrored(3).run(Model()) == 3
-    assert await mirrored(3).run(Model().method) == 6
+    assert await on_each(3, Model()) == (3, 3, 3)
+    assert await on_each(3, Model().method) == (6, 6, 6)
 
 
 async def test_wrong_call_of_the_function_is_the_replicas_failure() -> None:
@@ -137,9 +140,9 @@ async def test_context_tells_strategy_devices_and_ids() -> None:
 
     ids, counts, (devices,), same = await strategy.run(program)
     assert ids.values == (0, 1, 2)
-    assert counts == 3
+    assert counts.values == (3, 3, 3)
     assert devices.values == ("CPU:0", "CPU:1", "CPU:2")
-    assert same is True
+    assert same.values == (True, True, True)
 
 
 async def test_local_results() -> None:

@@ -27,7 +27,7 @@ from aiodist import (
     in_cross_replica_context,
 )
 from aiodist._core.call import OrderCheck
-from tests.runtime.programs import mirrored
+from tests.runtime.programs import mirrored, on_each
 
 pytestmark = pytest.mark.anyio
 
@@ -107,7 +107,8 @@ async def test_run_in_a_scope() -> None:
         return situation()
 
     with strategy.scope():
-        assert await strategy.run(program) == (strategy, True, False, False)
+        result = await strategy.run(program)
+        assert strategy.experimental_local_results(result) == ((strategy, True, False, False),) * 2
         assert situation() == (strategy, True, True, True)
 
 
@@ -273,7 +274,7 @@ async def test_default_context_refuses_what_any_other_does() -> None:
             context.barrier()
         return await get_replica_context().all_reduce("SUM", 1)
 
-    assert await mirrored(2).run(program) == 2
+    assert await on_each(2, program) == (2, 2)
     assert await context.all_reduce("SUM", 1) == 1
 
 
@@ -296,7 +297,8 @@ async def test_default_strategy_runs_reduces_and_gathers() -> None:
         return await get_replica_context().all_reduce("SUM", 1)
 
     async def program(x: Any) -> Any:
-        return await get_replica_context().all_reduce("SUM", x) + await other.run(inner)
+        (first, _) = other.experimental_local_results(await other.run(inner))
+        return await get_replica_context().all_reduce("SUM", x) + first
 
     assert await strategy.run(program, args=(5,)) == 7
     assert await strategy.reduce("SUM", 5, None) == 5

@@ -38,8 +38,8 @@ async def test_experimental_run_takes_the_next_element() -> None:
         return await here().all_reduce("sum", x)
 
     for iterator in (batches(), iter([PerReplica([0, 10]), PerReplica([1, 11])])):
-        assert await strategy.experimental_run(program, iterator) == 10
-        assert await strategy.experimental_run(program, iterator) == 12
+        assert (await strategy.experimental_run(program, iterator)).values == (10, 10)
+        assert (await strategy.experimental_run(program, iterator)).values == (12, 12)
         with pytest.raises(StopAsyncIteration):
             await strategy.experimental_run(program, iterator)
     assert (await strategy.experimental_run(replica)).values == (0, 1)

@@ -147,7 +147,7 @@ async def test_assignments_take_effect_in_order_also_where_nobody_awaits_between
         handles.append(here().all_reduce("SUM", 1))
         return [await handle for handle in handles][-1]
 
-    assert await strategy.run(program) == 2
+    assert (await strategy.run(program)).values == (2, 2)
     assert v.numpy().tolist() == [38.0] * 5
     assert len(threads) == 24
 
