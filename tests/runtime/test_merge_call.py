@@ -26,7 +26,7 @@ async def test_plain_function_runs_once_on_regrouped_arguments() -> None:
         return "done"
 
     async def program() -> Any:
-        names = {"name": "".join(["S", "GD"]), "place": f"r{replica()}"}
+        names = {"name": "sgd".upper(), "place": f"r{replica()}"}
         return await here().merge_call(merge, args=(replica(), 7), kwargs=names)
 
     strategy = mirrored(3)
