@@ -21,7 +21,6 @@ by their launcher.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -165,6 +164,8 @@ def tf_config() -> TfConfig | None:
         ValueError: it is not as tf.distribute has it.
     """
     text = os.environ.get("TF_CONFIG")
+    import json  # nothing else of what every program imports needs it
+
     try:
         fields = json.loads(text) if text else {}
         if not fields.get("cluster"):
