@@ -274,17 +274,16 @@ def read(path: Path, calls: Calls) -> Dump:
     rank = _rank(path)
     if rank is None:
         raise DumpError(f"{path}: the name must end in the rank whose dump it is, such as dump_3 or dump_3.json")
-    if path.exists() and not path.is_file():
+    if path.exists() and not path.is_file():  # a pipe would never end
         raise DumpError(f"{path} is no file")
     try:
         raw = path.read_bytes()
-    except OSError as error:
-        raise DumpError(f"{path}: {error.strerror or error}") from error
-    is_json = raw[:64].lstrip()[:1] == b"{"
-    try:
+        is_json = raw[:64].lstrip()[:1] == b"{"
         return _dump(_plain(raw, is_json=is_json), len(raw), Dump(rank, path, is_json), calls)
     except DumpError as error:
         raise DumpError(f"{path}: {error}") from error
+    except OSError as error:
+        raise DumpError(f"{path}: {error.strerror or error}") from error
     except MemoryError as error:
         raise DumpError(f"{path} asks for more memory than there is") from error
 
@@ -354,10 +353,10 @@ def _dump(data: Any, size: int, dump: Dump, calls: Calls) -> Dump:
     if entries is None:
         raise DumpError("has no entries: it was made without collectives")
     dump.groups = dict(_groups(_the(data.get("pg_config", {}), dict, "pg_config")))
-    frames = _Frames(calls, size)
+    take = _Entries(dump, calls, size).take
     for index, entry in enumerate(_the(entries, list, "entries")):
         try:
-            _add(entry, dump, calls, frames)
+            take(entry)
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DumpError(f"entry {index} is not as it should be: {error!r:.200}") from error
     if entries:
@@ -389,88 +388,103 @@ def _groups(config: Mapping[Any, Any]) -> Iterator[tuple[str, GroupConfig]]:
             yield name, GroupConfig(description, members)
 
 
-def _add(entry: Any, dump: Dump, calls: Calls, frames: _Frames) -> None:
-    """Take one entry, in the order in which they were recorded."""
-    backend, _, kind = entry["profiling_name"].rpartition(":")
-    name, description = entry["process_group"]
-    if type(name) is not str or type(description) is not str or type(kind) is not str:
-        raise TypeError("names must be strings")
-    inputs, outputs = entry["input_sizes"], entry["output_sizes"]
-    told = entry.get("frames", ())
-    frames.spend(len(inputs) + len(outputs) + len(told))
-    if max(map(len, (*inputs, *outputs)), default=0) > _MOST_DIMENSIONS:
-        raise ValueError(f"a tensor has more than {_MOST_DIMENSIONS} dimensions")
-    sizes, output_sizes = tuple(map(tuple, inputs)), tuple(map(tuple, outputs))
-    dtypes, output_dtypes = (
-        tuple(entry["input_dtypes"][: len(sizes)]),
-        tuple(entry["output_dtypes"][: len(output_sizes)]),
-    )
-    message = _SEND_OR_RECV.fullmatch(kind) if kind[:4] in ("send", "recv") else None
-    path = frames.path(told) if told else frames.nowhere
-    called = MESSAGE if message is not None else kind
-    number = calls.number((called, sizes, dtypes, output_sizes, output_dtypes), path)
-    state = _state(entry, backend)
-    dump.backends.add(backend)
-    dump.groups.setdefault(name, GroupConfig(description, None))
-    dump.last = name, number * 4 + state
-    if message is not None:
-        if state is not State.DONE:
-            source, target = (message[1], message[2]) if kind[:4] == "send" else (message[4], message[3])
-            dump.messages.append(Message(name, int(source), int(target), kind[:4] == "send", number))
-    elif not (kind in _ENDS and entry.get("is_p2p")):
-        _add_collective(dump.calls.setdefault(name, {}), entry["collective_seq_id"], number, state, calls)
+_STATES: dict[str, int] = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.DONE}
 
 
-def _add_collective(own: dict[int, int], sequence: Any, number: int, state: State, calls: Calls) -> None:
-    """Take one collective; those that were issued as one have one sequence number."""
-    if type(sequence) is not int or sequence < 0:
-        raise TypeError("collective_seq_id must be a number")
-    before = own.get(sequence)
-    if before is not None:
-        number, state = calls.join(before >> 2, number), State(min(before & 3, state))
-    own[sequence] = number * 4 + state
+class _Known(NamedTuple):
+    """What entries have in common that differ in number and state alone.
+
+    Attributes:
+        number: of the call.
+        group: the name of its process group.
+        own: the collectives of that group; None for a message, and for the end of several that are issued as one.
+        message: the message, if it is one.
+        of_gloo: gloo records it.
+    """
+
+    number: int
+    group: str
+    own: dict[int, int] | None
+    message: Message | None
+    of_gloo: bool
 
 
-_STATES = {"scheduled": State.SCHEDULED, "started": State.STARTED, "completed": State.DONE}
+class _Entries:
+    """Takes the entries of one dump, in the order in which they were recorded."""
 
-
-def _state(entry: Mapping[str, Any], backend: str) -> State:
-    """Return how far a call has come. Gloo only says that it has taken it off its list."""
-    if backend == "gloo" and entry.get("retired") is True:
-        return State.DONE
-    return _STATES[entry["state"]]
-
-
-class _Frames:
-    """Where the calls of one dump were made, from the innermost frame of the program outward."""
-
-    def __init__(self, calls: Calls, size: int) -> None:
+    def __init__(self, dump: Dump, calls: Calls, size: int) -> None:
+        self._dump = dump
         self._calls = calls
         self._left = size
-        self._paths: dict[tuple[int, ...], int] = {}
-        self.nowhere = calls.path([Place("", 0, None, "")])
+        self._known: dict[Hashable, _Known] = {}
+        self._nowhere = calls.path([Place("", 0, None, "")])
 
-    def spend(self, number: int) -> None:
-        """Take note of tensors and frames: there are not more of them than bytes, unless lists of lists are shared."""
-        self._left -= number
+    def take(self, entry: Any) -> None:
+        """Take one entry."""
+        name, description = entry["process_group"]
+        inputs, outputs, frames = entry["input_sizes"], entry["output_sizes"], entry.get("frames", ())
+        self._check_size(inputs, outputs, frames)
+        sizes, output_sizes = tuple(map(tuple, inputs)), tuple(map(tuple, outputs))
+        dtypes, output_dtypes = entry["input_dtypes"][: len(sizes)], entry["output_dtypes"][: len(output_sizes)]
+        call = entry["profiling_name"], sizes, tuple(dtypes), output_sizes, tuple(output_dtypes)
+        key = call, name, description, entry.get("is_p2p"), tuple(map(id, frames))  # a dump has each frame once
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._learn(call, name, description, frames, is_p2p=entry.get("is_p2p") is True)
+        state = _STATES[entry["state"]]
+        if known.of_gloo and entry.get("retired") is True:  # all that gloo says
+            state = 2
+        code = known.number * 4 + state
+        self._dump.last = known.group, code
+        if known.own is not None:
+            sequence = entry["collective_seq_id"]
+            if type(sequence) is not int or sequence < 0:
+                raise TypeError("collective_seq_id must be a number")
+            before = known.own.get(sequence)
+            known.own[sequence] = code if before is None else self._join(before, code)
+        elif known.message is not None and state < 2:
+            self._dump.messages.append(known.message)
+
+    def _check_size(self, inputs: Sequence[Any], outputs: Sequence[Any], frames: Sequence[Any]) -> None:
+        """Check that tensors and frames are not more than the file has bytes, as with lists that are shared by many."""
+        self._left -= len(inputs) + len(outputs) + len(frames)
         if self._left < 0:
             raise ValueError("more tensors and frames than the file has bytes")
+        for dimensions in (*inputs, *outputs):
+            if len(dimensions) > _MOST_DIMENSIONS:
+                raise ValueError(f"a tensor has more than {_MOST_DIMENSIONS} dimensions")
 
-    def path(self, frames: Sequence[Mapping[str, Any]]) -> int:
-        """Return the number of a call's places; a dump has each frame once, so its identity tells it."""
-        key = tuple(map(id, frames))
-        found = self._paths.get(key)
-        if found is None:
-            own = self._own(frames)
-            found = self._paths[key] = self._calls.path(own) if own else self.nowhere
-        return found
+    def _join(self, before: int, code: int) -> int:
+        """Return the code of calls that were issued as one: they have one sequence number."""
+        return self._calls.join(before >> 2, code >> 2) * 4 + min(before & 3, code & 3)
 
-    def _own(self, frames: Sequence[Mapping[str, Any]]) -> list[Place]:
-        told = [Place(each["filename"], each["line"], None, each["name"]) for each in frames[:_LOOKED_AT]]
-        if any(type(at.file) is not str or type(at.line) is not int or type(at.function) is not str for at in told):
-            raise TypeError("a frame is a file, a line and a name")
-        root = next((found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in told) if found is not None), None)
-        return [at for at in told if at.line > 0 and not _is_foreign(at.file, root)][:_MOST_FRAMES]
+    def _learn(self, call: _Key, name: Any, description: Any, frames: Sequence[Any], *, is_p2p: bool) -> _Known:
+        if type(name) is not str or type(description) is not str:
+            raise TypeError("a process group has a name and a description")
+        backend, _, kind = call[0].rpartition(":")
+        message = _SEND_OR_RECV.fullmatch(kind)
+        own = _own_frames(frames)
+        path = self._calls.path(own) if own else self._nowhere
+        number = self._calls.number((kind if message is None else MESSAGE, *call[1:]), path)
+        self._dump.backends.add(backend)
+        self._dump.groups.setdefault(name, GroupConfig(description, None))
+        if message is None:
+            ends_messages = kind in _ENDS and is_p2p
+            into = None if ends_messages else self._dump.calls.setdefault(name, {})
+            return _Known(number, name, into, None, backend == "gloo")
+        sends = message[1] is not None
+        source, target = (message[1], message[2]) if sends else (message[4], message[3])
+        sent = Message(name, int(source), int(target), sends, number)
+        return _Known(number, name, None, sent, backend == "gloo")
+
+
+def _own_frames(frames: Sequence[Mapping[str, Any]]) -> list[Place]:
+    """Return where the program is, the innermost first."""
+    told = [Place(each["filename"], each["line"], None, each["name"]) for each in frames[:_LOOKED_AT]]
+    if any(type(at.file) is not str or type(at.line) is not int or type(at.function) is not str for at in told):
+        raise TypeError("a frame is a file, a line and a name")
+    root = next((found[1] for found in (_IN_TORCH.fullmatch(at.file) for at in told) if found is not None), None)
+    return [at for at in told if at.line > 0 and not _is_foreign(at.file, root)][:_MOST_FRAMES]
 
 
 def _is_foreign(file: str, root: str | None) -> bool:
