@@ -246,22 +246,29 @@ class HostExecutor:
         if not self.leaves:
             self.run = self._quick_nothing(spec is None)
         elif self.is_small and kind.shared and not absent and all(x.whole and x.mark is None for x in self.leaves):
-            self.run = self._quick_array() if self.single else self._quick_nest()
+            self.run = self._quick_array(collective) if self.single else self._quick_nest(collective)
 
     def _quick_nothing(self, no_value: bool) -> Callable[..., Any]:
         """Return the way of what has no leaves."""
         nothing: Any = None if no_value else []
         return lambda *_: nothing if self.shared else [list(nothing) for _ in range(self.size)]
 
-    def _quick_array(self) -> Callable[..., Any]:
-        """Return the way of one small array, the commonest value: straight to the kernel."""
-        op, accumulate, general, reduce = self.op, self.accumulate, self.general, kernels.reduce_alike
+    def _reductions(self, collective: Collective) -> list[Callable[[Sequence[Array]], Array]]:
+        """Return what reduces each leaf, all of them small."""
+        op, spec = self.op, collective.spec
         assert op is not None
+        assert spec is not None
+        specs: Any = zip(spec.dtypes, spec.shapes, strict=True)
+        return [kernels.small_reduction(op, dtype, shape, self.size, self.accumulate) for dtype, shape in specs]
+
+    def _quick_array(self, collective: Collective) -> Callable[..., Any]:
+        """Return the way of one small array, the commonest value: straight to the kernel."""
+        general, (reduce,) = self.general, self._reductions(collective)
 
         def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
             if outs is not None:
                 return general(values, bytes_per_pack, outs)
-            total = reduce(op, values, accumulate)
+            total = reduce(values)
             if total.base is not None:
                 return frozen(total)
             total.setflags(False)  # type: ignore[call-arg]
@@ -269,15 +276,15 @@ class HostExecutor:
 
         return run
 
-    def _quick_nest(self) -> Callable[..., Any]:
+    def _quick_nest(self, collective: Collective) -> Callable[..., Any]:
         """Return the way of a nest of small arrays."""
-        op, accumulate, general, reduce = self.op, self.accumulate, self.general, kernels.reduce_alike
-        assert op is not None
+        general, reductions = self.general, self._reductions(collective)
 
         def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
             if outs is not None:
                 return general(values, bytes_per_pack, outs)
-            return [frozen(reduce(op, column, accumulate)) for column in zip(*values, strict=True)]
+            columns = zip(*values, strict=True)
+            return [frozen(reduce(column)) for reduce, column in zip(reductions, columns, strict=True)]
 
         return run
 

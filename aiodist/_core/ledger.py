@@ -277,7 +277,8 @@ class Group:
         member.sequence = number + 1
         slot.missing -= 1
         if not slot.missing and (self.doomed is None or number < self.doomed):
-            self._match(slot)
+            slot.matched = True  # and `_match`, written out
+            self.history.append((number, slot.call, slot.code, slot.offset, slot.path, slot.others, slot.absent))
         return slot
 
     def _open_slot(self, member: Member, number: int, call: Call, code: Any, offset: int, path: Path | None) -> Slot:

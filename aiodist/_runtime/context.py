@@ -25,7 +25,7 @@ from aiodist._runtime.current import Block, CrossReplica, current, standing_run
 from aiodist._runtime.device_thread import DeviceThread
 from aiodist._runtime.handle import Awaits, CollectiveHandle
 from aiodist._runtime.merge import MergeCall
-from aiodist._runtime.rendezvous import OutBuffers
+from aiodist._runtime.rendezvous import Extras, OutBuffers
 from aiodist._runtime.requests import Request
 from aiodist._runtime.stacks import call_path, program_frame
 from aiodist_kernels import ReduceOp
@@ -184,13 +184,13 @@ class ReplicaContext(Block):
         """
         if current.get() is not self or self.thread != get_ident():
             self.check("all_reduce")
-        frame = _getframe(1)
-        if frame.f_code is not self.awaits.code:
+        frame, awaits = _getframe(1), self.awaits
+        if frame.f_code is not awaits.code:
             frame = self._caller(frame, name)
         request: Request | None = None
         leaves: Any = value
         build: Build | None = None
-        before = self.awaits.request
+        before = awaits.request
         expected = before.following
         if expected is not None and expected.spelling is reduce_op and name is None:
             if type(value) is ndarray:
@@ -203,9 +203,9 @@ class ReplicaContext(Block):
         if request is None:
             request, build, leaves = requests.reduction(reduce_op, value, name)
             before.following = request
-        self.awaits.request = request
+        awaits.request = request
         if options is None and experimental_hints is None and out is None and not self.run.paths:
-            return self.run.post(self, request, frame.f_code, frame.f_lasti, leaves, build)
+            return self.run.post(self, request, frame.f_code, frame.f_lasti, leaves, build, None)
         options = requests.options(options, experimental_hints)
         buffers = None if out is None else self._out_buffers(out, request, leaves)
         return self.issue(frame, request, leaves, build, options=options, out=buffers)
@@ -346,7 +346,7 @@ class ReplicaContext(Block):
         if frame.f_code is not self.awaits.code:
             frame = self._caller(frame, name)
         if name is None and not self.run.paths:
-            return self.run.post(self, _BARRIER, frame.f_code, frame.f_lasti, None)
+            return self.run.post(self, _BARRIER, frame.f_code, frame.f_lasti, None, None, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
         return self.issue(frame, request, None, None)
 
@@ -483,9 +483,8 @@ class ReplicaContext(Block):
         path: Path | None = None
         if self.run.paths and request.call.name is None:
             path = call_path(frame)
-        return self.run.post(
-            self, request, frame.f_code, frame.f_lasti, leaves, build, path=path, options=options, out=out
-        )
+        extras = Extras(path, options, out)
+        return self.run.post(self, request, frame.f_code, frame.f_lasti, leaves, build, extras)
 
     def _caller(self, frame: FrameType, name: str | None) -> FrameType:
         """Return the frame of the program that a call comes from, be it through an event loop's own functions.

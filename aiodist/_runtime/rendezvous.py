@@ -22,6 +22,20 @@ class OutBuffers(NamedTuple):
     nest: Any
 
 
+class Extras(NamedTuple):
+    """What only few calls have.
+
+    Attributes:
+        path: the call sites of all callers, where paths are compared.
+        options: for this call, over the run's.
+        out: the caller's own buffers for the result.
+    """
+
+    path: Path | None = None
+    options: CommunicationOptions | None = None
+    out: OutBuffers | None = None
+
+
 NO_OPTIONS = CommunicationOptions()
 
 

@@ -63,7 +63,7 @@ from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop, new_loop
 from aiodist._runtime.merge import merge
 from aiodist._runtime.outcome import error_of_run, note_of_failure, origin_of, without_cancellations
 from aiodist._runtime.pool import ReductionThreads
-from aiodist._runtime.rendezvous import OutBuffers, Rendezvous
+from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
 from aiodist._runtime.stacks import await_chain, lines_here
@@ -207,18 +207,15 @@ class Run:
 
     # The way of a collective that goes well.
 
-    def post(  # noqa: C901, PLR0912  (the way of every collective, in one frame)
+    def post(
         self,
         context: ReplicaContext,
         request: Request,
         code: Any,
         offset: int,
         value: Any,
-        build: Build | None = None,
-        *,
-        path: Path | None = None,
-        options: CommunicationOptions | None = None,
-        out: OutBuffers | None = None,
+        build: Build | None,
+        extras: Extras | None,
     ) -> CollectiveHandle[Any]:
         """Let a replica issue its next collective; return the handle to await.
 
@@ -229,9 +226,7 @@ class Run:
             offset: the offset of the call in it.
             value: what it brings: a leaf, or a list of leaves for a nest.
             build: makes a nest like the one that it brings; None for a single leaf.
-            path: the call sites of all its callers, where paths are compared.
-            options: for this call, over the run's.
-            out: the caller's own buffers for the result.
+            extras: what few calls have; None for the others.
 
         Raises:
             ReplicaContextError: the replica has joined.
@@ -241,22 +236,12 @@ class Run:
         group = member.group
         if request.checked_for != group.size:
             request.check(group.size)
-        slot: Any = group.post(member, request.call, code, offset, path)
+        slot: Any = group.post(member, request.call, code, offset, None if extras is None else extras.path)
         position = member.position
         if slot.request is None:
-            slot.request = request
-            slot.started = self._clock()
-            if self._has_options:
-                slot.options = self.options
-                if self.options.timeout_seconds is not None:
-                    self._limit(slot, self.options.timeout_seconds)
-        if options is not None:
-            if options.timeout_seconds is not None:
-                self._limit(slot, options.timeout_seconds)
-            if position == 0:
-                slot.options = slot.options.merge(options)
-        if out is not None:
-            slot.outs = {**(slot.outs or {}), position: out}
+            self._begin(slot, request)
+        if extras is not None:
+            self._add(slot, position, extras)
         slot.values[position] = value
         handle = self._handle()  # and `_new_handle`, written out
         handle.context, handle.slot, handle.build = context, slot, build
@@ -274,6 +259,26 @@ class Run:
         elif group.doomed is not None:
             self.reconsider(group, member)
         return handle
+
+    def _begin(self, slot: Rendezvous, request: Request) -> None:
+        """Note what the first post of a collective asks for."""
+        slot.request = request
+        slot.started = self._clock()
+        if self._has_options:
+            slot.options = self.options
+            if self.options.timeout_seconds is not None:
+                self._limit(slot, self.options.timeout_seconds)
+
+    def _add(self, slot: Rendezvous, position: int, extras: Extras) -> None:
+        """Note the options and the buffers of one post."""
+        options, out = extras.options, extras.out
+        if options is not None:
+            if options.timeout_seconds is not None:
+                self._limit(slot, options.timeout_seconds)
+            if position == 0:
+                slot.options = slot.options.merge(options)
+        if out is not None:
+            slot.outs = {**(slot.outs or {}), position: out}
 
     def _new_handle(self, context: ReplicaContext, slot: Rendezvous) -> CollectiveHandle[Any]:
         handle = self._handle()

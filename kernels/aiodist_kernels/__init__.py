@@ -27,6 +27,7 @@ from aiodist_kernels.reductions import (
     reduce_alike,
     reduce_scalars,
     result_dtype,
+    small_reduction,
 )
 from aiodist_kernels.rules import Accumulate, ReduceOp
 from aiodist_kernels.scalars import Number, check_number, reduce_numbers
@@ -46,6 +47,7 @@ __all__ = [
     "pays_from",
     "reduce",
     "reduce_alike",
+    "small_reduction",
     "reduce_numbers",
     "reduce_scalars",
     "result_dtype",

@@ -5,6 +5,7 @@ The path of a tiny array is one dictionary look-up, one comparison of shape and 
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -123,6 +124,34 @@ def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as som
     elif nbytes <= ELEMENT_BYTES and first.shape == () and not plan.rule.contiguous:
         return quiet.copy().run(plan.elements, buffers, AS_ARRAY)
     return _reduce(plan, buffers, None)
+
+
+def small_reduction(
+    op: ReduceOp, dtype: DType, shape: Sequence[int], count: int, accumulate: Accumulate = "native"
+) -> Callable[[Sequence[Array]], Array]:
+    """Return what `reduce_alike` does with that many buffers of one dtype and shape.
+
+    Where they are tiny, all that can be is decided here, once.
+    """
+    plan = find_plan(op, dtype, accumulate)
+    ufunc, nbytes = plan.ufunc, dtype.itemsize * math.prod(shape)
+    if nbytes >= plan.plain_below or nbytes > STEPPED_TO or not shape or count < 2:
+        return lambda buffers: reduce_alike(op, buffers, accumulate)
+
+    def reduce_two(buffers: Sequence[Array]) -> Array:
+        try:
+            total: Array = _run(ufunc, buffers[0], buffers[1])
+        except RuntimeError:  # another thread is in that context
+            return _reduce(plan, buffers, None)
+        return total
+
+    def reduce_several(buffers: Sequence[Array]) -> Array:
+        try:
+            return _run(functools.reduce, ufunc, buffers)
+        except RuntimeError:
+            return _reduce(plan, buffers, None)
+
+    return reduce_two if count == 2 else reduce_several
 
 
 def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accumulate = "native") -> Any:

@@ -22,6 +22,7 @@ from aiodist_kernels import (
     reduce_alike,
     reduce_scalars,
     result_dtype,
+    small_reduction,
 )
 from aiodist_kernels.pool import MIB
 from tests.kernels import arrays, oracle
@@ -80,6 +81,8 @@ def test_reduce_any_layout(
     assert result.flags.writeable
     assert not any(np.shares_memory(result, buffer) for buffer in brought)
     assert_same_bits(reduce_alike(op, brought, accumulate), result)
+    small = small_reduction(op, brought[0].dtype, brought[0].shape, len(brought), accumulate)
+    assert_same_bits(small(brought), result)
     assert_same_bits(in_pieces(op, brought, 4, accumulate=accumulate), result)
     assert [buffer.tobytes() for buffer in brought] == before
     if dtype in COMPLEX and op is ReduceOp.PRODUCT:  # whose operations NumPy may fuse
