@@ -1,7 +1,7 @@
 """Environment variables are read in one file, so that one place tells which there are.
 
 The agent of `aiodist run`, a script that starts without the package, is told by its arguments which one to read. Ranks
-of a torch.distributed script each get an environment of their own in one process: what does that writes to `os.environ`.
+of a torch.distributed script each get an environment of their own in one process; that code writes to `os.environ`.
 """
 
 from __future__ import annotations
