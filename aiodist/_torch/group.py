@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from aiodist._core.analysis import analyse, error_of
-from aiodist._core.call import MESSAGE, OrderCheck, Place, place
+from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
 from aiodist._core.errors import CollectiveError
+from aiodist._core.instrument import who_observes
 from aiodist._core.ledger import Group, Ledger, Member, Slot
 from aiodist._core.report import Location, ReplicaState
 from aiodist._core.snapshot import ReplicaFacts
@@ -33,6 +38,8 @@ _PLUMBING = tuple(
 )
 _SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
 _MOST_CALLERS = 8
+_MOST_SWAPPED = 8
+"""Over how many calls of a group the order of places is compared."""
 
 Sites: TypeAlias = tuple[tuple[Place, int], ...]
 
@@ -85,14 +92,52 @@ class Collective(Slot):
         self.signal = Signal()
         self.futures: list[Callable[[], object]] = []
 
+    @property
+    def values(self) -> list[Sequence[Tensor]]:
+        """By position, what members that have come bring; what a trace measures."""
+        return [() if each is None else each.inputs for each in self.brought]
+
+
+class _PlaceOrder:
+    """Finds that a group's members have been at the same places in another order, with calls that ask for the same.
+
+    Places alone say nothing: one rank may publish what others receive elsewhere. But where places differ, and a few
+    calls later all members have been at the same ones with the same calls, each in an order of its own, values of
+    different calls have met.
+    """
+
+    def __init__(self) -> None:
+        self._since: list[list[tuple[Call, Sites]]] = []
+
+    def differs(self, asked: Call, sites: Sequence[Sites]) -> bool:
+        """Note the next call of a group; return whether it completes the same places in another order.
+
+        Args:
+            asked: what all its members ask for.
+            sites: from where, by position.
+        """
+        if len(set(sites)) == 1 and (not self._since or self._since[0][0][0] is not asked):
+            self._since.clear()
+            return False
+        if len(self._since) == _MOST_SWAPPED:
+            del self._since[0]
+        self._since.append([(asked, each) for each in sites])
+        return any(self._reordered(first) for first in range(len(self._since) - 1))
+
+    def _reordered(self, first: int) -> bool:
+        walks = list(zip(*self._since[first:], strict=True))
+        return len(set(walks)) > 1 and len({frozenset(Counter(walk).items()) for walk in walks}) == 1
+
 
 class Job:
     """One run of a script's ranks.
 
     Args:
-        ranks: the ranks.
+        size: how many there are.
+        name: the script's.
 
     Attributes:
+        size: how many ranks there are.
         ranks: the ranks.
         ledger: the order check.
         error: why the job cannot go on; None while it can.
@@ -102,9 +147,14 @@ class Job:
         collectives: how many have been completed.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, name: str) -> None:
         self.ranks: Ranks
         self.size = size
+        self.devices = tuple(f"CPU:{rank}" for rank in range(size))
+        self.clock = time.monotonic
+        self.observer = who_observes()
+        self._orders: dict[Group, _PlaceOrder] = {}
+        self._reordered = False
         self.ledger = Ledger(range(size), OrderCheck.SIGNATURE, slot_type=Collective)
         self.error: CollectiveError | None = None
         self.worlds = [private.World() for _ in range(size)]
@@ -116,7 +166,8 @@ class Job:
         self._channels: dict[tuple[Group, int, int, int], Group] = {}
         self._any_source: list[_AnySource] = []
         self._elsewhere: dict[int, str] = {}
-        self._returned: dict[int, str] = {}
+        if self.observer is not None:
+            self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
 
     def rank(self) -> int:
         """Return the rank that calls.
@@ -143,12 +194,30 @@ class Job:
         """
         self._check()
         sites = _here()
+        self._check_order(group, member, contribution.call, sites)
         slot = group.post(member, contribution.call, sites[0][0], 0, sites)
         assert isinstance(slot, Collective)
         slot.brought[member.position] = contribution
+        if self.observer is not None:
+            self.observer.posted(member, slot)
         if slot.matched:
             self._complete(group, slot)
         return slot
+
+    def _check_order(self, group: Group, member: Member, asked: Call, sites: Sites) -> None:
+        """Before the last member comes to a collective: doom it where the same places came in another order."""
+        slot = group.open.get(member.sequence)
+        if asked.shapes is None:  # a barrier: what came before is over
+            self._orders.pop(group, None)
+        if slot is None or slot.missing != 1 or slot.call is not asked or asked.shapes is None or asked.kind == MESSAGE:
+            return
+        order = self._orders.setdefault(group, _PlaceOrder())
+        others = slot.others or {}
+        came = [others[each][3] if each in others else slot.path for each in range(len(group.members))]
+        came[member.position] = sites
+        if order.differs(asked, [each or () for each in came]):
+            self._reordered = True
+            group.doom(slot.number)
 
     def _complete(self, group: Group, slot: Collective) -> None:
         try:
@@ -157,6 +226,8 @@ class Job:
             slot.error = error
         group.complete(slot)
         self.collectives += 1
+        if self.observer is not None:
+            self.observer.completed(slot)
         slot.brought.clear()
         self.ranks.notify(slot.signal)
         for fulfil in slot.futures:
@@ -174,8 +245,12 @@ class Job:
             CollectiveError: it never will be.
             Exception: what carrying it out has raised.
         """
+        if self.observer is not None:
+            self.observer.waits(member, slot)
         if not slot.complete:
             self._wait(member, slot, for_future=for_future)
+        if self.observer is not None:
+            self.observer.resumed(member, slot)
         if slot.error is not None:
             raise slot.error.with_traceback(None)
 
@@ -283,10 +358,15 @@ class Job:
                 if 0 <= number < member.sequence and isinstance(slot, Collective):
                     self.wait(member, slot)
 
-    def end(self, rank: int, state: ReplicaState, returned: str | None = None) -> None:
-        """Note how a rank has ended."""
-        if returned is not None:
-            self._returned[rank] = returned
+    def begin(self, rank: int) -> None:
+        """Note that a rank begins."""
+        if self.observer is not None:
+            self.observer.started(self.ledger.root.member_of(rank))
+
+    def end(self, rank: int, state: ReplicaState, error: BaseException | None = None) -> None:
+        """Note how a rank has ended, and with what error of its own."""
+        if self.observer is not None:
+            self.observer.ended(self.ledger.root.member_of(rank), state, error)
         self.ledger.end(self.ledger.replica_by_id[rank], state)
         self._judge()
 
@@ -294,6 +374,8 @@ class Job:
         """Note that all ranks have ended: what is still open will never be complete."""
         if self.error is None and self.ledger.troubled:
             self._fail()
+        if self.observer is not None:
+            self.observer.run_ended(self)
 
     def stuck(self) -> None:
         """Let some rank go on when none can: with a future that is not complete, or with an error."""
@@ -314,7 +396,11 @@ class Job:
         snapshot = self.ledger.snapshot(
             self.facts(), blocked=blocked, deadlocked=tuple(sorted({*waiting, *self._elsewhere})), circle=outside
         )
+        if self._reordered:
+            snapshot = replace(snapshot, order_check=OrderCheck.CALL_PATH)
         self.error = error_of(analyse(snapshot))
+        if self.observer is not None:
+            self.observer.reported(self, self.error)
         self.ranks.notify_all()
 
     def facts(self) -> list[ReplicaFacts]:
@@ -327,12 +413,7 @@ class Job:
             if replica.end is None and frame is not None:
                 stack = tuple(_location(each) for each in _frames(frame))[::-1]
             waits = self._elsewhere.get(replica.id)
-            returned = self._returned.get(replica.id)
-            found.append(
-                ReplicaFacts(
-                    replica.id, f"CPU:{replica.id}", replica.end, stack=stack, waits_for=waits, returned=returned
-                )
-            )
+            found.append(ReplicaFacts(replica.id, self.devices[replica.id], replica.end, stack=stack, waits_for=waits))
         return found
 
 

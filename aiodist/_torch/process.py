@@ -9,6 +9,7 @@ library's, torch's, and those of packages with extension modules, which can be l
 from __future__ import annotations
 
 import builtins
+import importlib
 import logging
 import os
 import random
@@ -24,6 +25,8 @@ from typing import Any
 from aiodist._torch.private import torch
 
 _SHARED = frozenset(sys.stdlib_module_names) | {"torch", "aiodist", "aiodist_kernels", "functorch", "torchgen"}
+_LOCKS: dict[str, Any] = importlib._bootstrap._module_locks  # type: ignore[attr-defined]  # noqa: SLF001
+"""A module's lock while it is imported. A rank that waits for others in the middle of that keeps it to itself."""
 _ATTRIBUTES: tuple[tuple[Any, str], ...] = (
     (sys, "argv"), (sys, "stdout"), (sys, "stderr"), (sys, "excepthook"), (builtins, "print"),
     (logging.root, "handlers"), (logging.root, "level"), (logging.Logger.manager, "loggerDict"),
@@ -104,6 +107,7 @@ class Process:
                                dict(self._before[7])],
                 "environment": dict(environment(rank)),
                 "modules": {"__main__": ModuleType("__main__")},
+                "locks": {},
                 "random": _random_states(),
             }
             for rank in range(size)
@@ -126,6 +130,7 @@ class Process:
             own["attributes"] = [getattr(owner, name) for owner, name in _ATTRIBUTES]
             own["environment"] = {key: os.environ[key] for key in _Environ.changed if key in os.environ}
             own["modules"] = {name: sys.modules[name] for name in _private_modules() if name in sys.modules}
+            own["locks"] = {name: _LOCKS.pop(name) for name in _Finder.found if name in _LOCKS}
             own["random"] = _random_states()
         own = self._own[enters]
         for (owner, name), value in zip(_ATTRIBUTES, own["attributes"], strict=True):
@@ -140,6 +145,7 @@ class Process:
             if name not in own["modules"]:
                 sys.modules.pop(name, None)
         sys.modules.update(own["modules"])
+        _LOCKS.update(own["locks"])
         _set_random_states(own["random"])
 
     def _sleep_of(self, sleep: Callable[[float], None]) -> Callable[[Any], None]:

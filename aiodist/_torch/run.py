@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from select import select
 from typing import IO, Any, Self
 
@@ -43,7 +44,7 @@ class Server:
         requests, self._requests = os.pipe()
         self._outcomes, outcomes = os.pipe()
         self._process = subprocess.Popen(  # noqa: S603  (our own program)
-            [sys.executable, "-m", "aiodist._torch.server", str(requests), str(outcomes)],
+            [sys.executable, "-P", "-c", _START.format(_path(), requests, outcomes)],
             pass_fds=(requests, outcomes), start_new_session=True, env=_environment(), stdout=self._output,
         )  # fmt: skip
         os.close(requests)
@@ -89,6 +90,15 @@ class Server:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+
+
+_START = "import sys; sys.path[:] = {}; from aiodist._torch.server import main; main({}, {})"
+
+
+def _path() -> list[str]:
+    """Return where modules are looked for: not in the working directory, whose files have any name."""
+    here = Path.cwd()
+    return [each for each in sys.path if each and (Path(each) != here or (here / "aiodist").is_dir())]
 
 
 def _environment() -> dict[str, str]:

@@ -98,7 +98,7 @@ class _Run:
     def __init__(self, request: Request, on_switch: Callable[[int], object]) -> None:
         self.request = request
         self.script = Path(request.script)
-        self.job = Job(request.ranks)
+        self.job = Job(request.ranks, self.script.name)
         self.errors: dict[int, BaseException] = {}
         self.process = Process(
             request.ranks, [request.script, *request.arguments], self._environment, self._current, self._sleep
@@ -172,6 +172,7 @@ class _Run:
         main = self.process.main_of(rank)
         main.__dict__.update(__file__=str(self.script), __builtins__=__builtins__)
         torch.autograd.set_multithreading_enabled(False)
+        self.job.begin(rank)
         state = ReplicaState.EXITED
         try:
             try:
@@ -184,7 +185,7 @@ class _Run:
         except BaseException as error:  # noqa: BLE001  (whatever it is, it is how the rank ended)
             state = ReplicaState.FAILED
             self.errors[rank] = error
-        self.job.end(rank, state)
+        self.job.end(rank, state, self.errors.get(rank))
 
     # How it ended.
 

@@ -7,6 +7,7 @@ of JSON each; standard output and error are the script's.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import json
 import os
@@ -63,6 +64,7 @@ def _run(script: Any, request: dict[str, Any], answers: IO[str], crash: IO[bytes
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     try:
         outcome = script.run_script(script.Request(**request), lambda rank: os.pwrite(holder, b"%-8d" % rank, 0))
+        atexit._run_exitfuncs()  # noqa: SLF001  (a fork that leaves would run none: the script's, and a trace's)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         _send(answers, asdict(outcome))
@@ -93,7 +95,3 @@ def _crash_text(script: Any, status: int, crash: IO[bytes]) -> str:
     if frames and frames[0] is not own:
         lines.append(f"  inside {frames[0]['file']}:{frames[0]['line']} in {frames[0]['function']}")
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))

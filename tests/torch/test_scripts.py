@@ -41,6 +41,30 @@ RIGHT = {
             else:
                 dist.broadcast(x, 0)
     """,
+    "places in the order of roots, and roles that go round": """
+        x = torch.ones(2) * rank
+        for root in [*range(size), *range(size)]:
+            if rank == root:
+                dist.broadcast(x, root)
+            else:
+                dist.broadcast(x, root)
+        for step in range(2 * size):
+            if rank == step % size:
+                dist.all_reduce(x)
+            else:
+                dist.all_reduce(x)
+            dist.barrier()
+    """,
+    "a module that keeps something for its process": """
+        import keeper
+        assert keeper.kept == []
+        keeper.kept.append(rank)
+        dist.barrier()
+        assert keeper.kept == [rank]
+        things = [None] * size
+        dist.all_gather_object(things, keeper.Thing())
+        assert all(type(thing) is keeper.Thing for thing in things)
+    """,
     "objects of the script's own classes": """
         class Thing:
             def __init__(self, number):
@@ -56,7 +80,10 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("script", RIGHT.values(), ids=RIGHT)
-def test_right_scripts_run(script: str, run: Run) -> None:
+def test_right_scripts_run(script: str, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "keeper.py").write_text(
+        "import torch.distributed\nkept = []\nclass Thing: ...\ntorch.distributed.barrier()"
+    )
     outcome = run(script, 3, "own")
     assert outcome["kind"] == "agreed", outcome["text"]
 
@@ -74,6 +101,14 @@ WRONG: dict[str, tuple[str, str, list[int], list[str]]] = {
     "uneven loops": ("for _ in range(3 + (rank == 0)):\n    dist.all_reduce(torch.ones(2))", "exited", [0], ["py:5"]),
     "asynchronous and never waited for": ("if rank == 0:\n    dist.all_reduce(torch.ones(2), async_op=True)",
                                           "exited", [0], ["py:5"]),
+    "equal calls in another order": ("""
+def one():
+    dist.all_reduce(torch.ones(2))
+def two():
+    dist.all_reduce(torch.zeros(2))
+for call in [one, two] if rank != 1 else [two, one]:
+    call()
+""", "call_site", [1], ["py:6", "py:8"]),
     "caught": ("try:\n    dist.all_reduce(torch.ones(2 + (rank == 0)))\nexcept RuntimeError:\n    pass",
                "shape", [0], ["py:5"]),
 }  # fmt: skip
