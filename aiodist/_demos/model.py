@@ -54,12 +54,10 @@ class LanguageModel:
         """Return float[n, symbols] for windows int[n, context]."""
         return self._forward(weights, inputs)[-1]
 
-    def nats_and_gradients(
-        self, weights: Weights, inputs: Codes, targets: Codes, scale: float
-    ) -> tuple[Array, Weights]:
-        """Return each example's nats, float[n], and the gradient of their sum times `scale` by every weight."""
+    def nats_and_gradients(self, weights: Weights, inputs: Codes, targets: Codes) -> tuple[Array, Weights]:
+        """Return each example's nats, float[n], and the gradient of their sum by every weight."""
         values = self._forward(weights, inputs)
-        surprise, gradient = cross_entropy(values[-1], targets, scale)
+        surprise, gradient = cross_entropy(values[-1], targets)
         gradients: dict[str, Array] = {}
         for layer in range(len(self.hidden), -1, -1):
             gradients[f"w{layer}"] = values[layer].T @ gradient
@@ -109,12 +107,12 @@ def nats(logits: Array, targets: Codes) -> Array:
     return _nats(shifted, totals, targets)
 
 
-def cross_entropy(logits: Array, targets: Codes, scale: float) -> tuple[Array, Array]:
-    """Return each example's nats, float[n], and the gradient of their sum times `scale` by the logits."""
+def cross_entropy(logits: Array, targets: Codes) -> tuple[Array, Array]:
+    """Return each example's nats, float[n], and the gradient of their sum by the logits."""
     shifted, totals = _shifted(logits)
     gradient: Array = np.exp(shifted)
-    gradient *= (scale / totals)[:, None]
-    gradient[np.arange(len(targets)), targets] -= scale
+    gradient /= totals[:, None]
+    gradient[np.arange(len(targets)), targets] -= 1
     return _nats(shifted, totals, targets), gradient
 
 

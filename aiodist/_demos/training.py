@@ -1,7 +1,10 @@
 """Data-parallel training as a user of aiodist writes it: variables, a distributed dataset, and a step on every replica.
 
-The last batch of an epoch is short, and replicas' parts of it differ in size. So each replica divides its gradients by
-the number of examples that all replicas have together, and gradients are summed, not averaged over replicas.
+In a step each replica computes the gradients of its part of the batch in its device's thread. A merge function then
+adds them up, takes the optimiser's step once for all replicas, and assigns the variables: one synchronisation a step.
+
+The last batch of an epoch is short, and replicas' parts of it differ in size. So gradients are summed over examples,
+and divided by the number of examples that all replicas have together.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -69,48 +73,54 @@ async def train_on(strategy: aiodist.Strategy, plan: Plan, on_step: Callable[[fl
     examples = strategy.experimental_make_numpy_dataset((plan.inputs, plan.targets))
     dataset = examples.shuffle(plan.seed).batch(plan.batch).repeat().prefetch(2)
     batches = aiter(strategy.experimental_distribute_dataset(dataset))
-    states = strategy.experimental_distribute_values_from_function(lambda _: (Adam(plan.decay), Clock()))
+    optimiser = Adam(plan.decay)
+    clocks = strategy.experimental_distribute_values_from_function(lambda _: Clock())
 
     losses = list[float]()
     for step in range(plan.steps):
-        rate = learning_rate(step, plan.steps, plan.rate)
-        surprise = await strategy.run(train_step, (plan.model, variables, states, await anext(batches), rate))
+        optimiser.rate = learning_rate(step, plan.steps, plan.rate)
+        arguments = (plan.model, optimiser, variables, clocks, await anext(batches))
+        surprise = await strategy.run(train_step, arguments)
         losses.append(float(await strategy.reduce(aiodist.ReduceOp.MEAN, surprise, axis=0)))
         on_step(losses[-1])
-    local = zip(strategy.extended.worker_devices, strategy.experimental_local_results(states), strict=True)
+    local = zip(strategy.extended.worker_devices, strategy.experimental_local_results(clocks), strict=True)
     return tuple(
         Trained(device, {name: v.values[replica] for name, v in variables.items()}, tuple(losses), clock)
-        for replica, (device, (_, clock)) in enumerate(local)
+        for replica, (device, clock) in enumerate(local)
     )
 
 
 async def train_step(
     model: LanguageModel,
+    optimiser: Adam,
     variables: Mapping[str, aiodist.Variable],
-    state: tuple[Adam, Clock],
+    clock: Clock,
     batch: tuple[Codes, Codes],
-    rate: float,
 ) -> Array:
-    """Take one step, in a replica; return its examples' nats.
-
-    The variables have no aggregation, so they take equal changes only: replicas cannot drift apart unnoticed.
-    """
+    """Take one step, in a replica; return its examples' nats."""
     ctx = aiodist.get_replica_context()
-    optimiser, clock = state
     inputs, targets = batch
     weights = {name: variable.read_value() for name, variable in variables.items()}
-    with clock.collective():
-        examples = await ctx.all_reduce(aiodist.ReduceOp.SUM, len(targets))
     with clock.computing():
-        surprise, own = await ctx.run_sync(model.nats_and_gradients, weights, inputs, targets, 1 / examples)
+        surprise, gradients = await ctx.run_sync(model.nats_and_gradients, weights, inputs, targets)
     with clock.collective():
-        gradients = await ctx.all_reduce(aiodist.ReduceOp.SUM, own)
-    with clock.computing():
-        changes = await ctx.run_sync(optimiser.changes, weights, gradients, rate)
-    with clock.collective():
-        for assignment in [variable.assign_sub(changes[name]) for name, variable in variables.items()]:
-            await assignment
+        await ctx.merge_call(apply_gradients, (optimiser, variables, gradients, len(targets)))
     return surprise
+
+
+async def apply_gradients(
+    strategy: aiodist.Strategy,
+    optimiser: Adam,
+    variables: Mapping[str, aiodist.Variable],
+    gradients: Any,
+    examples: Any,
+) -> None:
+    """Change the variables by what all replicas' examples say; once for all replicas of a worker."""
+    total, count = await strategy.reduce(aiodist.ReduceOp.SUM, (gradients, examples), axis=None)
+    means = {name: gradient / np.float32(count) for name, gradient in total.items()}
+    weights = {name: variable.read_value() for name, variable in variables.items()}
+    for name, change in optimiser.changes(weights, means).items():
+        variables[name].assign_sub(change)
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up: int = 50) -> float:
@@ -123,22 +133,26 @@ class Adam:
 
     Args:
         decay: how much of a matrix goes at each step, times the rate; vectors keep all.
+
+    Attributes:
+        rate: the learning rate, which may change from step to step.
     """
 
     def __init__(self, decay: float, *, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-8) -> None:
         self._decay, self._beta1, self._beta2, self._epsilon = decay, beta1, beta2, epsilon
+        self.rate = 0.0
         self._steps = 0
         self._moments: dict[str, tuple[Array, Array]] = {}
 
-    def changes(self, weights: Weights, gradients: Weights, rate: float) -> Weights:
-        """Take one step of a learning rate down the gradients; return what to subtract from the weights."""
+    def changes(self, weights: Weights, gradients: Weights) -> Weights:
+        """Take one step down the gradients; return what to subtract from the weights."""
         self._steps += 1
         changes = dict[str, Array]()
         for name, weight in weights.items():
             change = changes[name] = self._direction(name, gradients[name])
-            change *= rate
+            change *= self.rate
             if weight.ndim == 2:
-                change += rate * self._decay * weight
+                change += self.rate * self._decay * weight
         return changes
 
     def _direction(self, name: str, gradient: Array) -> Array:

@@ -25,8 +25,8 @@ def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
         help="train a character language model on the Python manual",
         description="Train a character language model in NumPy on the manual pages of the standard library "
         "(pydoc_data.topics). Every replica computes on its part of each batch in the worker thread of its device; "
-        "gradients are summed by all_reduce, the weights are variables. Exit code 1 if the replicas end with different "
-        "weights.",
+        "gradients are summed, and the weights changed, in one merge_call a step. Exit code 1 if the replicas end "
+        "with different weights.",
     )
     option = text.add_argument
     option("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")

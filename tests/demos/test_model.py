@@ -42,9 +42,9 @@ def numerical_gradients(loss: Callable[[], float], weights: Weights, by: float =
 
 
 def test_gradients_are_those_of_finite_differences(weights: Weights) -> None:
-    surprise, gradients = MODEL.nats_and_gradients(weights, INPUTS, TARGETS, 0.3)
+    surprise, gradients = MODEL.nats_and_gradients(weights, INPUTS, TARGETS)
     assert surprise.tolist() == pytest.approx(nats(MODEL.logits(weights, INPUTS), TARGETS).tolist())
-    expected = numerical_gradients(lambda: 0.3 * float(nats(MODEL.logits(weights, INPUTS), TARGETS).sum()), weights)
+    expected = numerical_gradients(lambda: float(nats(MODEL.logits(weights, INPUTS), TARGETS).sum()), weights)
     assert gradients.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_allclose(gradients[name], value, rtol=1e-5, atol=1e-7, err_msg=name)
@@ -54,12 +54,12 @@ def test_first_weights_are_float32_near_uniform_and_of_the_seed() -> None:
     weights, again = (MODEL.init(np.random.default_rng(1)) for _ in range(2))
     assert {weight.dtype for weight in weights.values()} == {np.dtype(np.float32)}
     assert all(np.array_equal(weights[name], again[name]) for name in weights)
-    surprise, _ = MODEL.nats_and_gradients(weights, INPUTS, TARGETS, 0.3)
+    surprise, _ = MODEL.nats_and_gradients(weights, INPUTS, TARGETS)
     assert surprise.mean() == pytest.approx(np.log(5), rel=0.3)
 
 
 def test_nats_are_minus_the_logarithm_of_the_softmax() -> None:
-    surprise, _ = cross_entropy(LOGITS, TARGETS, 0.3)
+    surprise, _ = cross_entropy(LOGITS, TARGETS)
     assert surprise.tolist() == nats(LOGITS, TARGETS).tolist()
     for row, target, found in zip(LOGITS.tolist(), TARGETS.tolist(), surprise.tolist(), strict=True):
         assert found == pytest.approx(-math.log(math.exp(row[target]) / sum(map(math.exp, row))))
@@ -67,7 +67,7 @@ def test_nats_are_minus_the_logarithm_of_the_softmax() -> None:
 
 def test_large_logits_do_not_overflow() -> None:
     logits = np.array([[1e4, 0.0], [-1e4, 1e4]], np.float32)
-    surprise, gradient = cross_entropy(logits, np.array([0, 0]), 1.0)
+    surprise, gradient = cross_entropy(logits, np.array([0, 0]))
     assert surprise.tolist() == pytest.approx([0, 2e4])
     assert gradient.tolist() == [[0, 0], [-1, 1]]
 

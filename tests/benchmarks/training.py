@@ -1,0 +1,95 @@
+"""Training on replicas, beside a plain NumPy loop and a hand-written threaded one of the same maths.
+
+    python -m tests.benchmarks.training
+
+Every variant trains the model of `aiodist demo text` on the same batches, in turn, in one process, for several rounds;
+steps a second, medians over the rounds. BLAS keeps to one thread in all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from functools import partial, reduce
+
+import numpy as np
+
+import aiodist
+from aiodist._demos.corpus import load_topics, windows
+from aiodist._demos.model import LanguageModel, Weights
+from aiodist._demos.text import one_blas_thread
+from aiodist._demos.training import Adam, Plan, learning_rate, train_on
+
+STEPS, ROUNDS = 60, 5
+
+
+def plain(plan: Plan) -> None:
+    """Train without replicas."""
+    threaded(plan, 1)
+
+
+def threaded(plan: Plan, count: int) -> None:
+    """Train with threads that share the weights: each computes the gradients of its part, the first one the step."""
+    weights, optimiser = dict(plan.model.init(np.random.default_rng(plan.seed))), Adam(plan.decay)
+    batches = aiodist.NumpyDataset((plan.inputs, plan.targets)).shuffle(plan.seed).batch(plan.batch).repeat()
+    drawn, meeting = iter(batches), threading.Barrier(count)
+    parts: list[Weights] = [{}] * count
+    inputs, targets = plan.inputs, plan.targets
+
+    def work(thread: int) -> None:
+        nonlocal inputs, targets
+        for step in range(plan.steps):
+            if thread == 0:
+                inputs, targets = next(drawn)
+            meeting.wait()
+            own = slice(thread * len(inputs) // count, (thread + 1) * len(inputs) // count)
+            surprise, parts[thread] = plan.model.nats_and_gradients(weights, inputs[own], targets[own])
+            meeting.wait()
+            if thread == 0:
+                scale, optimiser.rate = np.float32(len(targets)), learning_rate(step, plan.steps, plan.rate)
+                means = {name: reduce(np.add, [part[name] for part in parts]) / scale for name in weights}
+                for name, change in optimiser.changes(weights, means).items():
+                    weights[name] = weights[name] - change
+                float(surprise.mean())
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, count)]
+    for thread in threads:
+        thread.start()
+    work(0)
+    for thread in threads:
+        thread.join()
+
+
+def replicas(plan: Plan, count: int) -> None:
+    """Train on replicas."""
+    strategy = aiodist.MirroredStrategy([f"CPU:{k}" for k in range(count)])
+    asyncio.run(train_on(strategy, plan, lambda _: None))
+
+
+def main() -> None:
+    """Measure, print."""
+    corpus = load_topics()
+    model = LanguageModel(len(corpus.symbols))
+    plan = Plan(model, *windows(corpus.train, model.context), steps=STEPS, seed=0)
+    variants: dict[str, Callable[[Plan], None]] = {"plain NumPy loop": plain}
+    variants |= {f"NumPy, {n} threads by hand": partial(threaded, count=n) for n in (2, 4)}
+    variants |= {f"aiodist, {n} replicas": partial(replicas, count=n) for n in (1, 2, 4)}
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    with one_blas_thread():
+        for _ in range(ROUNDS):
+            for name, train in variants.items():
+                begin = time.perf_counter()
+                train(plan)
+                rates[name].append(STEPS / (time.perf_counter() - begin))
+    print(f"{os.cpu_count()} cores; {STEPS} steps of {plan.batch} examples, {ROUNDS} rounds")
+    base = statistics.median(rates["plain NumPy loop"])
+    for name, found in rates.items():
+        print(f"| {name} | {statistics.median(found):.0f} | {statistics.median(found) / base:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
