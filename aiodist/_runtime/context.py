@@ -21,7 +21,7 @@ from aiodist._collectives import out as out_buffers
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Member, Path
 from aiodist._runtime import requests
-from aiodist._runtime.current import Block, CrossReplica, current, standing_run
+from aiodist._runtime.current import Block, CrossReplica, get_current, standing_run
 from aiodist._runtime.device_thread import DeviceThread
 from aiodist._runtime.handle import Awaits, CollectiveHandle
 from aiodist._runtime.merge import MergeCall
@@ -182,11 +182,13 @@ class ReplicaContext(Block):
                 type or dtype than the result.
             ValueError: an unknown reduce op; a buffer that has another shape, is read-only or overlaps.
         """
-        if current.get() is not self or self.thread != get_ident():
+        if get_current() is not self or self.thread != get_ident():
             self.check("all_reduce")
         frame, awaits = _getframe(1), self.awaits
-        if frame.f_code is not awaits.code:
+        code = frame.f_code
+        if code is not awaits.code:
             frame = self._caller(frame, name)
+            code = frame.f_code
         request: Request | None = None
         leaves: Any = value
         build: Build | None = None
@@ -205,7 +207,7 @@ class ReplicaContext(Block):
             before.following = request
         awaits.request = request
         if options is None and experimental_hints is None and out is None and not self.run.paths:
-            return self.run.post(self, request, frame.f_code, frame.f_lasti, leaves, build, None)
+            return self.run.post(self, request, code, frame.f_lasti, leaves, build, None)
         options = requests.options(options, experimental_hints)
         buffers = None if out is None else self._out_buffers(out, request, leaves)
         return self.issue(frame, request, leaves, build, options=options, out=buffers)
@@ -340,7 +342,7 @@ class ReplicaContext(Block):
         Returns:
             A handle; its await gives None.
         """
-        if current.get() is not self or self.thread != get_ident():
+        if get_current() is not self or self.thread != get_ident():
             self.check("barrier")
         frame = _getframe(1)
         if frame.f_code is not self.awaits.code:
@@ -550,7 +552,7 @@ class ReplicaContext(Block):
                 f"{what} of {self.who()} was called in the thread {threading.current_thread().name!r}; "
                 "collectives are issued in the event loop's thread: return the value from run_sync and pass it there"
             )
-        here = current.get()
+        here = get_current()
         if here is self or (here is None and thread == ANY_THREAD):
             return
         if isinstance(here, CrossReplica):

@@ -91,3 +91,7 @@ def standing_run(strategy: object) -> Any:
     if not isinstance(strategy, MakesRuns):
         raise TypeError(f"ReplicaContext expects a strategy, got {strategy!r}")
     return strategy._new_standing_run()  # noqa: SLF001  (declared above, for this module alone)
+
+
+get_current = current.get
+"""Returns what ``current`` holds; bound once, for an imported name's method is looked up at every call."""

@@ -23,7 +23,7 @@ from aiodist._core.call import Post
 from aiodist._core.errors import CollectiveError, ReplicaContextError
 from aiodist._core.ledger import Member, RawPost, post_of
 from aiodist._core.text import shown
-from aiodist._runtime.current import current
+from aiodist._runtime.current import get_current
 from aiodist._runtime.rendezvous import Rendezvous
 from aiodist._runtime.requests import START
 
@@ -265,7 +265,7 @@ class AsyncioHandle(CollectiveHandle[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:  # noqa: C901, PLR0912  (the way of every collective, in one frame)
         slot, context = self.slot, self.context
-        here = current.get()
+        here = get_current()
         if here is not context:
             self._check_owner(here)
         awaits = context.awaits
@@ -354,7 +354,7 @@ class TrioHandle(CollectiveHandle[T]):
     __slots__ = ()
 
     def __await__(self) -> Generator[Any, Any, T]:
-        self._check_owner(current.get())
+        self._check_owner(get_current())
         return self._wait(self.context.awaits.note(self)).__await__()
 
     async def _wait(self, first: bool) -> T:

@@ -243,7 +243,8 @@ class Run:
         if extras is not None:
             self._add(slot, position, extras)
         slot.values[position] = value
-        handle = self._handle()  # and `_new_handle`, written out
+        make = self._handle
+        handle = make()  # and `_new_handle`, written out
         handle.context, handle.slot, handle.build = context, slot, build
         if self.thread:
             awaits = context.awaits
