@@ -2,19 +2,32 @@
 
 Workers exchange one small record before anything else of a step: equal records mean the same collective, and only then
 are values moved. Where records differ, every worker sends a snapshot of its ledger to worker 0, which analyses them as
-one, and all raise the same report. The modules, each importing only from those above it:
+one, and all raise the same report. Modules, in order; each imports only from those above it and from lower floors:
 
-    layout       which replicas live on which worker
-    transport    the protocol of engines: what moves bytes between workers
-    record       the record that opens every step
-    session      one order of steps, as a state machine: slots in; records and decisions out
-    portable     snapshots and reports as JSON that means the same on every machine
-    coordinator  worker 0's part in trouble, as a state machine: snapshots in, one report out; tags of groups
-    exchange     carries out the transfers of a plan over an engine, segment by segment
-    channel      a session over a communicator: brings its records and has its steps carried out
-    driver       waits for requests on the event loop; nothing else here knows that there is one
-    control      the connection to worker 0 on which trouble is told; heartbeats; a thread of its own
-    engines/     local (this process alone), simulated (many workers in one process), mpi
-    bootstrap    how workers find each other, and what each says of itself
-    span         what a run, and what is called outside of replicas, has to do with the other workers
+- `transport`: the protocol of engines: what moves bytes between workers.
+- `threads`: calls in worker threads, as requests.
+- `launcher`: what this worker tells `aiodist run`, and how it shows errors.
+- `finalising`: the end of MPI, with that of the process.
+- `engines`: local (this process alone), simulated (many workers in one process), mpi, torch.
+- `layout`: which replicas live on which worker.
+- `record`: the record that opens every step.
+- `session`: one order of steps, as a state machine: slots in; records and decisions out.
+- `channel`: a session over a communicator: brings its records and has its steps carried out.
+- `exchange`: carries out the transfers of a plan over an engine, segment by segment.
+- `moving`: what becomes of a collective's values: plan, record or exchange, result.
+- `messages`: what workers and the coordinator tell each other, as JSON.
+- `portable`: file names that mean the same on every machine.
+- `coordinator`: worker 0's part in trouble, as a state machine: snapshots in, one report out; tags of groups.
+- `driver`: waits for requests on the event loop; nothing else here knows that there is one.
+- `team`: this worker's part in a strategy, and what is called outside of replicas.
+- `span`: a run's part.
+- `hello`: what each worker says of itself.
+- `handshake`: who may connect to worker 0, and how that is proved.
+- `connection`: a control connection: messages behind their length.
+- `health`: whether a silent worker's process is stopped.
+- `pulse`: for how long an event loop is silent, and where it hangs.
+- `control`: the connections on which trouble is told; heartbeats; a thread of its own.
+- `simulated_control`: the same for workers in one process.
+- `selection`: which engine serves a program, by what has started it.
+- `bootstrap`: the rendezvous of a strategy's workers.
 """

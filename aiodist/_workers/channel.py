@@ -7,31 +7,29 @@ not, nothing is moved behind the record that says so.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from aiodist._workers.record import Found, RecordBuffers
 from aiodist._workers.session import Decision, Session, State, Step
 from aiodist._workers.transport import Communicator, Steps
 
 
-class Carrier(Protocol):
+class Carrier:
     """What a channel's steps are for. The generators end when the workers have moved what there is to move."""
 
     def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
         """Move the values of a step that all workers have agreed on."""
-        ...
+        raise NotImplementedError
 
     def gather(self, channel: Channel, step: Step | None) -> Steps[None]:
         """Move the values of a step in which replicas are absent; None where all of this worker's are."""
-        ...
+        raise NotImplementedError
 
     def finish_join(self, channel: Channel) -> Steps[None]:
         """Find out which replica was the last to join, and let all go on."""
-        ...
+        raise NotImplementedError
 
     def compare_groups(self, channel: Channel) -> Steps[bool]:
         """Return whether all workers have made the same groups."""
-        ...
+        raise NotImplementedError
 
     def diverged(self, channel: Channel) -> None:
         """Hear that the workers are at different calls."""

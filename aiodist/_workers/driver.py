@@ -24,7 +24,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from threading import get_ident
 from types import coroutine
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import anyio
 from anyio import wait_readable
@@ -36,39 +36,6 @@ _IDLE_TURN_SECONDS: Final = 30e-6
 _BETWEEN_TURNS_SECONDS: Final = 50e-6
 _SHORTEST_NAP: Final = 100e-6
 _LONGEST_NAP: Final = 4e-3
-
-
-class Starts(Protocol):
-    """What the state machines need of a driver."""
-
-    def start(self, steps: Steps[Any]) -> None:
-        """Carry out steps, beside others; what goes wrong in them is theirs to handle."""
-
-    def notify(self) -> None:
-        """Look anew whether somebody has what they wait for; from any thread."""
-
-    def call(self, fn: Callable[[], object]) -> None:
-        """Call a function where steps are carried out: while somebody waits, or at the next use; from any thread."""
-
-    def carry_out_calls(self) -> None:
-        """Call what `call` was given; by the thread that uses the strategy."""
-
-    async def until(self, done: Callable[[], bool]) -> None:
-        """Wait until something is so, and carry out steps meanwhile."""
-
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether somebody waits, so that calls and steps are carried out."""
-        ...
-
-    @property
-    def waiting_seconds(self) -> float:
-        """For how long somebody has waited for other workers, and nothing has gone on."""
-        ...
-
-    def ask_loop(self, fn: Callable[[], object]) -> bool:
-        """Have the event loop that was last used call a function, from any thread; return whether it is open."""
-        ...
 
 
 class _Process:
@@ -238,7 +205,7 @@ class Driver:
         except StopIteration:
             return True
         if not process.announced:
-            tell = getattr(process.request, "add_done_callback", None)  # `Announced`; to ask its type takes 20 µs
+            tell = getattr(process.request, "add_done_callback", None)  # see `Request`
             if tell is not None:
                 process.announced = True
                 tell(self.notify)

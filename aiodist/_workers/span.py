@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from aiodist._collectives import kinds
 from aiodist._core.call import Call, Post, path_of
 from aiodist._core.errors import CollectiveError
-from aiodist._core.ledger import Group, Ledger
-from aiodist._core.snapshot import GroupKey, Overdue, Snapshot
-from aiodist._workers.channel import Channel
+from aiodist._core.ledger import Group
+from aiodist._core.snapshot import GroupKey, Overdue
+from aiodist._workers.channel import Carrier, Channel
 from aiodist._workers.exchange import gather_objects
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, ReleaseGroup, Trouble, Waiting
 from aiodist._workers.portable import digest_of, to_portable
@@ -35,55 +35,11 @@ from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
+    from aiodist._runtime.scheduler import Run
+    from aiodist._workers.moving import Moving
 
 
-class Run(Protocol):
-    """What a span calls of a run, in the event loop's thread."""
-
-    ledger: Ledger
-    devices: tuple[str, ...]
-
-    def complete(self, slot: Rendezvous, result: Any, error: BaseException | None) -> None:
-        """Complete a collective with its result, or with what went wrong."""
-
-    def start_merge(self, slot: Rendezvous) -> None:
-        """Run the merge function that all replicas have called."""
-
-    def finish_join(self, slot: Rendezvous, number: int, last: int) -> None:
-        """Let all replicas go on behind a join."""
-
-    def doom(self, group: Group, number: int) -> None:
-        """Let local replicas settle, as a collective cannot be complete; then the span is told."""
-
-    def fail(self, error: CollectiveError) -> None:
-        """End the run with an error."""
-
-    def waiting_for_good(self) -> Collection[int]:
-        """Return the ids of local replicas that do nothing but wait for other ones."""
-        ...
-
-    def snapshot(self, **more: Any) -> Snapshot:
-        """Return what local replicas called and where they are."""
-        ...
-
-
-class Mover(Protocol):
-    """What moves the values of a run's collectives."""
-
-    def payload(self, slot: Rendezvous) -> bytes:
-        """Return the values of a slot where they are small enough for the record of every worker; else nothing."""
-        ...
-
-    def move(self, channel: Channel, slot: Rendezvous, found: Found) -> Steps[Any]:
-        """Move the values of a slot that all workers have agreed on; return the result."""
-        ...
-
-    def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
-        """Do the same where replicas are absent; None where all of this worker's are."""
-        ...
-
-
-class RunSpan:
+class RunSpan(Carrier):
     """What one run has to do with the other workers.
 
     Args:
@@ -92,7 +48,7 @@ class RunSpan:
         channel: the number of its channel.
         communicator: that channel's.
         run: the run.
-        mover: moves values.
+        moving: moves values.
 
     Attributes:
         takes_all: groups whose members are all here make reductions with the bits of every other layout, too.
@@ -102,7 +58,7 @@ class RunSpan:
     """
 
     def __init__(
-        self, team: Team, number: int, channel: int, communicator: Communicator, run: Run, mover: Mover
+        self, team: Team, number: int, channel: int, communicator: Communicator, run: Run, moving: Moving
     ) -> None:
         self.number = number
         self.takes_all = team.settings.ordered
@@ -115,7 +71,7 @@ class RunSpan:
         self._groups: dict[GroupKey, _SpannedGroup] = {}
         self._unused: dict[GroupKey, Group] = {}
         self._doomed: dict[GroupKey, int] = {}
-        self._mover = mover
+        self._moving = moving
         self.told = self._finishing = self._left = False
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
@@ -145,7 +101,7 @@ class RunSpan:
         else:
             position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
             flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
-            payload = b"" if slot.absent else self._mover.payload(slot)
+            payload = b"" if slot.absent else self._moving.payload(slot)
             session.post(Step(self._team.digest(slot, position), slot, flags, payload, bool(slot.absent)))
         self._team.driver.start(self._team.guarded(channel.advance()))
 
@@ -256,7 +212,7 @@ class RunSpan:
             return
         result, error = None, None
         try:
-            result = yield from self._mover.move(channel, slot, found)
+            result = yield from self._moving.move(channel, slot, found)
         except OF_VALUES as raised:
             error = raised
         self._run.complete(slot, result, error)
@@ -266,7 +222,7 @@ class RunSpan:
         slot: Rendezvous | None = None if step is None else step.what
         result, error = None, None
         try:
-            result = yield from self._mover.gather(channel, slot)
+            result = yield from self._moving.gather(channel, slot)
         except OF_VALUES as raised:
             error = raised
         if slot is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
@@ -31,7 +31,8 @@ from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.text import ids
-from aiodist._workers.channel import Channel
+from aiodist._workers.channel import Carrier, Channel
+from aiodist._workers.driver import Driver
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import (
     OUTSIDE,
@@ -50,9 +51,6 @@ from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
 from aiodist._workers.session import Session, Step
 from aiodist._workers.threads import Threads
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps
-
-if TYPE_CHECKING:
-    from aiodist._workers.driver import Starts
 
 Move = Callable[[Channel, Found], Steps[Any]]
 _MOST_DIGESTS: Final = 4096
@@ -172,7 +170,7 @@ class Team:
     """
 
     def __init__(
-        self, layout: Layout, settings: Settings, communicator: Communicator, control: Control, driver: Starts
+        self, layout: Layout, settings: Settings, communicator: Communicator, control: Control, driver: Driver
     ) -> None:
         self.layout = layout
         self.settings = settings
@@ -373,7 +371,7 @@ class Team:
         self.threads.close()
 
 
-class Outside:
+class Outside(Carrier):
     """What is called outside of replicas, in the order in which all workers call it.
 
     Args:
@@ -475,24 +473,9 @@ class Outside:
         if channel.session.number + 1 == self._tell_at:
             self.tell()
 
-    def gather(self, channel: Channel, step: Step | None) -> Steps[None]:
-        """Never called: nobody joins outside of replicas."""
-        raise NotImplementedError
-
-    def finish_join(self, channel: Channel) -> Steps[None]:
-        """Never called either."""
-        raise NotImplementedError
-
-    def compare_groups(self, channel: Channel) -> Steps[bool]:
-        """Never called: groups are made in runs."""
-        raise NotImplementedError
-
     def diverged(self, channel: Channel) -> None:
         """Hear that the workers make different calls."""
         self.tell(number=channel.session.number)
-
-    def over(self, channel: Channel) -> None:
-        """Never called: what is called outside of replicas has no end."""
 
     def asked(self, ask: Ask) -> None:
         """Tell the coordinator what this worker calls, once it has come to a call that cannot be complete."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
-from typing import Any, Final, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,11 @@ T = TypeVar("T")
 
 
 class Request(Protocol):
-    """Something that is under way."""
+    """Something that is under way.
+
+    One that says when it is complete need not be tested again and again: it has a method ``add_done_callback(fn)``,
+    which calls the function then, in any thread; at once where it is.
+    """
 
     def test(self) -> bool:
         """Return whether it is complete; help it on.
@@ -29,14 +33,6 @@ class Request(Protocol):
             Exception: what went wrong in the engine.
         """
         ...
-
-
-@runtime_checkable
-class Announced(Protocol):
-    """A request that says when it is complete, and so need not be tested again and again."""
-
-    def add_done_callback(self, fn: Callable[[], object], /) -> None:
-        """Call a function when it is complete, in any thread; at once where it is."""
 
 
 class Making(Request, Protocol):

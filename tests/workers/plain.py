@@ -339,7 +339,7 @@ class PlainJob:
         self.drivers: list[Any] = [PlainDriver() for _ in counts]
         self.teams: list[Team] = []
         self.runs: list[PlainRun] = []
-        mover = PlainMover(lambda slot: slot.number % 2 == 0)
+        mover: Any = PlainMover(lambda slot: slot.number % 2 == 0)
         for rank, communicator in enumerate(self.cluster.communicators):
             layout = Layout(rank, devices)
             team = Team(layout, Settings(), communicator, PlainControl(self, rank), self.drivers[rank])
@@ -351,7 +351,8 @@ class PlainJob:
         while self.cluster.held:
             self.cluster.release(0)
         for run, team, making in zip(self.runs, self.teams, self._makings, strict=True):
-            run.span = RunSpan(team, 0, 0, making.result(), run, mover)
+            own: Any = run
+            run.span = RunSpan(team, 0, 0, making.result(), own, mover)
         self._ended: set[int] = set()
         self.dead: int | None = None
 
