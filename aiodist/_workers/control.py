@@ -185,7 +185,7 @@ class TcpControl:
             if why is not None:
                 self._lose(peer.rank, why)
             else:
-                silent = "its process says nothing; a long call may hold the interpreter lock"
+                silent = "nothing is heard of it: it is stopped or cut off, or a long call holds the interpreter lock"
                 self._note_stall(peer.rank, now - peer.heard, silent, ("", 0))
         if 0 < self._stall <= self._pulse.silent_seconds:
             self._note_stall(self._rank, self._pulse.silent_seconds, self._pulse.silence(), self._pulse.place())
