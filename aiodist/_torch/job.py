@@ -360,6 +360,7 @@ def _notes(
         yield ranks(f"There is no dump of {ids_briefly(absent, 12)}.")
     if report is not None:
         yield from _on_report(report, groups, of, calls)
+    yield from _ended_without(groups, of)
     dropped = [dump.rank for dump in of.values() if dump.dropped]
     if dropped:
         yield ranks(
@@ -427,6 +428,19 @@ def _not_started(group: _ProcessGroup, number: int, of: Mapping[int, Dump]) -> I
     if State.SCHEDULED in states and State.STARTED in states:
         behind = ids_briefly(states[State.SCHEDULED])
         yield ranks(f"It runs on {ids_briefly(states[State.STARTED])}; the devices of {behind} have not begun it.")
+
+
+def _ended_without(groups: Sequence[_ProcessGroup], of: Mapping[int, Dump]) -> Iterator[str]:
+    """Name collectives that need all ranks, and have ended where some have not called them."""
+    for group in groups:
+        slot = next((each for each in group.record.open if not each.waiting and len(each.posts) == 1), None)
+        late = _missing(group.record, slot) & of.keys() if slot is not None else set()
+        if slot is not None and late and slot.posts[0][0].call.kind.startswith((*_WITHOUT_ROOT, "barrier")):
+            post, there = slot.posts[0]
+            at = f" at {place(post.location)}" if post.location.file else ""
+            which = f"{post.call}{at}, #{slot.number} of {group.record.label() or 'all ranks'},"
+            yield ranks(f"{which} has ended on {ids_briefly(there)}, but {ids_briefly(late)} had not called it:")
+            yield "it ended in an error, or that dump is older."
 
 
 def _changed(file: str) -> int:

@@ -237,6 +237,16 @@ def test_ranks_without_a_dump_are_named_and_not_blamed(tmp_path: Path) -> None:
     assert "There is no dump of ranks 2 and 3." in explain(*dumps, world_size=4).notes
 
 
+def test_what_has_ended_without_a_rank_is_told(tmp_path: Path) -> None:
+    job = late()
+    for rank in (0, 1, 3):
+        job.entries[rank][-1]["state"] = "completed"
+    found = said_of(job, tmp_path)
+    assert found.report is None
+    where = "all_reduce(float32[3]) at /job/train.py:6, #1 of all ranks,"
+    assert found.notes[0] == f"{where} has ended on ranks 0, 1 and 3, but rank 2 had not called it:"
+
+
 def test_source_newer_than_the_job_is_told(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("dist.all_reduce(x)\n")
