@@ -7,6 +7,7 @@ library is all that it imports. The modules, each importing only from those abov
 - `report`: CollectiveReport and its parts, as users see them.
 - `errors`: the errors that carry reports, and the others that users catch.
 - `call`: Call, Post and Place: what is asked for, and from where; compare, difference, fingerprint.
+- `callers`: CallerOrder: whether the same callers were gone through in another order.
 - `text`: ids, counts and places as a person reads them.
 - `waitgraph`: stuck(): who waits for ever; shortest_cycle().
 - `source`: the program's source around calls.

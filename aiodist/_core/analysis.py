@@ -7,13 +7,14 @@ than every other, nobody is to blame, and all are suspects.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from aiodist._core import render
 from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint
-from aiodist._core.divergence import Past, Side, diverged
+from aiodist._core.callers import ways_in_another_order
+from aiodist._core.divergence import Past, Side, came_in_another_order, diverged
 from aiodist._core.errors import (
     CollectiveError,
     CollectiveMismatchError,
@@ -23,7 +24,16 @@ from aiodist._core.errors import (
     WorkerLostError,
 )
 from aiodist._core.findings import Findings, Step
-from aiodist._core.report import CallRecord, CollectiveReport, Location, Partition, Reason, ReplicaReport, ReplicaState
+from aiodist._core.report import (
+    CallRecord,
+    CollectiveReport,
+    Divergence,
+    Location,
+    Partition,
+    Reason,
+    ReplicaReport,
+    ReplicaState,
+)
 from aiodist._core.snapshot import GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
 from aiodist._core.text import shown_file
@@ -181,10 +191,15 @@ def _missing(group: GroupRecord, slot: SlotRecord) -> list[MemberRecord]:
 
 
 class _Posted(NamedTuple):
-    """A partition: replicas whose posts are the same collective, and the post of the first of them."""
+    """A partition: replicas whose posts are the same collective, and the post of the first of them.
+
+    Where they are the same but for the order in which the replicas have gone through the same callers, ``ways`` are the
+    callers from which they came to this call and to those before it at that place, by the calls' numbers.
+    """
 
     replicas: tuple[int, ...]
     post: Post
+    ways: tuple[tuple[int, Location], ...] = ()
 
 
 def _partitions(order_check: OrderCheck, group: GroupRecord, slot: SlotRecord) -> list[_Posted]:
@@ -200,7 +215,36 @@ def _partitions(order_check: OrderCheck, group: GroupRecord, slot: SlotRecord) -
     for alike in found.values():
         first = min(alike, key=lambda one: min(one[0]))
         each.append(_Posted(tuple(sorted(i for replicas, _ in alike for i in replicas)), first[1]))
+    if len(each) == 1 and order_check is OrderCheck.CALL_SITE and slot is not group.join:
+        each = _by_ways(group, slot) or each
     return sorted(each, key=lambda one: (-len(one.replicas), one.replicas[0]))
+
+
+def _by_ways(group: GroupRecord, slot: SlotRecord) -> list[_Posted]:
+    """Return who has come to a collective by the ways that they came by, where the order of these differs."""
+    first = slot.posts[0][0]
+    if first.call.name is not None or len({post.path for post, _ in slot.posts}) == 1:
+        return []
+    calls = list(_calls_at(group, slot))
+    ways = ways_in_another_order([each.posts for each in calls])
+    found: dict[tuple[tuple[int, Location], ...], list[int]] = {}
+    for replica_id, own in (ways or {}).items():
+        numbers = reversed([each.number for each in calls[: len(own)]])
+        key = tuple((number, way[-1].location) for number, way in zip(numbers, own, strict=True))
+        found.setdefault(key, []).append(replica_id)
+    post_of = {replica_id: post for post, ids in slot.posts for replica_id in ids}
+    return [_Posted(tuple(sorted(own)), post_of[min(own)], way) for way, own in found.items()]
+
+
+def _calls_at(group: GroupRecord, slot: SlotRecord) -> Iterator[SlotRecord]:
+    """Yield the calls at the place of a collective that all members have made, itself first, the latest first."""
+    place = slot.posts[0][0].path[0][:3]
+    open_before = (each for each in reversed(group.open) if 0 <= each.number <= slot.number)
+    for each in (*open_before, *reversed(group.history)):
+        if each.posts[0][0].path[0][:3] == place:
+            if sum(len(ids) for _, ids in each.posts) < len(group.key[0]):
+                return
+            yield each
 
 
 # One collective in trouble.
@@ -240,7 +284,7 @@ class _Case:
             group=self.group.label(),
             joining=self.slot is self.group.join,
             sides=sides,
-            divergence=diverged(self._past(), *sides, tie=not odd) if sides is not None else None,
+            divergence=self._divergence(partitions, sides, tie=not odd),
             time_limits=_time_limits([facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS]),
             circle=self.snapshot.circle,
             unknown=_unknown(self.snapshot),
@@ -267,11 +311,20 @@ class _Case:
             advice=tuple(render.hints(findings)),
         )
 
+    def _divergence(
+        self, partitions: Sequence[_Posted], sides: tuple[Side, Side] | None, *, tie: bool
+    ) -> Divergence | None:
+        if sides is None:
+            return None
+        if len(partitions) > 1 and partitions[0].ways:
+            return came_in_another_order(*sides, partitions[0].ways, partitions[1].ways)
+        return diverged(self._past(), *sides, tie=tie)
+
     def _reason(self, partitions: Sequence[_Posted], missing: Sequence[MemberRecord], ended: set[int]) -> Reason:
         if len(partitions) > 1:
             first = partitions[0].post
             found = (difference(self.snapshot.order_check, each.post, first) for each in partitions[1:])
-            return min((reason for reason in found if reason is not None), key=_REASONS.index)
+            return min((each for each in found if each is not None), key=_REASONS.index, default=Reason.CALL_SITE)
         if missing and partitions and partitions[0].post.call.kind == MESSAGE:
             return Reason.UNMATCHED
         if any(member.replica_id in ended and member.sequence <= self.slot.number for member in missing):

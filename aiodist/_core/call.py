@@ -13,8 +13,10 @@ twice has two code objects for it.
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -98,6 +100,20 @@ def _find_place(code: CodeType, offset: int) -> Place:
         if index == offset // 2:
             return Place(code.co_filename, line or code.co_firstlineno, column, function)
     return Place(code.co_filename, code.co_firstlineno, None, function)
+
+
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120  (quicker to import)
+_STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
+_PROGRAMS = ("_demos", "_tools")
+_LOOPS = tuple(f"{os.sep}{name}" for name in ("asyncio/", "anyio/", "trio/", "uvloop/", "contextlib.py"))
+
+
+@lru_cache(maxsize=4096)
+def is_of_the_program(file: str) -> bool:
+    """Whether a file is the program's: neither one of aiodist's own nor of an event loop's."""
+    if file.startswith(_OWN):
+        return file.removeprefix(_OWN).startswith(_PROGRAMS)
+    return not (file.startswith(_STANDARD) and any(name in file for name in _LOOPS))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from aiodist._core.text import count, ids_briefly, place
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4
+_MOST_WAYS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,37 @@ def _neutral(found: Divergence) -> str:
     made = ", ".join(f"{call.call} at {place(call.location)}" for call in found.calls[:3])
     more = f" and {count(len(found.calls) - 3, 'more call')}" if len(found.calls) > 3 else ""
     return f"{_upper(ids_briefly(one))} {makes} {made}{more}, which {ids_briefly(other)} {does} not make here."
+
+
+# By the ways to one call.
+
+
+def came_in_another_order(
+    usual: Side, odd: Side, ways: Sequence[tuple[int, Location]], others: Sequence[tuple[int, Location]]
+) -> Divergence:
+    """Return how two sides diverged that have gone through the same callers of one call in different orders.
+
+    Args:
+        usual: the majority.
+        odd: the other side.
+        ways: by the numbers of the calls, the callers from which the usual side came.
+        others: the same of the odd side.
+    """
+    apart = [i for i, (a, b) in enumerate(zip(ways, others, strict=True)) if a != b]
+    first, last = apart[0], apart[-1]
+    ways, others = ways[first : last + 1], others[first : last + 1]
+    call = odd.calls[0]
+    kind, at = call.call.partition("(")[0], place(call.location)
+    froms = [f"from {place(caller)} as #{number}" for number, caller in ways[:_MOST_WAYS]]
+    opposite = [caller for _, caller in ways] == [caller for _, caller in reversed(others)]
+    in_order = ", ".join(place(caller) for _, caller in others[:_MOST_WAYS])
+    other = "in the opposite order" if opposite else f"in another order: {in_order}"
+    text = (
+        f"{_upper(ids_briefly(usual.replicas))} came to {kind} at {at} {', then '.join(froms)}; "
+        f"{ids_briefly(odd.replicas)} {other}."
+    )
+    calls = tuple(CallRecord(number, call.call, caller) for number, caller in ways)
+    return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, calls, True, text)
 
 
 # By the calls themselves.

@@ -36,7 +36,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 from weakref import WeakSet
 
-from aiodist._core.call import Call, OrderCheck, Place, Post, difference, place
+from aiodist._core.call import Call, OrderCheck, Place, Post, difference, is_of_the_program, place
+from aiodist._core.callers import CallerOrder
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.report import ReplicaState
 from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
@@ -53,11 +54,11 @@ _NEVER: Final = 1 << 62
 _ELSEWHERE: Final = -1
 """Stands for the members that other processes run."""
 
-Path = tuple[tuple[Any, int], ...]
-"""Call sites of callers, from the call's own outward: code object and offset each."""
+Path: TypeAlias = tuple[Any, ...]
+"""Code object and offset of a call's callers, alternating, the nearest first."""
 
 
-RawPost: TypeAlias = tuple[Call, Any, int, Path | None]
+RawPost: TypeAlias = tuple[Call, Any, int, Path]
 """A post as it is kept while all goes well: the call, the caller's code, the offset in it, its callers' sites."""
 
 
@@ -90,7 +91,7 @@ class Slot:
     error: BaseException | None
     others: dict[int, RawPost] | None
 
-    def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
+    def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
         self.group = group
         self.number = number
         self.call = call
@@ -129,7 +130,8 @@ class Slot:
 def post_of(raw: RawPost) -> Post:
     """Return a post with the places that its code objects and offsets stand for."""
     call, code, offset, path = raw
-    return Post(call, (place(code, offset),) if path is None else tuple(place(*site) for site in path))
+    callers = map(place, path[::2], path[1::2])
+    return Post(call, (place(code, offset), *(each for each in callers if is_of_the_program(each.file))))
 
 
 class Replica:
@@ -233,6 +235,7 @@ class Group:
         self.unmet: list[Slot] = []
         self._first_gone = _NEVER  # the lowest number that a member has ended or joined before
         self._unsettled: set[int] | None = None
+        self._callers: CallerOrder | None = None
         for member in self.members:
             member.replica.members.add(member)
 
@@ -255,7 +258,7 @@ class Group:
 
     # A collective that goes well.
 
-    def post(self, member: Member, call: Call, code: Any, offset: int, path: Path | None = None) -> Slot:
+    def post(self, member: Member, call: Call, code: Any, offset: int, path: Path = ()) -> Slot:
         """Let a member issue its next collective; return the slot, which may be matched now.
 
         Args:
@@ -263,7 +266,7 @@ class Group:
             call: what it asks for.
             code: its caller's code, with
             offset: the offset of the call in it; a `Place` and 0 do as well.
-            path: the call sites of all its callers, where paths are compared.
+            path: its callers, as far as they are noted.
 
         Raises:
             ReplicaContextError: the member has joined.
@@ -277,11 +280,14 @@ class Group:
         member.sequence = number + 1
         slot.missing -= 1
         if not slot.missing and (self.doomed is None or number < self.doomed):
+            if slot.others is not None and not self._came_in_order(slot):
+                self.doom(number)
+                return slot
             slot.matched = True  # and `_match`, written out
             self.history.append((number, slot.call, slot.code, slot.offset, slot.path, slot.others, slot.absent))
         return slot
 
-    def _open_slot(self, member: Member, number: int, call: Call, code: Any, offset: int, path: Path | None) -> Slot:
+    def _open_slot(self, member: Member, number: int, call: Call, code: Any, offset: int, path: Path) -> Slot:
         if member.joined_at is not None:
             raise ReplicaContextError(
                 "this replica has joined: the others' collectives go on without it until all have joined; await the "
@@ -304,6 +310,15 @@ class Group:
         if difference(self.ledger.order_check, post_of(post), first) is not None:
             self.doom(slot.number)
         slot.others = {**(slot.others or {}), position: post}
+
+    def _came_in_order(self, slot: Slot) -> bool:
+        """Whether replicas whose callers differ have not just gone through the same ones in another order."""
+        if slot.call.name is not None or self.ledger.order_check is not OrderCheck.CALL_SITE or slot.absent:
+            return True
+        if self._callers is None:
+            self._callers = CallerOrder()
+        others = {position: post_of(post) for position, post in (slot.others or {}).items()}
+        return self._callers.note(slot.first, others, len(self.members))
 
     def _match(self, slot: Slot) -> None:
         slot.matched = True
@@ -333,10 +348,10 @@ class Group:
             raise ReplicaContextError("this replica has joined already; await the handle that ctx.join() gave")
         slot = self.joining
         if slot is None:
-            slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, None)
+            slot = self.joining = self.ledger.slot_type(self, _JOINED, call, code, offset, ())
             if self is not self.ledger.root:
                 self.ledger.hold(self)
-        slot.others = {**(slot.others or {}), member.position: (call, code, offset, None)}
+        slot.others = {**(slot.others or {}), member.position: (call, code, offset, ())}
         slot.missing -= 1
         member.joined_at, member.sequence = member.sequence, _JOINED
         self._first_gone = min(self._first_gone, member.joined_at)
@@ -373,7 +388,7 @@ class Group:
     # Groups of some of the members.
 
     def new_group(
-        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None = None
+        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path = ()
     ) -> Member:
         """Let a member make the next group of these members under this name, or find the one that another has made.
 
@@ -383,7 +398,7 @@ class Group:
             name: the new group's name.
             code: the caller's code, with
             offset: the offset of the call in it.
-            path: the call sites of all its callers, where paths are compared.
+            path: its callers, as far as they are noted.
 
         Returns:
             The replica as a member of the new group.
@@ -506,7 +521,7 @@ class _Recording:
         self._posts: dict[tuple[Any, ...], Post] = {}
 
     def matched(
-        self, number: int, call: Call, code: Any, offset: int, path: Path | None, others: Any, absent: tuple[int, ...]
+        self, number: int, call: Call, code: Any, offset: int, path: Path, others: Any, absent: tuple[int, ...]
     ) -> SlotRecord:
         """Return the record of an entry of the history."""
         if not others and not absent:
@@ -538,7 +553,7 @@ class _Recording:
             found.setdefault(self._post(*others.get(member.position, first)), []).append(member.replica_id)
         return SlotRecord(number, tuple((post, tuple(ids)) for post, ids in found.items()), waiting)
 
-    def _post(self, call: Call, code: Any, offset: int, path: Path | None) -> Post:
+    def _post(self, call: Call, code: Any, offset: int, path: Path) -> Post:
         key = (id(call), id(code), offset, path)
         found = self._posts.get(key)
         if found is None:

@@ -394,7 +394,10 @@ def _circle(findings: Findings) -> list[str]:
 
 
 def _last_agreement(findings: Findings) -> list[str]:
-    last = next((r for r in reversed(_common_history(findings)) if r.sequence_number < findings.sequence_number), None)
+    first = findings.sequence_number
+    if findings.divergence is not None and findings.divergence.kind is DivergenceKind.SWAPPED:
+        first = min(first, findings.divergence.calls[0].sequence_number)  # from there on callers came in another order
+    last = next((r for r in reversed(_common_history(findings)) if r.sequence_number < first), None)
     if last is None:
         whole = "run" if findings.group is None else "group"
         return [f"This is the first collective of the {whole}."] if findings.sequence_number == 0 else []

@@ -27,7 +27,7 @@ from aiodist._runtime.handle import Awaits, CollectiveHandle
 from aiodist._runtime.merge import MergeCall
 from aiodist._runtime.rendezvous import Extras, OutBuffers
 from aiodist._runtime.requests import Request
-from aiodist._runtime.stacks import call_path, program_frame
+from aiodist._runtime.stacks import program_frame
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class RunOfReplica(Protocol):
 
     strategy: Any
     thread: int
-    paths: bool
+    callers: Callable[[FrameType], Path]
 
     @property
     def post(self) -> Callable[..., CollectiveHandle[Any]]:
@@ -54,7 +54,7 @@ class RunOfReplica(Protocol):
         ...
 
     def new_group(
-        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None
+        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path
     ) -> Member:
         """Let a replica make a group."""
         ...
@@ -206,8 +206,9 @@ class ReplicaContext(Block):
             request, build, leaves = requests.reduction(reduce_op, value, name)
             before.following = request
         awaits.request = request
-        if options is None and experimental_hints is None and out is None and not self.run.paths:
-            return self.run.post(self, request, code, frame.f_lasti, leaves, build, None)
+        if options is None and experimental_hints is None and out is None:
+            run = self.run
+            return run.post(self, request, code, frame.f_lasti, run.callers(frame), leaves, build, None)
         options = requests.options(options, experimental_hints)
         buffers = None if out is None else self._out_buffers(out, request, leaves)
         return self.issue(frame, request, leaves, build, options=options, out=buffers)
@@ -347,8 +348,9 @@ class ReplicaContext(Block):
         frame = _getframe(1)
         if frame.f_code is not self.awaits.code:
             frame = self._caller(frame, name)
-        if name is None and not self.run.paths:
-            return self.run.post(self, _BARRIER, frame.f_code, frame.f_lasti, None, None, None)
+        if name is None:
+            run = self.run
+            return run.post(self, _BARRIER, frame.f_code, frame.f_lasti, run.callers(frame), None, None, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
         return self.issue(frame, request, None, None)
 
@@ -437,8 +439,9 @@ class ReplicaContext(Block):
                 f"them; let only members make it:  if ctx.replica_id_in_sync_group in {list(ids)}: ..."
             )
         frame = self._caller(_getframe(1), name)
-        path = call_path(frame) if self.run.paths and name is None else None
-        member = self.run.new_group(self.member, ids, name, frame.f_code, frame.f_lasti, path)
+        member = self.run.new_group(
+            self.member, ids, name, frame.f_code, frame.f_lasti, self.run.callers(frame)
+        )
         context = self.of(self.run, member, self._worker)
         of_run = context.of_run = self.of_run or self
         context.awaits = of_run.awaits
@@ -482,11 +485,9 @@ class ReplicaContext(Block):
     ) -> CollectiveHandle[Any]:
         """Issue a collective that is called from a frame."""
         frame = self._caller(frame, request.call.name)
-        path: Path | None = None
-        if self.run.paths and request.call.name is None:
-            path = call_path(frame)
-        extras = Extras(path, options, out)
-        return self.run.post(self, request, frame.f_code, frame.f_lasti, leaves, build, extras)
+        run = self.run
+        path = run.callers(frame)
+        return run.post(self, request, frame.f_code, frame.f_lasti, path, leaves, build, Extras(options, out))
 
     def _caller(self, frame: FrameType, name: str | None) -> FrameType:
         """Return the frame of the program that a call comes from, be it through an event loop's own functions.

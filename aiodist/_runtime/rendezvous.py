@@ -26,12 +26,10 @@ class Extras(NamedTuple):
     """What only few calls have.
 
     Attributes:
-        path: the call sites of all callers, where paths are compared.
         options: for this call, over the run's.
         out: the caller's own buffers for the result.
     """
 
-    path: Path | None = None
     options: CommunicationOptions | None = None
     out: OutBuffers | None = None
 
@@ -70,7 +68,7 @@ class Rendezvous(Slot):
     traceback: TracebackType | None
     values: list[Any]
 
-    def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path | None) -> None:
+    def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
         # One is made for every collective: what the base class does is written out.
         self.group = group
         self.number = number

@@ -66,7 +66,7 @@ from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
-from aiodist._runtime.stacks import await_chain, lines_here
+from aiodist._runtime.stacks import all_callers, await_chain, lines_here, nearest_callers
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.waits import Look
 
@@ -136,7 +136,7 @@ class Run:
         has_groups: replicas have made groups beside the run's own.
         span: carries matched collectives to other workers; None where there are none.
         observer: who is told what happens; None for nobody.
-        paths: whether calls are compared by the places of all their callers.
+        callers: returns the callers of a frame that are noted: the nearest, or all where they are compared.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Run:
         self.options = options
         self.first = first
         self.ledger = Ledger(range(first, first + len(devices)), order_check, total=total, slot_type=Rendezvous)
-        self.paths = order_check is OrderCheck.CALL_PATH
+        self.callers = all_callers if order_check is OrderCheck.CALL_PATH else nearest_callers
         self.closed = self.over = False
         self.error: CollectiveError | None = None
         self.loop: Any = None
@@ -213,6 +213,7 @@ class Run:
         request: Request,
         code: Any,
         offset: int,
+        path: Path,
         value: Any,
         build: Build | None,
         extras: Extras | None,
@@ -224,6 +225,7 @@ class Run:
             request: what it asks for.
             code: its caller's code, with
             offset: the offset of the call in it.
+            path: its callers, as far as they are noted.
             value: what it brings: a leaf, or a list of leaves for a nest.
             build: makes a nest like the one that it brings; None for a single leaf.
             extras: what few calls have; None for the others.
@@ -236,7 +238,7 @@ class Run:
         group = member.group
         if request.checked_for != group.size:
             request.check(group.size)
-        slot: Any = group.post(member, request.call, code, offset, None if extras is None else extras.path)
+        slot: Any = group.post(member, request.call, code, offset, path)
         position = member.position
         if slot.request is None:
             self._begin(slot, request)
@@ -422,7 +424,7 @@ class Run:
         self.loop.call_soon(partial(self.release, slot))
 
     def new_group(
-        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path | None
+        self, member: Member, ranks: tuple[int, ...], name: str | None, code: Any, offset: int, path: Path
     ) -> Member:
         """Let a replica make the next group of these members; see `Group.new_group`."""
         self.has_groups = True

@@ -155,19 +155,30 @@ def program_frame(frame: FrameType) -> FrameType | None:
     return caller
 
 
-def call_path(frame: FrameType) -> Path:
-    """Return the call sites from ``frame`` outward, up to the replica's function.
+def nearest_callers(frame: FrameType) -> Path:
+    """Return the two nearest callers of a frame."""
+    caller = frame.f_back
+    if caller is None:
+        return ()
+    further = caller.f_back
+    if further is None:
+        return caller.f_code, caller.f_lasti
+    return caller.f_code, caller.f_lasti, further.f_code, further.f_lasti
+
+
+def all_callers(frame: FrameType) -> Path:
+    """Return the callers of a frame, up to the replica's function.
 
     In a child task the chain ends where the task begins. Frames of event loops' own helpers are left out.
     """
-    path: list[tuple[Any, int]] = []
-    caller: FrameType | None = frame
+    path: list[Any] = []
+    caller = frame.f_back
     while caller is not None:
         module = caller.f_globals.get("__name__", "")
         if module in _ENDS:
             break
         if module.partition(".")[0] not in _LOOPS:
-            path.append((caller.f_code, caller.f_lasti))
+            path += caller.f_code, caller.f_lasti
         caller = caller.f_back
     return tuple(path)
 

@@ -28,7 +28,7 @@ from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
 from aiodist._runtime.requests import array_text, dtype_text
-from aiodist._runtime.stacks import call_path
+from aiodist._runtime.stacks import all_callers
 from aiodist._strategy.extended import StrategyExtended
 from aiodist._strategy.operands import (
     Operand,
@@ -59,12 +59,12 @@ class CallSite(NamedTuple):
     Attributes:
         code: the caller's code.
         offset: that of the call in it.
-        path: the call sites of all its callers, where calls are compared by paths.
+        path: its callers, where calls are compared by them.
     """
 
     code: CodeType
     offset: int
-    path: Path | None
+    path: Path
 
 
 class Workers:
@@ -119,7 +119,7 @@ class Workers:
 
     def site_of(self, frame: FrameType) -> CallSite:
         """Return where a frame is now."""
-        path = call_path(frame) if self._extended.order_check is OrderCheck.CALL_PATH else None
+        path = all_callers(frame) if self._extended.order_check is OrderCheck.CALL_PATH else ()
         return CallSite(frame.f_code, frame.f_lasti, path)
 
     def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
@@ -135,8 +135,7 @@ class Workers:
         """
         require_all_workers()
         float64 = self._extended.communication_options.accumulate == "float64"
-        path = site.path if call.name is None else None
-        return self.team.outside.begin(call, site.code, site.offset, path, move, float64=float64)
+        return self.team.outside.begin(call, site.code, site.offset, site.path, move, float64=float64)
 
     @property
     def _in_order(self) -> anyio.Lock:

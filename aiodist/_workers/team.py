@@ -182,7 +182,7 @@ class Team:
         self.outside = Outside(self)
         self._spans: WeakValueDictionary[int, Span] = WeakValueDictionary({OUTSIDE: self.outside})
         self._asked: dict[int, Ask] = {}
-        self._digests: dict[tuple[int, int, int, Path | None], tuple[bytes, Any]] = {}
+        self._digests: dict[tuple[int, int, int, Path], tuple[bytes, Any]] = {}
         self._channels: dict[int, Communicator] = {}
         self._groups: dict[int, Communicator] = {}
 
@@ -209,7 +209,7 @@ class Team:
 
     async def perform(self, call: Call, code: Any, offset: int, move: Move) -> Any:
         """Carry out a call outside of replicas that all workers make; see `Outside.begin` and `awaited`."""
-        return await self.awaited(self.outside.begin(call, code, offset, None, move))
+        return await self.awaited(self.outside.begin(call, code, offset, (), move))
 
     async def awaited(self, pending: Pending, seconds: float | None = None) -> Any:
         """Wait for a call outside of replicas; return its result.
@@ -391,16 +391,14 @@ class Outside(Carrier):
         self.channel = Channel(Session("outside"), team.communicator, self)
         self._open: list[_OutsideSlot] = []
 
-    def begin(
-        self, call: Call, code: Any, offset: int, path: Path | None, move: Move, *, float64: bool = False
-    ) -> Pending:
+    def begin(self, call: Call, code: Any, offset: int, path: Path, move: Move, *, float64: bool = False) -> Pending:
         """Post a call for all local replicas; the steps that it takes are carried out from now on.
 
         Args:
             call: what is asked for.
             code: the caller's code, with
             offset: the offset of the call in it.
-            path: the call sites of all its callers, where paths are compared.
+            path: its callers, as far as they are noted.
             move: moves its values, once all workers have agreed on it, and returns the result.
             float64: float32 sums accumulate in float64.
 
