@@ -231,7 +231,7 @@ class Group:
         self.open: dict[int, Slot] = {}
         self.joining: Slot | None = None
         self.doomed: int | None = None
-        self.history: deque[tuple[int, Call, Any, int, Path | None, Any, tuple[int, ...]]] = deque(maxlen=HISTORY)
+        self.history: deque[tuple[int, Call, Any, int, Path, Any, tuple[int, ...]]] = deque(maxlen=HISTORY)
         self.unmet: list[Slot] = []
         self._first_gone = _NEVER  # the lowest number that a member has ended or joined before
         self._unsettled: set[int] | None = None

@@ -439,9 +439,7 @@ class ReplicaContext(Block):
                 f"them; let only members make it:  if ctx.replica_id_in_sync_group in {list(ids)}: ..."
             )
         frame = self._caller(_getframe(1), name)
-        member = self.run.new_group(
-            self.member, ids, name, frame.f_code, frame.f_lasti, self.run.callers(frame)
-        )
+        member = self.run.new_group(self.member, ids, name, frame.f_code, frame.f_lasti, self.run.callers(frame))
         context = self.of(self.run, member, self._worker)
         of_run = context.of_run = self.of_run or self
         context.awaits = of_run.awaits
