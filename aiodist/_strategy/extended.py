@@ -406,8 +406,8 @@ def pairs_of(given: Any) -> list[tuple[Any, Any]]:
     Raises:
         TypeError: ``given`` has another form.
     """
-    alone = isinstance(given, (DistributedValues, Variable)) or not isinstance(given, Iterable)
-    pairs: list[Any] = [given] if alone else list(given)
+    several = isinstance(given, Iterable) and not isinstance(given, (DistributedValues, Variable))
+    pairs: list[Any] = list(given) if several else [given]
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")

@@ -31,7 +31,7 @@ def load_torch() -> tuple[ModuleType, ModuleType]:
     """
     try:
         import torch
-        import torch.distributed as dist
+        import torch.distributed as dist  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(INSTALL) from error
     if not dist.is_available() or not dist.is_gloo_available():
