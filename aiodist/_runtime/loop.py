@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.handle import AsyncioHandle, CollectiveHandle, SoloHandle, TrioHandle
 from aiodist._runtime.rendezvous import Rendezvous
+from aiodist._runtime.stacks import drives_tasks
 
 if TYPE_CHECKING:
     import trio
@@ -101,6 +102,7 @@ class AsyncioLoop(_TaskLoop):
         if slot.has_waiters():  # else the event loop may be closed by now
             self.wake(slot)
 
+    @drives_tasks
     def _resume(self, slot: Rendezvous) -> None:
         """Resume them, one after the other: each runs to its next await.
 

@@ -66,7 +66,7 @@ from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
-from aiodist._runtime.stacks import all_callers, await_chain, lines_here, nearest_callers
+from aiodist._runtime.stacks import all_callers, await_chain, drives_tasks, lines_here, nearest_callers
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.waits import Look
 
@@ -849,6 +849,7 @@ class _Replicas:
             observe(run, observer)
             observer.run_begun(run, self._calls[0][0])
 
+    @drives_tasks
     async def _drive(self, member: Member) -> None:
         """Run one replica's function to its end, and note how it ended."""
         run = self._run

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from asyncio import Handle
+from collections.abc import Callable, Iterator
 from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from aiodist._core.ledger import Path
 from aiodist._core.report import Location
@@ -155,13 +156,24 @@ def program_frame(frame: FrameType) -> FrameType | None:
     return caller
 
 
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+_drivers = {id(Handle._run.__code__)}  # noqa: SLF001  (it is there as long as asyncio is)
+
+
+def drives_tasks(fn: Fn) -> Fn:
+    """Mark a function that lets tasks run: it is no caller of what they call."""
+    _drivers.add(id(fn.__code__))
+    return fn
+
+
 def nearest_callers(frame: FrameType) -> Path:
-    """Return the two nearest callers of a frame."""
+    """Return the two nearest callers of a frame, up to the replica's function or to where its task begins."""
     caller = frame.f_back
-    if caller is None:
+    if caller is None or id(caller.f_code) in _drivers:
         return ()
     further = caller.f_back
-    if further is None:
+    if further is None or id(further.f_code) in _drivers:
         return caller.f_code, caller.f_lasti
     return caller.f_code, caller.f_lasti, further.f_code, further.f_lasti
 
