@@ -10,7 +10,8 @@ lower floors:
 - `ranks`: a thread a rank, of which one runs at a time; who is next, and when nobody can go on.
 - `process`: what a process has once and each rank needs for itself: environment, arguments, modules, random state.
 - `kinds`: what each collective asks for, and what it computes.
-- `group`: the process group whose collectives are checked and carried out.
+- `world`: the order check of a script's ranks, and who waits for what.
+- `group`: process groups as torch sees them.
 - `store`: what ranks have in common beside collectives, and the making of groups.
 - `cpu`: CUDA devices taken for the CPU.
 - `script`: a script on its ranks, and what came of it.

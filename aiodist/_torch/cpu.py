@@ -175,6 +175,7 @@ class Door:
             **{f"{name}Tensor": getattr(torch, f"{name}Tensor") for name in _TENSORS.split()},
         }
         _replace(cuda, stand_ins)
+        _replace(cuda.nccl, {"version": lambda: (2, 27, 0)})
 
     def _replace_accelerator(self) -> None:
         stand_ins = {
@@ -219,5 +220,11 @@ class Door:
                 own, self.cpu(device_type, "DeviceMesh").type if device_type in _KINDS else device_type, *args, **kwargs
             )
 
+        cast = torch.autocast.__init__
+
+        def cast_here(own: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+            cast(own, "cpu" if device_type in _KINDS else device_type, *args, **kwargs)
+
+        torch.autocast.__init__ = cast_here
         parallel.DistributedDataParallel.__init__ = wrap_here
         device_mesh.DeviceMesh.__init__ = mesh_here

@@ -1,9 +1,9 @@
 """What a process has once and each rank needs for itself: swapped whenever the baton changes hands.
 
 A rank finds its own environment (in every form, and so do its child processes), arguments, standard streams, `print`,
-loggers, random state of Python, NumPy and torch, `__main__`, and modules. Modules that are loaded while ranks run are
-loaded for each rank anew, so what they keep (a singleton, a cache, a registry) is each rank's own; but for the standard
-library's, torch's, and those of packages with extension modules, which can be loaded only once.
+loggers, filters of warnings, random state of Python, NumPy and torch, `__main__`, and modules. Modules that are loaded
+while ranks run are loaded for each rank anew, so what they keep (a singleton, a cache, a registry) is each rank's own;
+but for the standard library's, torch's, and those of packages with extension modules, which can be loaded only once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import random
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
@@ -30,6 +31,7 @@ _LOCKS: dict[str, Any] = importlib._bootstrap._module_locks  # type: ignore[attr
 _ATTRIBUTES: tuple[tuple[Any, str], ...] = (
     (sys, "argv"), (sys, "stdout"), (sys, "stderr"), (sys, "excepthook"), (builtins, "print"),
     (logging.root, "handlers"), (logging.root, "level"), (logging.Logger.manager, "loggerDict"),
+    (warnings, "filters"), (warnings, "showwarning"), (warnings, "_showwarnmsg_impl"),
 )  # fmt: skip
 
 
@@ -100,18 +102,16 @@ class Process:
         self._current = current
         os.environ.__class__ = _Environ
         sys.meta_path[sys.meta_path.index(PathFinder)] = _Finder
-        self._before: list[Any] = [getattr(owner, name) for owner, name in _ATTRIBUTES]
         self._own: list[dict[str, Any]] = [
             {
-                "attributes": [list(argv), *self._before[1:5], *([list(self._before[5])]), self._before[6],
-                               dict(self._before[7])],
+                "attributes": [list(argv), *(_copied(getattr(owner, name)) for owner, name in _ATTRIBUTES[1:])],
                 "environment": dict(environment(rank)),
                 "modules": {"__main__": ModuleType("__main__")},
                 "locks": {},
                 "random": _random_states(),
             }
             for rank in range(size)
-        ]  # fmt: skip
+        ]
         _Environ.changed.update(*(own["environment"] for own in self._own))
         self._sleep = time.sleep
         self._signal = signal.signal
@@ -164,6 +164,10 @@ class Process:
         if self._current() is None:
             return self._signal(number, handler)
         return signal.getsignal(number)
+
+
+def _copied(value: Any) -> Any:
+    return value.copy() if isinstance(value, (list, dict)) else value
 
 
 def _private_modules() -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from aiodist._checking.schedule import DEFER, Change, Order
 
 _LONGEST_PAUSE = 0.01
+_pause = time.sleep  # which is another function for a rank
 _STACK_BYTES = 64 << 20
 
 
@@ -210,6 +211,6 @@ class Ranks:
         """Return the rank that sleeps shortest; a short pause lets threads and processes of the program's work on."""
         rank = min(self._sleeping, key=lambda each: (self._sleeping[each], each))
         until = self._sleeping.pop(rank)
-        time.sleep(min(max(until - self._now, 0.0), _LONGEST_PAUSE))
+        _pause(min(max(until - self._now, 0.0), _LONGEST_PAUSE))
         self._now = max(self._now, until)
         return rank

@@ -19,12 +19,12 @@ from aiodist._core.report import ReplicaState
 from aiodist._core.text import ids
 from aiodist._torch import private, store
 from aiodist._torch.cpu import Door
-from aiodist._torch.group import Job, is_plumbing
 from aiodist._torch.private import torch
 from aiodist._torch.process import Process, folder_of
 from aiodist._torch.ranks import Ranks
 from aiodist._torch.wording import in_ranks
 from aiodist._torch.wording import ranks as ranks_text
+from aiodist._torch.world import Job, is_plumbing
 
 
 @dataclass(frozen=True, slots=True)

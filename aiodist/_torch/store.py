@@ -9,8 +9,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 from aiodist._torch import private
-from aiodist._torch.group import Job, RankGroup
+from aiodist._torch.group import RankGroup
 from aiodist._torch.private import c10d
+from aiodist._torch.world import Job
 
 
 class RankStore(c10d.Store):  # type: ignore[misc]
@@ -143,13 +144,11 @@ def _new_group(
     if found is not None:
         return found  # type: ignore[no-any-return]
     rank = job.rank()
-    if ranks and rank not in ranks:
-        return c10d.GroupMember.NON_GROUP_MEMBER, None
     if not ranks:
         _check(job, rank if group_rank is None else group_rank, group_size)
-        member = job.ledger.root.member_of(rank)
-    else:
-        member = job.new_group(rank, tuple(ranks), group_name)
+    member = job.new_group(rank, tuple(ranks), group_name) if ranks else job.ledger.root.member_of(rank)
+    if member is None:
+        return c10d.GroupMember.NON_GROUP_MEMBER, None
     own_store = c10d.PrefixStore(f"{group_name}/", store)
     group = RankGroup(job, member, group_size, group_name, group_desc or "undefined", str(backend), own_store)
     tag = {"add_to_default_tag": True} if not pg_tag else {"pg_tag": f"user:{pg_tag}"}

@@ -55,6 +55,14 @@ RIGHT = {
                 dist.all_reduce(x)
             dist.barrier()
     """,
+    "waiting for what another rank does, without a collective": """
+        import pathlib, time
+        done = pathlib.Path(__file__).with_name("done")
+        if rank == size - 1:
+            done.touch()
+        while not done.exists():
+            time.sleep(1000)
+    """,
     "a module that keeps something for its process": """
         import keeper
         assert keeper.kept == []
@@ -140,6 +148,12 @@ if rank == 0:
 if rank == 2:
     dist.all_reduce(torch.ones(2), group=g)
 """, "kind", [0, 2], ["py:7", "py:9"]),
+    "a group that is made by its members alone": ("""
+if rank != 2:
+    dist.new_group([0, 1])
+both = dist.new_group([0, 1, 2])
+dist.barrier(both)
+""", "group", [2], ["ranks 0 and 1: new_group([0, 1])", "py:6", "rank 2: new_group([0, 1, 2])", "py:7"]),
     "groups crossed": ("""
 a, b = dist.new_group([0, 1]), dist.new_group([0, 1])
 if rank < 2:

@@ -1,0 +1,483 @@
+"""The order check of a script's ranks: what they have issued, who waits for what, and what has gone wrong.
+
+Every call is compared by what it asks for alone; its place, and those of its callers, are noted for the report, and for
+equal calls in another order. A rank gives the baton away where it waits. One that has taken a future is taken to wait
+for it there and then, for what takes a future (DDP) waits for it in C++, where nobody sees it; if no rank can go on,
+it gets one that is not complete.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+from aiodist._core.analysis import analyse, error_of
+from aiodist._core.call import MESSAGE, Call, OrderCheck, Place, place
+from aiodist._core.errors import CollectiveError
+from aiodist._core.instrument import who_observes
+from aiodist._core.ledger import Group, Ledger, Member, Slot
+from aiodist._core.report import CollectiveReport, Location, Reason, ReplicaState
+from aiodist._core.snapshot import ReplicaFacts
+from aiodist._core.text import ids
+from aiodist._core.text import place as shown_place
+from aiodist._torch import private
+from aiodist._torch.kinds import Contribution, Tensor, call, compute
+from aiodist._torch.private import torch
+from aiodist._torch.ranks import Ranks, Signal
+
+_PLUMBING = tuple(
+    f"{Path(module.__file__ or '').resolve().parent}{os.sep}" for module in (torch, sys.modules["aiodist"], os)
+)
+_SITE_PACKAGES = f"{os.sep}site-packages{os.sep}"
+_DECORATORS = f"{os.sep}typing_extensions.py"  # which marks torch's deprecated functions
+_MOST_CALLERS = 8
+_MOST_SWAPPED = 8
+"""Over how many calls of a group the order of places is compared."""
+
+Sites: TypeAlias = tuple[tuple[Place, int], ...]
+
+
+def is_plumbing(file: str) -> bool:
+    """Return whether a file is torch's, the standard library's or ours, not the program's."""
+    own = file.startswith(_PLUMBING) and not (_SITE_PACKAGES in file and not file.startswith(_PLUMBING[:2]))
+    return own or file.startswith("<frozen") or file.endswith(_DECORATORS)
+
+
+_plumbing: dict[str, bool] = {}
+_sites: dict[Sites, Sites] = {}
+
+
+def _frames(frame: Any) -> Iterator[Any]:
+    """Yield the program's own frames, from the innermost outward."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        plumbing = _plumbing.get(file)
+        if plumbing is None:
+            plumbing = _plumbing[file] = is_plumbing(file)
+        if not plumbing:
+            yield frame
+        frame = frame.f_back
+
+
+def _here() -> Sites:
+    """Return the places of the call that goes on, and of its callers."""
+    found = []
+    for frame in _frames(sys._getframe(2)):  # noqa: SLF001  (what every profiler uses)
+        found.append((place(frame.f_code, frame.f_lasti), 0))
+        if len(found) == _MOST_CALLERS:
+            break
+    sites = tuple(found) or ((Place("<unknown>", 1, None, "?"), 0),)
+    return _sites.setdefault(sites, sites)
+
+
+class Collective(Slot):
+    """A collective of a job's ranks: what they bring, and who waits for it.
+
+    Attributes:
+        brought: what each member brings, by position.
+        signal: what its waiters wait for.
+        futures: what is to have its outputs once it is complete.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.brought: list[Contribution | None] = [None] * self.missing
+        self.signal = Signal()
+        self.futures: list[Callable[[], object]] = []
+
+    @property
+    def values(self) -> list[Sequence[Tensor]]:
+        """By position, what members that have come bring; what a trace measures."""
+        return [() if each is None else each.inputs for each in self.brought]
+
+
+class _PlaceOrder:
+    """Finds that a group's members have been at the same places in another order, with calls that ask for the same.
+
+    Places alone say nothing: one rank may publish what others receive elsewhere. But where places differ, and a few
+    calls later all members have been at the same ones with the same calls, each in an order of its own, values of
+    different calls have met.
+    """
+
+    def __init__(self) -> None:
+        self._since: list[list[tuple[Call, Sites]]] = []
+
+    def differs(self, asked: Call, sites: Sequence[Sites]) -> bool:
+        """Note the next call of a group; return whether it completes the same places in another order.
+
+        Args:
+            asked: what all its members ask for.
+            sites: from where, by position.
+        """
+        if len(set(sites)) == 1 and (not self._since or self._since[0][0][0] is not asked):
+            self._since.clear()
+            return False
+        if len(self._since) == _MOST_SWAPPED:
+            del self._since[0]
+        self._since.append([(asked, each) for each in sites])
+        return any(self._reordered(first) for first in range(len(self._since) - 1))
+
+    def _reordered(self, first: int) -> bool:
+        walks = list(zip(*self._since[first:], strict=True))
+        return len(set(walks)) > 1 and len({frozenset(Counter(walk).items()) for walk in walks}) == 1
+
+
+class Job:
+    """One run of a script's ranks.
+
+    Args:
+        size: how many there are.
+        name: the script's.
+
+    Attributes:
+        size: how many ranks there are.
+        ranks: the ranks.
+        ledger: the order check.
+        error: why the job cannot go on; None while it can.
+        worlds: what `torch.distributed` knows of each rank's groups.
+        stores: what ranks have stored, by what they know the store by.
+        kept: what C++ calls back, and which must be there as long as the job.
+        collectives: how many have been completed.
+    """
+
+    def __init__(self, size: int, name: str) -> None:
+        self.ranks: Ranks
+        self.size = size
+        self.devices = tuple(f"CPU:{rank}" for rank in range(size))
+        self.clock = time.monotonic
+        self.observer = who_observes()
+        self._orders: dict[Group, _PlaceOrder] = {}
+        self._reordered = False
+        self._made: list[list[tuple[tuple[int, ...], Place]]] = [[] for _ in range(size)]
+        self.ledger = Ledger(range(size), OrderCheck.SIGNATURE, slot_type=Collective)
+        self.error: CollectiveError | None = None
+        self.worlds = [private.World() for _ in range(size)]
+        self.stores: dict[str, dict[str, bytes]] = {}
+        self.kept: list[Any] = []
+        self.store_signal = Signal()
+        self.collectives = 0
+        self._future_waits: dict[int, Collective] = {}
+        self._channels: dict[tuple[Group, int, int, int], Group] = {}
+        self._any_source: list[AnySource] = []
+        self._elsewhere: dict[int, str] = {}
+        if self.observer is not None:
+            self.observer.run_begun(self, SimpleNamespace(__qualname__=name))  # type: ignore[arg-type]
+
+    def rank(self) -> int:
+        """Return the rank that calls.
+
+        Raises:
+            RuntimeError: it is none, for example a process that the script has started.
+        """
+        rank = self.ranks.current()
+        if rank is None:
+            raise RuntimeError("torch.distributed is used outside of the ranks that aiodist check runs")
+        return rank
+
+    def world(self) -> private.World:
+        """Return what `torch.distributed` knows of the calling rank's groups."""
+        return self.worlds[self.rank()]
+
+    # Collectives.
+
+    def post(self, group: Group, member: Member, contribution: Contribution) -> Collective:
+        """Let a member issue a collective.
+
+        Raises:
+            CollectiveError: the job cannot go on.
+        """
+        self._check()
+        sites = _here()
+        self._check_order(group, member, contribution.call, sites)
+        slot = group.post(member, contribution.call, sites[0][0], 0, sites)
+        assert isinstance(slot, Collective)
+        slot.brought[member.position] = contribution
+        if self.observer is not None:
+            self.observer.posted(member, slot)
+        if slot.matched:
+            self._complete(group, slot)
+        return slot
+
+    def _check_order(self, group: Group, member: Member, asked: Call, sites: Sites) -> None:
+        """Before the last member comes to a collective: doom it where the same places came in another order."""
+        slot = group.open.get(member.sequence)
+        if asked.shapes is None:  # a barrier: what came before is over
+            self._orders.pop(group, None)
+        if slot is None or slot.missing != 1 or slot.call is not asked or asked.shapes is None or asked.kind == MESSAGE:
+            return
+        order = self._orders.setdefault(group, _PlaceOrder())
+        others = slot.others or {}
+        came = [others[each][3] if each in others else slot.path for each in range(len(group.members))]
+        came[member.position] = sites
+        if order.differs(asked, [each or () for each in came]):
+            self._reordered = True
+            group.doom(slot.number)
+
+    def _complete(self, group: Group, slot: Collective) -> None:
+        try:
+            compute([each for each in slot.brought if each is not None])
+        except Exception as error:  # noqa: BLE001  (what torch raises for these tensors, all ranks get)
+            slot.error = error
+        group.complete(slot)
+        self.collectives += 1
+        if self.observer is not None:
+            self.observer.completed(slot)
+        slot.brought.clear()
+        self.ranks.notify(slot.signal)
+        for fulfil in slot.futures:
+            fulfil()
+
+    def wait(self, member: Member, slot: Collective, *, for_future: bool = False) -> None:
+        """Let other ranks run until a collective is complete.
+
+        Args:
+            member: who waits.
+            slot: the collective.
+            for_future: whether it is enough to have come so far that no other rank can go on.
+
+        Raises:
+            CollectiveError: it never will be.
+            Exception: what carrying it out has raised.
+        """
+        if self.observer is not None:
+            self.observer.waits(member, slot)
+        if not slot.complete:
+            self._wait(member, slot, for_future=for_future)
+        if self.observer is not None:
+            self.observer.resumed(member, slot)
+        if slot.error is not None:
+            raise slot.error.with_traceback(None)
+
+    def _wait(self, member: Member, slot: Collective, *, for_future: bool) -> None:
+        self._check()
+        rank = member.replica_id
+        slot.waiters[member.position] = rank
+        member.group.consider(member)
+        if for_future:
+            self._future_waits[rank] = slot
+        self._judge()
+
+        def over() -> bool:
+            return slot.complete or self.error is not None or (for_future and rank not in self._future_waits)
+
+        self.ranks.wait(slot.signal, over)
+        slot.waiters[member.position] = None
+        self._future_waits.pop(rank, None)
+        if not slot.complete:
+            self._check()
+
+    def wait_elsewhere(self, signal: Signal, until: Callable[[], bool], what: str) -> None:
+        """Let other ranks run until something holds that is no collective.
+
+        Args:
+            signal: what notifies those who wait for it.
+            until: whether it holds.
+            what: the same in words, e.g. ``waits for key 'x' of the store``.
+        """
+        self._check()
+        rank = self.rank()
+        self._elsewhere[rank] = f"{what} at {shown_place(_here()[0][0].location)}"
+        self.ranks.wait(signal, lambda: until() or self.error is not None)
+        del self._elsewhere[rank]
+        if not until():
+            self._check()
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise type(self.error)(self.error.report)
+
+    def new_group(self, rank: int, ranks: tuple[int, ...], name: str) -> Member | None:
+        """Let a rank make a group of some ranks; return what it is in it, None where it is no member."""
+        self._check()
+        root = self.ledger.root
+        sites = _here()
+        self._made[rank].append((ranks, sites[0][0]))
+        if rank not in ranks:
+            return None
+        return root.new_group(root.member_of(rank), ranks, name, sites[0][0], 0, sites)
+
+    # What ranks send each other.
+
+    def send(self, group: Group, member: Member, to: int, tag: int, tensors: Sequence[Tensor]) -> Pending:
+        """Let a member send tensors to the one of that rank; return who waits for what."""
+        ids = group.key[0]
+        channel = self._channel(group, member.rank, to, tag)
+        end = channel.members[0]
+        asked = call(MESSAGE, tensors, role=f"send(dst={ids[to]})")
+        slot = self.post(channel, end, Contribution(asked, inputs=tensors))
+        for waiting in self._any_source:
+            if waiting.matches(group, to, tag):
+                waiting.bind(self, member.rank)
+                break
+        return end, slot
+
+    def receive(self, group: Group, member: Member, source: int, tag: int, tensors: Sequence[Tensor]) -> Pending:
+        """Let a member receive tensors from the one of that rank; return who waits for what."""
+        channel = self._channel(group, source, member.rank, tag)
+        end = channel.members[1]
+        asked = call(MESSAGE, tensors, role=f"recv(src={group.key[0][source]})")
+        return end, self.post(channel, end, Contribution(asked, outputs=tensors))
+
+    def receive_any(self, group: Group, member: Member, tag: int, tensors: Sequence[Tensor]) -> AnySource:
+        """Let a member receive tensors from whoever sends some."""
+        waiting = AnySource(group, member, tag, tensors)
+        for (of, source, to, its_tag), channel in self._channels.items():
+            sent, received = (end.sequence for end in channel.members)
+            if waiting.matches(of, to, its_tag) and sent > received:
+                waiting.bind(self, source)
+                return waiting
+        self._any_source.append(waiting)
+        return waiting
+
+    def forget(self, waiting: AnySource) -> None:
+        """Note that a receive has its sender."""
+        if waiting in self._any_source:
+            self._any_source.remove(waiting)
+
+    def _channel(self, group: Group, source: int, to: int, tag: int) -> Group:
+        if source == to:
+            raise NotImplementedError("aiodist check cannot send from a rank to itself")
+        key = group, source, to, tag
+        if key not in self._channels:
+            ids = group.key[0]
+            tagged = f" tag {tag}" if tag else ""
+            name = f"send {ids[source]}->{ids[to]}{tagged}"
+            self._channels[key] = self.ledger.channel(ids[source], ids[to], name)
+        return self._channels[key]
+
+    # How it ends.
+
+    def settle(self, rank: int) -> None:
+        """Wait for what a rank has issued and not waited for: a process that ends takes it along."""
+        members = self.ledger.replica_by_id[rank].members
+        for member in sorted(members, key=lambda each: each.group.serial):
+            for number, slot in sorted(member.group.open.items()):
+                if 0 <= number < member.sequence and isinstance(slot, Collective):
+                    self.wait(member, slot)
+
+    def begin(self, rank: int) -> None:
+        """Note that a rank begins."""
+        if self.observer is not None:
+            self.observer.started(self.ledger.root.member_of(rank))
+
+    def end(self, rank: int, state: ReplicaState, error: BaseException | None = None) -> None:
+        """Note how a rank has ended, and with what error of its own."""
+        if self.observer is not None:
+            self.observer.ended(self.ledger.root.member_of(rank), state, error)
+        self.ledger.end(self.ledger.replica_by_id[rank], state)
+        self._judge()
+
+    def finish(self) -> None:
+        """Note that all ranks have ended: what is still open will never be complete."""
+        if self.error is None and self.ledger.troubled:
+            self._fail()
+        if self.observer is not None:
+            self.observer.run_ended(self)
+
+    def stuck(self) -> None:
+        """Let some rank go on when none can: with a future that is not complete, or with an error."""
+        if self._future_waits and not self.ledger.troubled:
+            slot = self._future_waits.pop(min(self._future_waits))
+            self.ranks.notify(slot.signal)
+        else:
+            self._fail()
+
+    def _judge(self) -> None:
+        if self.error is None and any(not group.unsettled for group in self.ledger.troubled):
+            self._fail()
+
+    def _fail(self) -> None:
+        waiting = self.ledger.stuck()
+        outside = "; ".join(f"replica {rank} {what}" for rank, what in sorted(self._elsewhere.items()))
+        blocked = tuple(sorted(waiting))
+        snapshot = self.ledger.snapshot(
+            self.facts(), blocked=blocked, deadlocked=tuple(sorted({*waiting, *self._elsewhere})), circle=outside
+        )
+        if self._reordered:
+            snapshot = replace(snapshot, order_check=OrderCheck.CALL_PATH)
+        report = analyse(snapshot)
+        if report.reason in (Reason.CYCLE, Reason.EXITED):
+            report = self._made_otherwise(report) or report
+        self.error = error_of(report)
+        if self.observer is not None:
+            self.observer.reported(self, self.error)
+        self.ranks.notify_all()
+
+    def _made_otherwise(self, report: CollectiveReport) -> CollectiveReport | None:
+        """Return the report on ranks that have made groups in other orders, where they wait in such groups."""
+        unmade = Counter(group.key[0] for group in self.ledger.groups() if -1 in group.open)
+        if not any(times > 1 for times in unmade.values()):
+            return None
+        first = next(
+            (n for n, made in enumerate(zip_longest(*self._made)) if len({each and each[0] for each in made}) > 1)
+        )
+        called: dict[str, list[int]] = {}
+        for rank, made in enumerate(self._made):
+            text = "none"
+            if first < len(made):
+                text = f"new_group({list(made[first][0])}) at {shown_place(made[first][1].location)}"
+            called.setdefault(text, []).append(rank)
+        ordered = sorted(called.items(), key=lambda each: (-len(each[1]), each[1]))
+        tie = len(ordered[0][1]) == len(ordered[1][1])
+        odd = sorted(rank for _, members in ordered[0 if tie else 1 :] for rank in members)
+        lines = [f"replicas disagree at call #{first} of new_group"]
+        lines += [
+            f"{'>' if not tie and index else ' '} {ids(members)}: {text}"
+            for index, (text, members) in enumerate(ordered)
+        ]
+        advice = "Every rank must call new_group for every group, in the same order, whether it is a member or not."
+        text = "\n".join([*lines, advice])
+        bare = replace(report, advice=(), partitions=(), divergence=None)
+        return replace(bare, reason=Reason.GROUP, suspects=tuple(odd), text=text)
+
+    def facts(self) -> list[ReplicaFacts]:
+        """Return what is known of each rank beside its collectives."""
+        frames = sys._current_frames()  # noqa: SLF001  (documented)
+        found = []
+        for replica in self.ledger.replicas:
+            stack: tuple[Location, ...] = ()
+            frame = frames.get(self.ranks.threads.get(replica.id, -1))
+            if replica.end is None and frame is not None:
+                stack = tuple(_location(each) for each in _frames(frame))[::-1]
+            waits = self._elsewhere.get(replica.id)
+            found.append(ReplicaFacts(replica.id, self.devices[replica.id], replica.end, stack=stack, waits_for=waits))
+        return found
+
+
+def _location(frame: Any) -> Location:
+    return Location(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname.rpartition(".<locals>.")[2])
+
+
+Pending: TypeAlias = tuple[Member, Collective]
+
+
+class AnySource:
+    """A receive from whoever sends."""
+
+    def __init__(self, group: Group, member: Member, tag: int, tensors: Sequence[Tensor]) -> None:
+        self._group = group
+        self._member = member
+        self._tag = tag
+        self._tensors = tensors
+        self.signal = Signal()
+        self.source: int | None = None
+        self.pending: Pending | None = None
+
+    def matches(self, group: Group, to: int, tag: int) -> bool:
+        """Return whether a message to that rank is one that it takes."""
+        return group is self._group and to == self._member.rank and tag == self._tag
+
+    def bind(self, job: Job, source: int) -> None:
+        """Take the next message of a rank."""
+        job.forget(self)
+        self.source = source
+        self.pending = job.receive(self._group, self._member, source, self._tag, self._tensors)
+        job.ranks.notify(self.signal)
