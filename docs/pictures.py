@@ -7,6 +7,7 @@ The report is drawn by rich as SVG. The trace page is photographed by Chromium, 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shutil
@@ -52,7 +53,9 @@ with aiodist.trace("run.json"):
 
 def blocks(language: str) -> list[str]:
     """Return README's fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
 
 
 def program_of_readme() -> str:
@@ -73,10 +76,12 @@ def python(arguments: list[str], folder: Path) -> str:
 
 def draw_report(report: str) -> None:
     """Draw a report: what is marked in it in red, its first line in bold."""
-    console = Console(record=True, width=112, file=open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    console = Console(record=True, width=112, file=io.StringIO())
     console.print(Text("$ python train.py", "green"))
     for number, line in enumerate(report.splitlines()):
-        style = "bold red" if number == 0 else "red" if line.startswith(">") else "dim" if line.startswith("    ") else ""
+        style = (
+            "bold red" if number == 0 else "red" if line.startswith(">") else "dim" if line.startswith("    ") else ""
+        )
         console.print(Text(line, style))
     console.save_svg(str(PICTURES / "report.svg"), title="aiodist", unique_id="report")
 
