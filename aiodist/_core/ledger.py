@@ -88,8 +88,18 @@ class Slot:
     )  # fmt: skip
 
     absent: tuple[int, ...]
+    call: Call
+    code: Any
+    complete: bool
     error: BaseException | None
+    group: Group
+    matched: bool
+    missing: int
+    number: int
+    offset: int
     others: dict[int, RawPost] | None
+    path: Path
+    waiters: list[Any]
 
     def __init__(self, group: Group, number: int, call: Call, code: Any, offset: int, path: Path) -> None:
         self.group = group
@@ -99,7 +109,7 @@ class Slot:
         self.offset = offset
         self.path = path
         self.missing = len(group.members)
-        self.waiters: list[Any] = [None] * self.missing
+        self.waiters = [None] * self.missing
         self.matched = self.complete = False
         self.error = self.others = None
         self.absent = ()
@@ -146,7 +156,7 @@ class Replica:
     __slots__ = ("end", "id", "members")
 
     def __init__(self, replica_id: int) -> None:
-        self.id = replica_id
+        self.id: int = replica_id
         self.end: ReplicaState | None = None
         self.members: WeakSet[Member] = WeakSet()
 
@@ -172,15 +182,15 @@ class Member:
     )  # fmt: skip
 
     def __init__(self, replica: Replica, group: Group, position: int, rank: int) -> None:
-        self.replica = replica
-        self.replica_id = replica.id
-        self.group = group
-        self.position = position
-        self.rank = rank
-        self.sequence = 0
+        self.replica: Replica = replica
+        self.replica_id: int = replica.id
+        self.group: Group = group
+        self.position: int = position
+        self.rank: int = rank
+        self.sequence: int = 0
         self.joined_at: int | None = None
         self.abandoned: int | None = None
-        self.abandoned_at = 0
+        self.abandoned_at: int = 0
 
     def has_posted(self, slot: Slot) -> bool:
         """Return whether it has issued that collective and was not cancelled out of it."""
@@ -223,11 +233,13 @@ class Group:
     ) -> None:
         self.ledger = ledger
         self.key = key
-        self.size = len(key[0])
+        self.size: int = len(key[0])
         rank = {replica_id: rank for rank, replica_id in enumerate(key[0])}
-        self.members = [Member(each, self, position, rank[each.id]) for position, each in enumerate(replicas)]
+        self.members: list[Member] = [
+            Member(each, self, position, rank[each.id]) for position, each in enumerate(replicas)
+        ]
         self.made_at = made_at
-        self.serial = ledger.next_serial()
+        self.serial: int = ledger.next_serial()
         self.open: dict[int, Slot] = {}
         self.joining: Slot | None = None
         self.doomed: int | None = None
@@ -603,15 +615,15 @@ class Ledger:
     ) -> None:
         self.order_check = order_check
         self.slot_type = slot_type
-        self.replicas = [Replica(replica_id) for replica_id in replicas]
-        self.replica_by_id = {replica.id: replica for replica in self.replicas}
+        self.replicas: list[Replica] = [Replica(replica_id) for replica_id in replicas]
+        self.replica_by_id: dict[int, Replica] = {replica.id: replica for replica in self.replicas}
         self.troubled: set[Group] = set()
         self.making: dict[tuple[tuple[int, ...], str | None], Making] = {}
         self._serial = 0
         self._groups: WeakSet[Group] | None = None
         self._held: set[Group] = set()
         everyone = tuple(range(total)) if total is not None else tuple(replicas)
-        self.root = Group(self, (everyone, None, -1), self.replicas, None)
+        self.root: Group = Group(self, (everyone, None, -1), self.replicas, None)
 
     def next_serial(self) -> int:
         """Return the number of the next group that is made."""

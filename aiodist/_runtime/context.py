@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from sys import _getframe
 from threading import get_ident
 from types import FrameType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakSet
 
 import anyio.to_thread
+import numpy as np
 from numpy import ndarray
+from numpy.typing import NDArray
 
 from aiodist._arrays import nests
+from aiodist._arrays.host import Array, ArrayLike
 from aiodist._arrays.nests import Build, builder
 from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives import kinds
 from aiodist._collectives import out as out_buffers
 from aiodist._core.errors import ReplicaContextError
-from aiodist._core.ledger import Member, Path
+from aiodist._core.ledger import Member, Path, Replica
 from aiodist._runtime import requests
 from aiodist._runtime.current import Block, CrossReplica, get_current, standing_run
 from aiodist._runtime.device_thread import DeviceThread
@@ -31,6 +35,8 @@ from aiodist._runtime.stacks import program_frame
 from aiodist_kernels import ReduceOp
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Mean = Literal[ReduceOp.MEAN, "mean", "MEAN"]
 
 _RETIRED: Final = -1
 ANY_THREAD: Final = 0
@@ -109,13 +115,13 @@ class ReplicaContext(Block):
         """Make this the context of a run's replica."""
         Block.__init__(self)
         self.run: RunOfReplica = run
-        self.member = member
+        self.member: Member = member
         self._worker = worker
-        self.thread = run.thread
+        self.thread: int = run.thread
         self.of_run: ReplicaContext | None = None
         self.branches: WeakSet[ReplicaContext] | None = None
-        self.replica = member.replica
-        self.awaits = Awaits()
+        self.replica: Replica = member.replica
+        self.awaits: Awaits = Awaits()
 
     def retire(self) -> None:
         """Let every collective raise from now on: the replica's function has ended."""
@@ -147,6 +153,54 @@ class ReplicaContext(Block):
     def devices(self) -> tuple[str, ...]:
         """The replica's devices, in canonical form."""
         return (self.run.device_of(self.member.replica_id),)
+
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: ArrayLike,
+        options: CommunicationOptions | None = None,
+        *,
+        experimental_hints: CommunicationOptions | None = None,
+        name: str | None = None,
+        out: Any = None,
+    ) -> CollectiveHandle[Array]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: Mean,
+        value: int,
+        options: CommunicationOptions | None = None,
+        *,
+        experimental_hints: CommunicationOptions | None = None,
+        name: str | None = None,
+        out: Any = None,
+    ) -> CollectiveHandle[float]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: Mean,
+        value: NDArray[np.integer[Any]],
+        options: CommunicationOptions | None = None,
+        *,
+        experimental_hints: CommunicationOptions | None = None,
+        name: str | None = None,
+        out: Any = None,
+    ) -> CollectiveHandle[NDArray[np.float64]]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: T,
+        options: CommunicationOptions | None = None,
+        *,
+        experimental_hints: CommunicationOptions | None = None,
+        name: str | None = None,
+        out: Any = None,
+    ) -> CollectiveHandle[T]: ...
 
     def all_reduce(
         self,
@@ -447,7 +501,7 @@ class ReplicaContext(Block):
         of_run.branches.add(context)
         return context
 
-    async def run_sync(self, fn: Callable[..., T], *args: Any) -> T:
+    async def run_sync(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a plain function in the worker thread of this replica's device, and wait for it.
 
         Other replicas run meanwhile. The function has this replica's context variables, but cannot issue collectives.
@@ -456,6 +510,7 @@ class ReplicaContext(Block):
         Args:
             fn: the function.
             *args: its arguments.
+            **kwargs: its keyword arguments.
 
         Returns:
             What ``fn`` returns.
@@ -467,9 +522,10 @@ class ReplicaContext(Block):
         """
         self.check("run_sync")
         requests.check_plain(fn)
+        call = partial(fn, *args, **kwargs) if args or kwargs else fn
         if self._worker is None:  # outside a run no device has a thread of its own
-            return await anyio.to_thread.run_sync(fn, *args)
-        return await self._worker.run(fn, *args)
+            return await anyio.to_thread.run_sync(call)
+        return await self._worker.run(call)
 
     def issue(
         self,

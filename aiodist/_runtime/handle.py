@@ -25,7 +25,7 @@ from aiodist._core.ledger import Member, RawPost, post_of
 from aiodist._core.text import shown
 from aiodist._runtime.current import get_current
 from aiodist._runtime.rendezvous import Rendezvous
-from aiodist._runtime.requests import START
+from aiodist._runtime.requests import START, Request
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Awaits:
 
     def __init__(self) -> None:
         self.code: CodeType | None = None
-        self.request = START
+        self.request: Request = START
         self.latest: CollectiveHandle[Any] | None = None
         self.seat: Seat | None = None
         self._earlier: dict[tuple[int, int], RawPost] = {}  # those before the latest, by group and number

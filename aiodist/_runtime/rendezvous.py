@@ -11,7 +11,7 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._collectives.host import in_native_order
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call
-from aiodist._core.ledger import Group, Path, Slot
+from aiodist._core.ledger import Group, Path, RawPost, Slot
 from aiodist._runtime.requests import Request
 
 
@@ -62,6 +62,16 @@ class Rendezvous(Slot):
     request: Request
     options: CommunicationOptions
     deadline: float | None
+    absent: tuple[int, ...]
+    error: BaseException | None
+    missing: int
+    others: dict[int, RawPost] | None
+    waiters: list[Any]
+    last: int
+    plain: bool
+    released: bool
+    shared: bool
+    under_way: bool
     outs: dict[int, OutBuffers] | None
     result: Any
     started: float

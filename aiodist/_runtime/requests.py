@@ -79,22 +79,23 @@ class Request:
         structure: nests.Structure | None = None,
         over_workers: OverWorkers | None = None,
     ) -> None:
-        self.collective = collective
-        self.call = call
-        self.compute = compute
-        self.over_workers = over_workers
-        self.kind, self.op = collective.kind, collective.op
+        self.collective: Collective = collective
+        self.call: Call = call
+        self.compute: Compute | None = compute
+        self.over_workers: OverWorkers | None = over_workers
+        self.kind: Kind = collective.kind
+        self.op: ReduceOp | None = collective.op
         self.spelling: Any = collective.op
         spec = collective.spec
         reduced = compute is None and collective.kind is kinds.ALL_REDUCE and call.name is None
         plain = reduced and spec is not None and spec.single and spec.marks == (None,)
-        self.structure = structure
-        self.shape = spec.shapes[0] if plain and spec is not None else None
-        self.dtype = spec.dtypes[0] if plain and spec is not None else None
-        self.on_devices = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
+        self.structure: nests.Structure | None = structure
+        self.shape: tuple[int | None, ...] | None = spec.shapes[0] if plain and spec is not None else None
+        self.dtype: Any = spec.dtypes[0] if plain and spec is not None else None
+        self.on_devices: bool = spec is not None and any(isinstance(mark, DeviceType) for mark in spec.marks)
         self.template: nests.Template | None = None
         self.following: Request | None = None
-        self.checked_for = 0
+        self.checked_for: int = 0
         self._misses = 0
         self._executor: Any = None  # of the commonest kind: everybody takes part, on the host, in the native way
         self._size = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 from aiodist._arrays.options import CommunicationOptions
@@ -96,7 +96,7 @@ class Strategy(DataMethods, V1Strategy):
 
     async def run(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Awaitable[Any] | Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,

@@ -44,7 +44,7 @@ class ReductionToOneDevice(CrossDeviceOps):
                 f"accumulation_fn must be None, got {accumulation_fn!r}; replicas' values are combined by the reduce "
                 "op alone. For a way of your own, gather them and combine what you get"
             )
-        self.reduce_to_device = None if reduce_to_device is None else canonical(reduce_to_device)
+        self.reduce_to_device: str | None = None if reduce_to_device is None else canonical(reduce_to_device)
 
 
 class HierarchicalCopyAllReduce(CrossDeviceOps):
@@ -59,7 +59,7 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        self.num_packs = _num_packs(num_packs)
+        self.num_packs: int = _num_packs(num_packs)
 
 
 class NcclAllReduce(CrossDeviceOps):
@@ -76,7 +76,7 @@ class NcclAllReduce(CrossDeviceOps):
     implementation = "nccl"
 
     def __init__(self, num_packs: int = 1) -> None:
-        self.num_packs = _num_packs(num_packs)
+        self.num_packs: int = _num_packs(num_packs)
 
 
 def _num_packs(number: Any) -> int:

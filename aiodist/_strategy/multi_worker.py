@@ -151,7 +151,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def run(  # a plain function, so that the place of the call is known also where a task of its own awaits it
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., Awaitable[Any] | Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,

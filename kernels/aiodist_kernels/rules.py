@@ -25,7 +25,7 @@ their components, signed and unsigned sums of one size are the same.
 import dataclasses
 import enum
 import functools
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,8 @@ class ReduceOp(enum.Enum):
 
     # Enum hashes the name in Python. Members are singletons, so identity serves as well, and every small reduction
     # hashes one.
-    __hash__ = object.__hash__
+    if not TYPE_CHECKING:
+        __hash__ = object.__hash__
 
     @classmethod
     def _missing_(cls, value: object) -> "ReduceOp":

@@ -55,9 +55,9 @@ def test_what_is_kept_stays_as_it_is(program: list[Step]) -> None:
     kept: list[tuple[Any, bytes]] = []
 
     async def one(number: int, step: Step, scope: anyio.CancelScope) -> None:
-        mine = np.full(SIZE, number * 10 + replica(), np.float32)
+        mine: Any = np.full(SIZE, number * 10 + replica(), np.float32)
         result = await here().all_reduce("SUM", {"w": mine, "b": mine[:7]} if step.nest else mine)
-        array = result["w"] if step.nest else result
+        array: Any = result["w"] if step.nest else result
         assert (array == number * 20 + 1).all()
         held = KEEP[step.keep](array)
         if held is not None:

@@ -179,7 +179,8 @@ async def test_nest_of_many_leaves_beside_host_values(framework: Any, strategy: 
         ctx = get_replica_context()
         me = ctx.replica_id_in_sync_group
         leaves = [framework.put(np.full(size, me + size, np.float32)) for size in sizes]
-        result = await ctx.all_reduce("SUM", {"leaves": leaves, "loss": me + 0.5, "host": np.full(3, me)})
+        nest: dict[str, Any] = {"leaves": leaves, "loss": me + 0.5, "host": np.full(3, me)}
+        result = await ctx.all_reduce("SUM", nest)
         return list(map(framework.get, result["leaves"])), result["loss"], result["host"]
 
     for leaves, loss, host in await results_of(strategy, step):

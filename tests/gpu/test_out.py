@@ -133,7 +133,7 @@ async def test_buffers_with_gaps_and_of_the_host_in_one_nest(plant: Plant) -> No
         turned = PlantedArray(machine.put(np.zeros((6, 4), SINGLE), me).memory, (4, 6), SINGLE, me, strides=(4, 16))
         kept[me] = {"gaps": gaps, "host": np.zeros(3), "turned": turned}
         value = machine.put(np.arange(24, dtype=SINGLE).reshape(4, 6) + me, me)
-        asked = {"gaps": value, "host": np.full(3, me), "turned": value}
+        asked: dict[str, Any] = {"gaps": value, "host": np.full(3, me), "turned": value}
         if me:
             result = await replica().all_reduce("MEAN", asked, out=kept[me], name="all")
             assert all(result[key] is kept[me][key] for key in result)

@@ -105,7 +105,7 @@ async def test_cancellation_waits_for_the_work(outside: bool) -> None:
     async def program() -> None:
         with anyio.CancelScope() as own:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(here().run_sync, work, replica())
+                tasks.start_soon(here().run_sync, work, replica())  # pyright: ignore[reportArgumentType]
                 if not outside:
                     await cancel(own, started[replica()])
         assert done

@@ -29,7 +29,8 @@ def anyio_backend() -> Any:
 
 async def every_kind(ctx: ReplicaContext) -> Any:
     me = ctx.replica_id_in_sync_group
-    mine, seen = np.array([me + 1]), []
+    mine = np.array([me + 1])
+    seen: list[Any] = []
     for _ in range(me + 1):
         seen.append([(await ctx.all_reduce(op, mine))[0] for op in ("SUM", "MEAN", "MIN", "MAX", "PRODUCT")])
         seen.append((await ctx.all_gather(mine, 0)).tolist())
