@@ -83,6 +83,7 @@ class Collective(Slot):
 
     Attributes:
         brought: what each member brings, by position.
+        sites: where each member has called it, and its callers, by position.
         signal: what its waiters wait for.
         futures: what is to have its outputs once it is complete.
     """
@@ -90,6 +91,7 @@ class Collective(Slot):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.brought: list[Contribution | None] = [None] * self.missing
+        self.sites: list[Sites] = [()] * self.missing
         self.signal = Signal()
         self.futures: list[Callable[[], object]] = []
 
@@ -197,8 +199,10 @@ class Job:
         self._check()
         sites = _here()
         self._check_order(group, member, contribution.call, sites)
-        slot = group.post(member, contribution.call, sites[0][0], 0, sites)
+        callers = tuple(part for site in sites[1:] for part in site)
+        slot = group.post(member, contribution.call, sites[0][0], 0, callers)
         assert isinstance(slot, Collective)
+        slot.sites[member.position] = sites
         slot.brought[member.position] = contribution
         if self.observer is not None:
             self.observer.posted(member, slot)
@@ -213,11 +217,10 @@ class Job:
             self._orders.pop(group, None)
         if slot is None or slot.missing != 1 or slot.call is not asked or asked.shapes is None or asked.kind == MESSAGE:
             return
+        assert isinstance(slot, Collective)
         order = self._orders.setdefault(group, _PlaceOrder())
-        others = slot.others or {}
-        came = [others[each][3] if each in others else slot.path for each in range(len(group.members))]
-        came[member.position] = sites
-        if order.differs(asked, [each or () for each in came]):
+        came = [*slot.sites[: member.position], sites, *slot.sites[member.position + 1 :]]
+        if order.differs(asked, came):
             self._reordered = True
             group.doom(slot.number)
 
