@@ -151,7 +151,7 @@ class _Reducing:
         self._own_rows = transfer.rows[communicator.rank]
         engine = set(transfer.rows) == {1} and transfer.engine_may_reduce
         self._by_engine = engine and communicator.reduces(transfer.op, self._dtype)
-        self._depth = communicator.depth if self._by_engine else _IN_FLIGHT
+        self._depth = communicator.depth
         self._slow = bool(transfer.size) and policy.blocks(transfer.cost * self._step // transfer.size)
         self._sources = _Ring(self._depth + _AHEAD + 1, self._step * self._own_rows, self._dtype)
         self._totals = _Ring(self._depth + 1, self._step, self._dtype)
@@ -159,35 +159,43 @@ class _Reducing:
         self._begun = 0
 
     def carry_out(self) -> Steps[None]:
-        """Reduce segment by segment."""
-        pending: deque[tuple[int, Request, Array]] = deque()
-        begin_one = self._reduce if self._by_engine else self._reduce_by_shares
+        """Reduce segment by segment; of each stage a few are on their way, begun in the same order on every worker."""
+        going: deque[tuple[int, Request, Array]] = deque()  # to those who fold shares
+        coming: deque[tuple[int, Request, Array]] = deque()  # folded
         for index in range(len(self._segments)):
-            if len(pending) == self._depth:
-                yield from self._finish(*pending.popleft())
             source = yield from self._source(index)
-            begun = begin_one(index, source)
-            request, total = (yield from begun) if isinstance(begun, Iterator) else begun
-            pending.append((index, request, total))
-        while pending:
-            yield from self._finish(*pending.popleft())
+            if self._by_engine:
+                total = self._total(index)
+                coming.append((index, self._communicator.iallreduce(self._transfer.op, source, total), total))
+            else:
+                going.append(self._give_shares(index, source))
+                if len(going) == self._depth:
+                    coming.append((yield from self._gather_shares(*going.popleft())))
+            if len(coming) == self._depth:
+                yield from self._finish(*coming.popleft())
+        while going or coming:
+            if going:
+                coming.append((yield from self._gather_shares(*going.popleft())))
+            if not going or len(coming) == self._depth:
+                yield from self._finish(*coming.popleft())
 
-    def _reduce(self, index: int, source: Array) -> tuple[Request, Array]:
-        total = self._total(index)
-        return self._communicator.iallreduce(self._transfer.op, source, total), total
-
-    def _reduce_by_shares(self, index: int, source: Array) -> Steps[tuple[Request, Array]]:
-        """Give each worker its share of everybody's rows, fold that share, and gather the shares."""
+    def _give_shares(self, index: int, source: Array) -> tuple[int, Request, Array]:
+        """Give each worker its share of everybody's rows."""
         shares, rows, item = self._shares(index), self._transfer.rows, self._dtype.itemsize
         own = shares[self._communicator.rank]
-        going = [share * self._own_rows * item for share in shares]
-        coming = [own * count * item for count in rows]
+        to = [share * self._own_rows * item for share in shares]
         received = np.empty(own * sum(rows), self._dtype)
-        yield self._communicator.ialltoallv(as_bytes(source), going, as_bytes(received), coming)
+        of = [own * count * item for count in rows]
+        return index, self._communicator.ialltoallv(as_bytes(source), to, as_bytes(received), of), received
+
+    def _gather_shares(self, index: int, request: Request, received: Array) -> Steps[tuple[int, Request, Array]]:
+        """Fold this worker's share, and gather the shares of all."""
+        yield request
+        shares, total = self._shares(index), self._total(index)
+        own = shares[self._communicator.rank]
         share = self._transfer.combine(list(received.reshape(-1, own))) if own else received
-        total = self._total(index)
-        sizes = [share * item for share in shares]
-        return self._communicator.iallgatherv(as_bytes(share), as_bytes(total), sizes), total
+        sizes = [share * self._dtype.itemsize for share in shares]
+        return index, self._communicator.iallgatherv(as_bytes(share), as_bytes(total), sizes), total
 
     def _finish(self, index: int, request: Request, total: Array) -> Steps[None]:
         yield request
