@@ -4,9 +4,10 @@ What goes on are `Steps`: generators that yield requests. Engines make progress 
 complete, so somebody has to ask, and does so for all that are under way: whoever awaits something of the strategy
 (`Driver.until`), one of them at a time. A request that tells when it is complete is waited for without asking. The
 others are asked at every turn of the loop, and again and again between two turns in which nobody else had anything to
-do, for a fifth of a millisecond, since most steps are that short. Then they are asked after naps, which grow with the
-time that has passed. Event loops round their timers up to a millisecond, so naps are taken on a timer of the system's
-that the loop reads, where there is one (Linux).
+do: for a fifth of a millisecond, since most steps are that short; while values are moved, for which all workers have
+come, for twenty, since engines move them on only when they are asked. Then they are asked after naps, which grow with
+the time that has passed. Event loops round their timers up to a millisecond, so naps are taken on a timer of the
+system's that the loop reads, where there is one (Linux).
 
 What was rejected: a thread that blocks in the engine (it burns a core, and takes the interpreter lock from everyone at
 each wake-up); timers of the event loop (2 ms a wake-up, where a step takes 0.02).
@@ -32,6 +33,7 @@ from anyio import wait_readable
 from aiodist._workers.transport import Request, Steps
 
 _SPIN_SECONDS: Final = 200e-6
+_MOVING_SPIN_SECONDS: Final = 20e-3
 _IDLE_TURN_SECONDS: Final = 30e-6
 _BETWEEN_TURNS_SECONDS: Final = 50e-6
 _SHORTEST_NAP: Final = 100e-6
@@ -74,9 +76,14 @@ class _Waiter:
 
 
 class Driver:
-    """Carries out the steps of one strategy."""
+    """Carries out the steps of one strategy.
+
+    Attributes:
+        moving: how many steps move values that all workers have come to.
+    """
 
     def __init__(self) -> None:
+        self.moving = 0
         self._processes: list[_Process] = []
         self._waiters: list[_Waiter] = []
         self._calls: deque[Callable[[], object]] = deque()
@@ -159,7 +166,7 @@ class Driver:
                 return
             now = time.perf_counter()
             elapsed = now - self._started
-            if elapsed >= _SPIN_SECONDS:
+            if elapsed >= (_MOVING_SPIN_SECONDS if self.moving else _SPIN_SECONDS):
                 await self._nap(min(_LONGEST_NAP, max(_SHORTEST_NAP, elapsed / 8)))
                 continue
             await _next_turn()

@@ -212,7 +212,7 @@ class RunSpan(Carrier):
             return
         result, error = None, None
         try:
-            result = yield from self._moving.move(channel, slot, found)
+            result = yield from self._team.hurried(self._moving.move(channel, slot, found))
         except OF_VALUES as raised:
             error = raised
         self._run.complete(slot, result, error)
@@ -222,7 +222,7 @@ class RunSpan(Carrier):
         slot: Rendezvous | None = None if step is None else step.what
         result, error = None, None
         try:
-            result = yield from self._moving.gather(channel, slot)
+            result = yield from self._team.hurried(self._moving.gather(channel, slot))
         except OF_VALUES as raised:
             error = raised
         if slot is not None:

@@ -50,7 +50,7 @@ from aiodist._workers.portable import digest_of, resolved, to_portable
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
 from aiodist._workers.session import Session, Step
 from aiodist._workers.threads import Threads
-from aiodist._workers.transport import OF_VALUES, Communicator, Steps
+from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T
 
 Move = Callable[[Channel, Found], Steps[Any]]
 _MOST_DIGESTS: Final = 4096
@@ -236,6 +236,14 @@ class Team:
         finally:
             self.outside.abandon(pending)  # unless it is complete
         return pending.result()
+
+    def hurried(self, steps: Steps[T]) -> Steps[T]:
+        """Carry out steps for which all workers have come, so that it is worth while to ask again and again."""
+        self.driver.moving += 1
+        try:
+            return (yield from steps)
+        finally:
+            self.driver.moving -= 1
 
     # Runs.
 
@@ -462,7 +470,7 @@ class Outside(Carrier):
         slot: _OutsideSlot = step.what
         result = error = None
         try:
-            result = yield from slot.move(channel, found)
+            result = yield from self._team.hurried(slot.move(channel, found))
         except OF_VALUES as raised:
             error = raised
         slot.group.complete(slot)

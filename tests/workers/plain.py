@@ -284,6 +284,7 @@ class PlainDriver:
 
     def __init__(self) -> None:
         self.processes: list[tuple[Any, Request | None]] = []
+        self.moving = 0
 
     def start(self, steps: Steps[Any]) -> None:
         self._advance(steps, None)
