@@ -49,11 +49,13 @@ class Awaits:
         self.request: Request = START
         self.latest: CollectiveHandle[Any] | None = None
         self.seat: Seat | None = None
-        self._earlier: dict[tuple[int, int], RawPost] = {}  # those before the latest, by group and number
+        self._earlier: dict[tuple[int, int], RawPost] | None = None  # those before the latest, by group and number
 
     def keep(self, handle: CollectiveHandle[Any]) -> None:
         """Note that the next collective is issued before a handle has been awaited."""
         slot = handle.slot
+        if self._earlier is None:
+            self._earlier = {}
         if len(self._earlier) < _MOST_KEPT and slot is not slot.group.joining:
             self._earlier[slot.group.serial, slot.number] = slot.raw_post_of(handle.member.position)
 
@@ -62,6 +64,8 @@ class Awaits:
         if self.latest is handle:
             self.latest = None
             return True
+        if not self._earlier:
+            return False
         return self._earlier.pop((handle.slot.group.serial, handle.slot.number), None) is not None
 
     def warn(self, replica_id: int) -> None:
@@ -218,7 +222,7 @@ class Seat(Future[None]):
         context: the task's context variables.
     """
 
-    __slots__ = ("_wakes", "context", "slot", "wake")
+    __slots__ = ("_of", "context", "slot", "wake")
 
     slot: Any
     wake: Callable[[Future[None]], object]
@@ -226,7 +230,7 @@ class Seat(Future[None]):
 
     def __init__(self, loop: Any) -> None:
         super().__init__(loop=loop.loop)
-        self._wakes: Callable[[Rendezvous], object] = loop.wake
+        self._of = loop
         self.slot = None
 
     def add_done_callback(self, fn: Callable[[Any], object], *, context: Context | None = None) -> None:
@@ -245,7 +249,7 @@ class Seat(Future[None]):
         if slot is None or slot is _CANCELLED:
             return False
         if slot.complete:
-            self._wakes(slot)  # again: a Ctrl-C may have met the first call
+            self._of.wake(slot)  # again: a Ctrl-C may have met the first call
             return False
         self.slot = _CANCELLED
         outcome: Future[None] = Future(loop=self.get_loop())
