@@ -42,7 +42,8 @@ _MOST_CALLERS = 8
 _MOST_SWAPPED = 8
 """Over how many calls of a group the order of places is compared."""
 
-Sites: TypeAlias = tuple[tuple[Place, int], ...]
+Sites: TypeAlias = tuple[Place, tuple[Any, ...]]
+"""A call's place, and those of its callers, each with an offset of 0, as the ledger has it."""
 
 
 def is_plumbing(file: str) -> bool:
@@ -69,12 +70,13 @@ def _frames(frame: Any) -> Iterator[Any]:
 
 def _here() -> Sites:
     """Return the places of the call that goes on, and of its callers."""
-    found = []
+    found: list[Any] = []
     for frame in _frames(sys._getframe(2)):  # noqa: SLF001  (what every profiler uses)
-        found.append((place(frame.f_code, frame.f_lasti), 0))
-        if len(found) == _MOST_CALLERS:
+        found += (place(frame.f_code, frame.f_lasti), 0)
+        if len(found) == 2 * _MOST_CALLERS:
             break
-    sites = tuple(found) or ((Place("<unknown>", 1, None, "?"), 0),)
+    first, _, *callers = found or (Place("<unknown>", 1, None, "?"), 0)
+    sites = first, tuple(callers)
     return _sites.setdefault(sites, sites)
 
 
@@ -83,7 +85,6 @@ class Collective(Slot):
 
     Attributes:
         brought: what each member brings, by position.
-        sites: where each member has called it, and its callers, by position.
         signal: what its waiters wait for.
         futures: what is to have its outputs once it is complete.
     """
@@ -91,7 +92,6 @@ class Collective(Slot):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.brought: list[Contribution | None] = [None] * self.missing
-        self.sites: list[Sites] = [()] * self.missing
         self.signal = Signal()
         self.futures: list[Callable[[], object]] = []
 
@@ -199,10 +199,8 @@ class Job:
         self._check()
         sites = _here()
         self._check_order(group, member, contribution.call, sites)
-        callers = tuple(part for site in sites[1:] for part in site)
-        slot = group.post(member, contribution.call, sites[0][0], 0, callers)
+        slot = group.post(member, contribution.call, sites[0], 0, sites[1])
         assert isinstance(slot, Collective)
-        slot.sites[member.position] = sites
         slot.brought[member.position] = contribution
         if self.observer is not None:
             self.observer.posted(member, slot)
@@ -217,9 +215,10 @@ class Job:
             self._orders.pop(group, None)
         if slot is None or slot.missing != 1 or slot.call is not asked or asked.shapes is None or asked.kind == MESSAGE:
             return
-        assert isinstance(slot, Collective)
         order = self._orders.setdefault(group, _PlaceOrder())
-        came = [*slot.sites[: member.position], sites, *slot.sites[member.position + 1 :]]
+        others = slot.others or {}
+        raw = [others.get(each, (asked, slot.code, 0, slot.path)) for each in range(len(group.members))]
+        came = [sites if each == member.position else (raw[each][1], raw[each][3]) for each in range(len(raw))]
         if order.differs(asked, came):
             self._reordered = True
             group.doom(slot.number)
@@ -287,7 +286,7 @@ class Job:
         """
         self._check()
         rank = self.rank()
-        self._elsewhere[rank] = f"{what} at {shown_place(_here()[0][0].location)}"
+        self._elsewhere[rank] = f"{what} at {shown_place(_here()[0].location)}"
         self.ranks.wait(signal, lambda: until() or self.error is not None)
         del self._elsewhere[rank]
         if not until():
@@ -302,10 +301,10 @@ class Job:
         self._check()
         root = self.ledger.root
         sites = _here()
-        self._made[rank].append((ranks, sites[0][0]))
+        self._made[rank].append((ranks, sites[0]))
         if rank not in ranks:
             return None
-        return root.new_group(root.member_of(rank), ranks, name, sites[0][0], 0, sites)
+        return root.new_group(root.member_of(rank), ranks, name, sites[0], 0, sites[1])
 
     # What ranks send each other.
 
