@@ -22,6 +22,7 @@ from aiodist._core.report import (
     CallRecord,
     CollectiveReport,
     Divergence,
+    DivergenceKind,
     Location,
     Partition,
     Reason,
@@ -126,6 +127,7 @@ __all__ = [
     "CallRecord",
     "Partition",
     "Divergence",
+    "DivergenceKind",
     "Location",
     # To see what replicas did, and when.
     "Recorder",

@@ -15,7 +15,7 @@ from aiodist._core.errors import DeviceNotFoundError
 
 _SPELLING = re.compile(
     r"""
-    (?: /? job:[a-z][a-z0-9_]* / replica:\d+ / task:\d+ (?= / ) )?   # the prefix of TensorFlow's full names
+    (?: /? job:[a-z][a-z0-9_]* / replica: (?P<replica> \d+ ) / task: (?P<task> \d+ ) (?= / ) )?   # TensorFlow's
     (?: / )? (?: device: )?
     (?P<kind> [a-z]+ ) : (?P<index> \d+ )
     """,
@@ -33,6 +33,7 @@ def canonical(device: str) -> str:
     Raises:
         TypeError: ``device`` is not a string.
         ValueError: it is not spelled as a device, or its kind is unknown.
+        DeviceNotFoundError: it is a device of another task.
     """
     if not isinstance(device, str):
         raise TypeError(f"a device is named by a string such as 'CPU:0', got {device!r}")
@@ -42,6 +43,11 @@ def canonical(device: str) -> str:
     kind = _KINDS.get(match["kind"].lower())
     if kind is None:
         raise ValueError(f"unknown kind of device {match['kind']!r} in {device!r}; the kinds are CPU and GPU")
+    if int(match["replica"] or 0) or int(match["task"] or 0):
+        raise DeviceNotFoundError(
+            f"{device!r} is a device of another task; a strategy's devices are those of this machine, and over several "
+            f"workers each names its own: '{kind}:{int(match['index'])}'"
+        )
     return f"{kind}:{int(match['index'])}"
 
 

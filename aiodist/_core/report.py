@@ -223,7 +223,7 @@ class CollectiveReport:
 
         Its keys are the attributes' names, and ``schema``, which is 2. A location is a dict of ``file``, ``line`` and
         ``function``; a call is a dict of ``sequence_number``, ``call`` and ``location``. A replica's ``history`` is an
-        index into the list ``histories``, because most replicas have the same one.
+        index into the list ``histories``, because most replicas have the same one. The documentation has a JSON schema.
         """
         histories = list({id(r.history): r.history for r in self.replicas}.values())
         index = {id(history): i for i, history in enumerate(histories)}

@@ -153,6 +153,8 @@ def gathered_operand(axis: Any, parts: Sequence[Any], replicas: Sequence[int]) -
     if LeafType.INDEXED_SLICES in marks:
         raise TypeError("gather does not take IndexedSlices, reduce does; gather their .values and .indices")
     along = normalized_axis(axis, len(shapes[0]))
+    if {getattr(dtype, "kind", None) for dtype in dtypes} in ({"U"}, {"S"}):
+        dtypes = [np.result_type(*dtypes)] * len(dtypes)  # strings may differ in width
     return _along(shapes, dtypes, marks, arrays, (along,), along, replicas)
 
 

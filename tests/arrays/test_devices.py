@@ -24,7 +24,7 @@ from aiodist._arrays.devices import available, canonical, resolve
         ("cuda:0", "GPU:0"),
         ("CUDA:1", "GPU:1"),
         ("/job:localhost/replica:0/task:0/device:GPU:0", "GPU:0"),
-        ("/JOB:worker/REPLICA:1/TASK:2/DEVICE:CPU:4", "CPU:4"),
+        ("/JOB:worker/REPLICA:0/TASK:0/DEVICE:CPU:4", "CPU:4"),
         ("job:localhost/replica:0/task:0/cpu:4", "CPU:4"),
     ],
 )
@@ -106,3 +106,9 @@ def test_no_choice_means_all_gpus_or_one_cpu() -> None:
 
 def test_any_sequence_of_names_serves() -> None:
     assert resolve(("cpu:2", "cpu:1")) == ("CPU:2", "CPU:1")
+
+
+@pytest.mark.parametrize("name", ["/job:worker/replica:0/task:1/device:CPU:0", "/job:a/replica:1/task:0/GPU:0"])
+def test_device_of_another_task(name: str) -> None:
+    with pytest.raises(DeviceNotFoundError, match="is a device of another task"):
+        canonical(name)

@@ -11,8 +11,18 @@ import anyio
 import numpy as np
 import pytest
 
-from aiodist import CallRecord, CollectiveReport, Divergence, Partition, Reason, ReplicaContext, ReplicaState
+from aiodist import (
+    CallRecord,
+    CollectiveReport,
+    Divergence,
+    DivergenceKind,
+    Partition,
+    Reason,
+    ReplicaContext,
+    ReplicaState,
+)
 from aiodist._core.ledger import HISTORY
+from tests.project.paths import ROOT
 from tests.runtime import golden_programs as programs
 from tests.runtime.programs import Program, error_of
 
@@ -118,6 +128,38 @@ async def test_partitions_and_divergence_are_values() -> None:
     assert all(line in str(report) for line in report.advice)
 
 
+SCHEMA = json.loads((ROOT / "docs" / "report-schema.json").read_text(encoding="utf-8"))
+TYPES: dict[str, type] = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
+
+
+def follows_schema(value: Any, schema: Any = SCHEMA) -> None:
+    """Check a value by the words of JSON Schema that the published one has."""
+    if "$ref" in schema:
+        follows_schema(value, SCHEMA["$defs"][schema["$ref"].removeprefix("#/$defs/")])
+    elif "anyOf" in schema:
+        other, null = schema["anyOf"]
+        assert null == {"type": "null"}
+        if value is not None:
+            follows_schema(value, other)
+    elif "type" not in schema:
+        assert value in schema.get("enum", [schema.get("const")])
+    else:
+        assert type(value) is TYPES[schema["type"]]
+        if type(value) is dict:
+            assert set(value) == set(schema["properties"]) == set(schema["required"])
+            for key, each in value.items():
+                follows_schema(each, schema["properties"][key])
+        for each in value if type(value) is list else ():
+            follows_schema(each, schema["items"])
+
+
+def test_schema_has_every_member_of_the_enumerations() -> None:
+    parts = SCHEMA["$defs"]
+    assert SCHEMA["properties"]["reason"]["enum"] == list(Reason)
+    assert parts["replica"]["properties"]["state"]["enum"] == list(ReplicaState)
+    assert parts["divergence"]["properties"]["kind"]["enum"] == list(DivergenceKind)
+
+
 @pytest.mark.parametrize(
     "program",
     [programs.other_kind, programs.other_order, programs.early_return, programs.uneven_loops, programs.abandoned],
@@ -126,6 +168,7 @@ async def test_partitions_and_divergence_are_values() -> None:
 async def test_a_report_is_a_value_that_comes_back_from_json_and_pickle(program: Program) -> None:
     error = await error_of(program)
     report = error.report
+    follows_schema(json.loads(report.to_json()))
     copy = CollectiveReport.from_dict(json.loads(report.to_json()))
     assert copy == report
     for one in (pickle.loads(pickle.dumps(copy)), pickle.loads(pickle.dumps(error)).report):

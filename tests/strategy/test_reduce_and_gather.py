@@ -334,3 +334,9 @@ async def test_masked_arrays_are_refused(operation: Any) -> None:
         await operation(mirrored(2))
     with pytest.raises(TypeError, match="a MaskedArray as the values of IndexedSlices"):
         IndexedSlices(MASKED, [0, 1])
+
+
+async def test_strings_of_different_widths_are_gathered() -> None:
+    for words in (["a", "bcd"], [b"a", b"bcd"]):
+        value = PerReplica([np.array([word]) for word in words])
+        assert (await mirrored(2).gather(value, 0)).tolist() == words
