@@ -148,7 +148,7 @@ async def test_merge_call_runs_once_for_each_worker_with_its_values(layout: tupl
     async def program(ctx: ReplicaContext) -> Any:
         async def merge(strategy: Any, mine: Any) -> Any:
             total = await strategy.reduce("SUM", mine, None)
-            inner = await strategy.run(lambda: 1)
+            inner = strategy.experimental_local_results(await strategy.run(lambda: 1))[0]
             return total + inner
 
         before = ctx.all_reduce("SUM", 1)
