@@ -70,9 +70,9 @@ def _data(trace: TraceFile, name: str) -> dict[str, Any]:
 
 def _run(run: TracedRun, base: int) -> dict[str, Any]:
     """Return a run; its replicas are told by lane, from 0, where ids begin at `base`."""
-    verdict = run.verdict
-    if verdict is not None:
-        verdict = verdict | {"suspects": [i - base for i in verdict["suspects"] if i in run.started]}
+    report = run.report
+    if report is not None:
+        report = report | {"suspects": [i - base for i in report["suspects"] if i in run.started]}
     return {
         "number": run.number,
         "name": run.name,
@@ -81,7 +81,7 @@ def _run(run: TracedRun, base: int) -> dict[str, Any]:
         "begin": run.begin,
         "end": run.end,
         "outcome": outcome(run),
-        "verdict": verdict,
+        "report": report,
         "started": _packed("d", (run.started[replica] for replica in sorted(run.started))),
         "ended": _packed("d", (run.ended[replica] for replica in sorted(run.started))),
         "ends": {replica - base: end for replica, end in run.ends.items() if end != "exited"},

@@ -29,7 +29,7 @@ class TracedRun:
         started, ended: by replica id, when its function was called and returned.
         ends: by replica id, how that ended.
         errors: by replica id, a failure of its own.
-        verdict: of a run whose replicas disagreed: reason, number, suspects, text, at.
+        report: of a run whose replicas disagreed: at, error, reason, number, suspects, text.
     """
 
     number: int
@@ -41,7 +41,7 @@ class TracedRun:
     ended: dict[int, float] = field(default_factory=dict)
     ends: dict[int, str] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
-    verdict: dict[str, Any] | None = None
+    report: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -113,12 +113,36 @@ def read_trace(path: str | Path) -> TraceFile:
         raise TraceFileError(f"cannot read {path}: {error.strerror}") from error
     except _UnknownFileError as error:
         raise TraceFileError(f"{path} is not a trace that aiodist wrote: {error}") from error
-    except ValueError as error:  # JSON's, or Unicode's
+    except (ValueError, RecursionError) as error:  # JSON's, or Unicode's; nested too deeply
         raise TraceFileError(f"{path} is not a trace that aiodist wrote: it is not complete JSON ({error})") from error
 
 
 class _UnknownFileError(Exception):
     pass
+
+
+_MOST_MICROSECONDS = 1e15
+_MOST = 1 << 31
+
+
+def _time(event: Event, name: str) -> float:
+    value = event[name]
+    if type(value) not in {int, float} or not 0 <= value < _MOST_MICROSECONDS:  # NaN is not either
+        raise TypeError(name)
+    return float(value)
+
+
+def _integer(event: Event, name: str, most: int = _MOST) -> int:
+    value = event[name]
+    if type(value) is not int or not 0 <= value < most:
+        raise TypeError(name)
+    return value
+
+
+def _text(event: Event, name: str) -> str:
+    if not isinstance(event[name], str):
+        raise TypeError(name)
+    return event[name]  # type: ignore[no-any-return]
 
 
 class _Reader:
@@ -129,7 +153,7 @@ class _Reader:
         self._runs: dict[int, TracedRun] = {}
         self._replicas: dict[tuple[int, int], int] = {}
         self._collectives: dict[int, TracedCollective] = {}
-        self._verdicts: list[Event] = []
+        self._reports: list[Event] = []
         self._functions: list[Event] = []
         self._complete = True
 
@@ -139,46 +163,60 @@ class _Reader:
             return found
         try:
             self._take(found)
-        except (KeyError, TypeError, AttributeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             self._complete = False
         return None
 
     def _take(self, event: Event) -> None:
-        if event["ph"] == "X" and event["cat"] == "collective":
-            self._read_await(event)
-        elif event["ph"] == "X" and event["tid"]:
-            self._functions.append(event)
-        elif event["ph"] == "X":
-            number, name = event["args"]["run"], event["name"].partition(": ")[2]
-            self._runs[number] = TracedRun(number, name, event["pid"], event["ts"], event["ts"] + event["dur"])
-        elif event["ph"] == "M" and event["name"] == "thread_name":
-            self._read_lane(event)
-        elif event["ph"] == "i" and event["s"] == "p":
-            self._verdicts.append(event)
+        match event["ph"], event.get("cat"):
+            case "X", "collective":
+                self._read_await(event)
+            case "X", "run" if _integer(event, "tid"):
+                self._functions.append(event)
+            case "X", "run":
+                number, begin = _integer(event["args"], "run"), _time(event, "ts")
+                name = _text(event, "name").partition(": ")[2]
+                self._runs[number] = TracedRun(number, name, _integer(event, "pid"), begin, begin + _time(event, "dur"))
+            case "M", _:
+                self._read_lane(event)
+            case "i", "end":
+                if event["s"] == "p":
+                    self._reports.append(event)
+            case (("s" | "t" | "f"), "collective"):
+                pass
+            case phase:
+                raise TypeError(phase)
 
     def _read_lane(self, event: Event) -> None:
-        found = _LANE.fullmatch(event["args"]["name"])
+        found = _LANE.fullmatch(event["args"]["name"]) if _text(event, "name") == "thread_name" else None
         if found is not None:
-            self._replicas[event["pid"], event["tid"]] = int(found[1])
+            pid, tid, replica = _integer(event, "pid"), _integer(event, "tid"), int(found[1])
+            self._replicas[pid, tid] = replica
             if found[2]:
-                self._devices.setdefault(event["pid"], {})[int(found[1])] = found[2]
+                self._devices.setdefault(pid, {})[replica] = found[2]
 
     def _read_await(self, event: Event) -> None:
-        args, begin = event["args"], event["ts"]
-        found = self._collectives.get(args["collective"])
+        args, begin = event["args"], _time(event, "ts")
+        key = _integer(args, "collective")
+        found = self._collectives.get(key)
         if found is None:
             error = "incomplete" if args.get("incomplete") else args.get("error")
-            found = TracedCollective(args["run"], args.get("group"), args["number"], args["last"], error)
-            self._collectives[args["collective"]] = found
+            group = args.get("group")
+            if not isinstance(error, str | None) or not isinstance(group, str | None):
+                raise TypeError
+            found = TracedCollective(
+                _integer(args, "run"), group, _integer(args, "number"), _integer(args, "last"), error
+            )
+            self._collectives[key] = found
         found.replicas.append(self._replicas[event["pid"], event["tid"]])
-        found.kinds.append(event["name"])
-        found.calls.append(args["call"])
-        found.places.append(args["at"])
-        found.nbytes.append(args["bytes"])
-        found.issued.append(begin - args["ahead_ns"] / 1e3)
+        found.kinds.append(_text(event, "name"))
+        found.calls.append(_text(args, "call"))
+        found.places.append(_text(args, "at"))
+        found.nbytes.append(_integer(args, "bytes", 1 << 60))
+        found.issued.append(begin - _time(args, "ahead_ns") / 1e3)
         found.awaited.append(begin)
-        found.resumed.append(begin + event["dur"])
-        found.waits.append(args["wait_ns"] / 1e3)
+        found.resumed.append(begin + _time(event, "dur"))
+        found.waits.append(_time(args, "wait_ns") / 1e3)
 
     def finish(self, document: Any) -> TraceFile:
         """Return the trace, of a file without its events.
@@ -186,7 +224,8 @@ class _Reader:
         Raises:
             _UnknownFileError: it is not one of ours.
         """
-        if not isinstance(document, dict) or "traceEvents" not in document:
+        events = document.get("traceEvents") if isinstance(document, dict) else None
+        if not isinstance(events, list):
             raise _UnknownFileError("it has no traceEvents")
         about = document.get("otherData")
         if not isinstance(about, dict) or "aiodist_trace" not in about:
@@ -195,9 +234,9 @@ class _Reader:
             raise _UnknownFileError(f"its version is {about['aiodist_trace']}, and this aiodist reads version {FORMAT}")
         try:
             self._finish_runs()
-        except (KeyError, TypeError):
+        except (LookupError, TypeError):
             self._complete = False
-        if not self._complete or any(event is not None for event in document["traceEvents"]):
+        if not self._complete or any(event is not None for event in events):
             raise _UnknownFileError("an event lacks what it should have")
         collectives = sorted(self._collectives.values(), key=lambda found: min(found.issued))
         return TraceFile(about, self._devices, dict(sorted(self._runs.items())), collectives)
@@ -205,10 +244,29 @@ class _Reader:
     def _finish_runs(self) -> None:
         for event in self._functions:
             run, replica = self._runs[event["args"]["run"]], self._replicas[event["pid"], event["tid"]]
-            run.started[replica] = event["ts"]
-            run.ended[replica] = event["ts"] + event["dur"]
-            run.ends[replica] = event["args"]["end"]
+            run.started[replica] = _time(event, "ts")
+            run.ended[replica] = run.started[replica] + _time(event, "dur")
+            run.ends[replica] = _text(event["args"], "end")
             if "error" in event["args"]:
-                run.errors[replica] = event["args"]["error"]
-        for event in self._verdicts:
-            self._runs[event["args"]["run"]].verdict = {"at": event["ts"], "error": event["name"], **event["args"]}
+                run.errors[replica] = _text(event["args"], "error")
+        for event in self._reports:
+            args = event["args"]
+            numbers = {"at": _time(event, "ts"), "number": _integer(args, "number")}
+            texts = {"error": _text(event, "name"), "reason": _text(args, "reason"), "text": _text(args, "text")}
+            if not all(type(suspect) is int for suspect in args["suspects"]):
+                raise TypeError
+            self._runs[args["run"]].report = {**numbers, **texts, "suspects": args["suspects"]}
+        if not all(map(self._has_lanes, self._runs.values())) or not all(
+            map(self._is_of_run, self._collectives.values())
+        ):
+            raise LookupError
+
+    def _has_lanes(self, run: TracedRun) -> bool:
+        """Whether the replicas of a run have lanes: those that follow its first."""
+        devices = self._devices[run.pid]
+        return run.started.keys() <= devices.keys() == set(range(min(devices), min(devices) + len(devices)))
+
+    def _is_of_run(self, collective: TracedCollective) -> bool:
+        replicas = set(collective.replicas)
+        whole = len(replicas) == len(collective.replicas) and collective.last in replicas
+        return whole and replicas <= self._runs[collective.run].started.keys()

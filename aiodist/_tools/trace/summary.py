@@ -152,8 +152,8 @@ class _Progress:
 
 def outcome(run: TracedRun) -> str:
     """Say how a run ended."""
-    if run.verdict is not None:
-        return f"{run.verdict['error']} at #{run.verdict['number']}"
+    if run.report is not None:
+        return f"{run.report['error']} at #{run.report['number']}"
     if run.errors:
         replica, error = min(run.errors.items())
         return f"replica {replica} raised {error}"
@@ -171,7 +171,7 @@ def as_json(trace: TraceFile) -> str:
             "begin_seconds": run.begin / 1e6,
             "seconds": (run.end - run.begin) / 1e6,
             "outcome": outcome(run),
-            "verdict": run.verdict,
+            "report": run.report,
         }
         for run in trace.runs.values()
     ]
@@ -195,9 +195,9 @@ def show(trace: TraceFile, console: Console) -> None:
         _show_sites(statistics.sites, console)
         _show_replicas(statistics.replicas, console)
     for run in trace.runs.values():
-        if run.verdict is not None:
+        if run.report is not None:
             console.print()
-            console.print(Text(f"run {run.number}: {run.verdict['error']}: {run.verdict['text']}"), soft_wrap=True)
+            console.print(Text(f"run {run.number}: {run.report['error']}: {run.report['text']}"), soft_wrap=True)
 
 
 def _show_runs(trace: TraceFile, console: Console) -> None:

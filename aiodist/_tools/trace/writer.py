@@ -120,8 +120,12 @@ class Tracer:
             "python": sys.version.partition(" ")[0],
             "command": " ".join(sys.argv),
         }
-        self._file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[')
-        self._file.flush()  # or a fork of the process would write it once more
+        try:
+            self._file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(about)},"traceEvents":[')
+            self._file.flush()  # or a fork of the process would write it once more
+        except BaseException:
+            self._file.discard()
+            raise
 
     def _write_out_if_full(self) -> None:
         if self.recording.arrivals >= KEPT_ARRIVALS and self._problem is None:

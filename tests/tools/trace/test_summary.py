@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,9 @@ import pytest
 import aiodist
 from aiodist import CollectiveError
 from aiodist._tools.cli import main
+from aiodist._tools.trace.page import page_of
 from aiodist._tools.trace.reader import TraceFileError, read_trace
-from aiodist._tools.trace.summary import ReplicaRow, count_up, duration, size
+from aiodist._tools.trace.summary import ReplicaRow, as_json, count_up, duration, size
 from aiodist.testing import run_replicas
 from tests.tools.trace.traced import run_with_clock
 
@@ -58,8 +59,8 @@ def test_terminal_gets_runs_calls_stragglers_and_the_disagreement(
 
 def test_json_tells_the_same(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told: Any = json.loads(shown(capsys, "show", file, "--json"))
-    verdict = told["runs"][0]["verdict"]
-    assert (verdict["reason"], verdict["suspects"]) == ("kind", [2])
+    report = told["runs"][0]["report"]
+    assert (report["reason"], report["suspects"]) == ("kind", [2])
     first, second, third = told["replicas"]
     assert (first["replica"], first["held_up_seconds"], first["last"]) == (1, pytest.approx(40), 2)
     assert second["held_up_seconds"] == third["held_up_seconds"] == pytest.approx(0)
@@ -119,10 +120,13 @@ BAD = {
     '{"traceEvents": [{}], "otherData": {"aiodist_trace": 1}}': "an event lacks what it should have",
     '{"traceEvents": [{"ph": "X", "cat": "run"}], "otherData": {"aiodist_trace": 1}}': "an event lacks",
     '{"traceEvents": [3], "otherData": {"aiodist_trace": 1}}': "an event lacks what it should have",
+    '{"traceEvents": 3, "otherData": {"aiodist_trace": 1}}': "it has no traceEvents",
+    "[" * 100_000: "it is not complete JSON",
+    '{"a":' * 100_000: "it is not complete JSON",
 }
 
 
-@pytest.mark.parametrize("text", BAD)
+@pytest.mark.parametrize("text", BAD, ids=lambda text: text[:70])
 def test_bad_file_is_told(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.json").write_text(text, errors="surrogateescape")
     with pytest.raises(TraceFileError, match=BAD[text]):
@@ -158,6 +162,33 @@ def test_every_cut_of_a_trace_is_refused(file: Path) -> None:
         file.write_text(text[:length])
         with pytest.raises(TraceFileError):
             read_trace(file)
+
+
+def fields(found: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the fields of JSON: what each is in, and its key there."""
+    for key in list(found) if isinstance(found, dict) else range(len(found)) if isinstance(found, list) else ():
+        yield found, key
+        yield from fields(found[key])
+
+
+def test_trace_with_a_bad_field_is_refused_or_shown(file: Path) -> None:
+    document, whole, refused = json.loads(file.read_text()), read_trace(file), 0
+    bad: Any = None, True, -1, 7, 0.5, 1e308, "x", [], {}
+    corruptions = [(*field, value) for field in fields(document) for value in bad]
+    for container, key, value in corruptions[:: len(corruptions) // 2000]:
+        kept, container[key] = container[key], value
+        file.unlink()  # writing over it waits for the disk
+        file.write_text(json.dumps(document))
+        try:
+            trace = read_trace(file)
+        except TraceFileError:
+            refused += 1
+        else:
+            if trace != whole:
+                assert as_json(trace)
+                assert page_of(trace, "run.json")
+        container[key] = kept
+    assert refused > 1000
 
 
 def test_times_and_sizes_have_three_digits() -> None:

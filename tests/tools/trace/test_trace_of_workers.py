@@ -58,7 +58,7 @@ async def test_page_counts_lanes_from_the_first_replica(tmp_path: Path) -> None:
     page = page_of(trace, "run.json")
     data = json.loads(page.partition('<script type="application/json" id="data">')[2].partition("</script>")[0])
     assert sorted((track["base"], len(track["devices"])) for track in data["tracks"]) == [(0, 1), (1, 2)]
-    assert {run["base"]: run["verdict"]["suspects"] for run in data["runs"]} == {0: [], 1: [1]}
+    assert {run["base"]: run["report"]["suspects"] for run in data["runs"]} == {0: [], 1: [1]}
 
 
 async def test_recorder_knows_replicas_by_their_ids() -> None:

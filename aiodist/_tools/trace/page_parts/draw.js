@@ -82,9 +82,9 @@ class Painter {
     const { context, colors } = this;
     context.fillStyle = colors.bad;
     context.globalAlpha = 0.25;
-    for (const { verdict } of view.track.runs) {
-      if (!verdict || verdict.suspects.length === view.track.lanes) continue;
-      for (const lane of verdict.suspects) context.fillRect(GUTTER, view.y(lane), view.plotWidth, Math.max(1, view.laneHeight - 1));
+    for (const { report } of view.track.runs) {
+      if (!report || report.suspects.length === view.track.lanes) continue;
+      for (const lane of report.suspects) context.fillRect(GUTTER, view.y(lane), view.plotWidth, Math.max(1, view.laneHeight - 1));
     }
     context.globalAlpha = 1;
   }
@@ -135,7 +135,7 @@ class Painter {
   /** Return what most replicas asked for in a collective that failed; -1 if all did. */
   majority(i) {
     if (!this.majorities.has(i)) {
-      const found = camps(this.trace, i);
+      const found = partitions(this.trace, i);
       this.majorities.set(i, found.length > 1 ? found[0].text : -1);
     }
     return this.majorities.get(i);
@@ -205,13 +205,13 @@ class Painter {
     }
   }
 
-  /** Mark verdicts, and replicas that ended otherwise than by returning. */
+  /** Mark reports, and replicas that ended otherwise than by returning. */
   troubles(view) {
     const { context, colors } = this;
     for (const run of view.track.runs) {
-      const verdict = run.verdict;
-      if (verdict) {
-        const x = view.x(verdict.at);
+      const report = run.report;
+      if (report) {
+        const x = view.x(report.at);
         context.fillStyle = colors.bad;
         context.fillRect(x - 1, HEAD, 2, view.plotHeight);
       }
@@ -274,11 +274,11 @@ class Painter {
     for (const run of view.track.runs) {
       const x0 = Math.max(view.x(run.begin), GUTTER), x1 = Math.min(view.x(run.end), view.width);
       if (x1 < GUTTER || x0 > view.width) continue;
-      context.fillStyle = run.verdict || Object.keys(run.errors).length ? colors.bad : colors.resume;
+      context.fillStyle = run.report || Object.keys(run.errors).length ? colors.bad : colors.resume;
       context.fillRect(x0, 26, Math.max(1, x1 - x0 - 1), 15);
       const text = `run ${run.number}: ${run.name}`;
       if (context.measureText(text).width > x1 - x0 - 8) continue;
-      context.fillStyle = run.verdict || Object.keys(run.errors).length ? colors.paper : colors.ink;
+      context.fillStyle = run.report || Object.keys(run.errors).length ? colors.paper : colors.ink;
       context.fillText(text, x0 + 4, 34);
     }
   }
@@ -369,9 +369,9 @@ class Overview {
       if (level > 0.2) context.fillRect(GUTTER + x, height - level, 1, level);
     }
     for (const run of view.track.runs) {
-      if (!run.verdict) continue;
+      if (!run.report) continue;
       context.fillStyle = colors.bad;
-      context.fillRect(GUTTER + ((run.verdict.at - view.track.begin) / (view.track.end - view.track.begin)) * columns - 1, 0, 3, height);
+      context.fillRect(GUTTER + ((run.report.at - view.track.begin) / (view.track.end - view.track.begin)) * columns - 1, 0, 3, height);
     }
     const x = (time) => GUTTER + ((time - view.track.begin) / (view.track.end - view.track.begin)) * columns;
     const x0 = Math.max(GUTTER, x(view.begin)), x1 = Math.min(width, x(view.end));

@@ -21,7 +21,7 @@ class Page {
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.change(() => this.painter.readColors()));
     this.resize();
     this.view.fit();
-    const many = trace.tracks.length > 1 ? trace.tracks.findIndex((track) => track.runs.some((run) => run.verdict)) : 0;
+    const many = trace.tracks.length > 1 ? trace.tracks.findIndex((track) => track.runs.some((run) => run.report)) : 0;
     if (many > 0) this.showTrack(many);
   }
 
@@ -118,21 +118,21 @@ class Page {
 
   /** Show the first disagreement: its collective, selected, and the lane of a suspect. */
   goToTrouble() {
-    const run = this.trace.runs.find((one) => one.verdict);
+    const run = this.trace.runs.find((one) => one.report);
     if (!run) return;
     const track = this.trace.tracks.findIndex((one) => one.pid === run.pid);
     if (this.trace.tracks[track] !== this.view.track) this.showTrack(track);
-    const { verdict } = run, { order } = this.view.track;
-    const met = order.findLast?.((i) => this.trace.run[i] === run.number && this.trace.number[i] === verdict.number && this.trace.status[i]);
+    const { report } = run, { order } = this.view.track;
+    const met = order.findLast?.((i) => this.trace.run[i] === run.number && this.trace.number[i] === report.number && this.trace.status[i]);
     if (met === undefined) {
       const half = (run.end - run.begin) / 20;
-      this.view.span(verdict.at - half, verdict.at + half);
+      this.view.span(report.at - half, report.at + half);
     } else {
       this.zoomTo(met);
       this.choose(met);
     }
-    if (verdict.suspects.length && verdict.suspects.length < this.view.track.lanes) {
-      this.state.lane = verdict.suspects[0];
+    if (report.suspects.length && report.suspects.length < this.view.track.lanes) {
+      this.state.lane = report.suspects[0];
       this.view.reveal(this.state.lane);
     }
     this.canvas.focus();

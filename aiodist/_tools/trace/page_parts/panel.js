@@ -17,11 +17,11 @@ function fillFacts(trace) {
 }
 
 function fillTrouble(trace, go) {
-  const run = trace.runs.find((one) => one.verdict) ?? trace.runs.find((one) => Object.keys(one.errors).length);
+  const run = trace.runs.find((one) => one.report) ?? trace.runs.find((one) => Object.keys(one.errors).length);
   if (!run) return;
   byId("trouble").hidden = false;
-  const [head, ...rest] = (run.verdict ? run.verdict.text : run.outcome).split("\n");
-  byId("trouble-head").textContent = `${run.verdict ? `${run.verdict.error}: ` : ""}${head}`;
+  const [head, ...rest] = (run.report ? run.report.text : run.outcome).split("\n");
+  byId("trouble-head").textContent = `${run.report ? `${run.report.error}: ` : ""}${head}`;
   byId("trouble-text").textContent = rest.join("\n");
   byId("trouble-text").hidden = !rest.length;
   byId("trouble-go").addEventListener("click", go);
@@ -99,12 +99,12 @@ function fillChosen(trace, i) {
   const section = byId("chosen");
   section.hidden = i < 0;
   if (i < 0) return;
-  const { total, longest } = totalWait(trace, i), found = camps(trace, i), begin = trace.offset[i], end = trace.offset[i + 1];
+  const { total, longest } = totalWait(trace, i), found = partitions(trace, i), begin = trace.offset[i], end = trace.offset[i + 1];
   const list = element("dl");
   const add = (name, text, style) => list.append(element("dt", name), element("dd", text, style));
   const run = trace.runByNumber.get(trace.run[i]), last = run.base + trace.last[i];
   add("run", `${run.number}: ${run.name}`);
-  if (found.length > 1) for (const camp of found) add(formatReplicas(camp.replicas), `${camp.call} at ${camp.at}`, "bad");
+  if (found.length > 1) for (const partition of found) add(formatReplicas(partition.replicas), `${partition.call} at ${partition.at}`, "bad");
   else add("at", found[0].at);
   if (trace.status[i]) add("ended", trace.status[i] === 2 ? "it was never complete" : `${run.outcome}`, "bad");
   const order = [];

@@ -23,12 +23,12 @@ function pick(trace, view, x, y) {
 }
 
 /** Return who asked for what in a collective: for each call its text and the replicas, most first. */
-function camps(trace, i) {
+function partitions(trace, i) {
   const found = new Map();
   for (let j = trace.offset[i]; j < trace.offset[i + 1]; j += 1) {
-    const camp = found.get(trace.text[j]) ?? [];
-    camp.push(replicaOf(trace, i, trace.lane[j]));
-    found.set(trace.text[j], camp);
+    const partition = found.get(trace.text[j]) ?? [];
+    partition.push(replicaOf(trace, i, trace.lane[j]));
+    found.set(trace.text[j], partition);
   }
   return [...found].map(([text, replicas]) => ({ text, ...trace.texts[text], replicas })).sort((a, b) => b.replicas.length - a.replicas.length);
 }
