@@ -1,5 +1,8 @@
 """Deadlocks: what is raised, and where, when a run on a controlled loop cannot go on or takes too long; its report.
 
+A **livelock** is a replica in a collective while the others sleep and poll: it is looked for once in a day of virtual
+time, and reported when not one collective of the run has moved since the look before.
+
 The error goes the way of every report: it is set in the run, raised at the await of each replica that waits in a
 collective, the other replicas are cancelled, and it comes out of ``strategy.run``. With several runs at a time the
 youngest goes first, for an older one may be waiting for it; what is freed by that may well let the others go on. Where
@@ -30,6 +33,12 @@ _UNWINDING_SECONDS = 5.0
 _MOST_LINES = 16
 _MOST_WAYS = 2
 _MOST_THREADS = 4
+_WHAT = {
+    Reason.DEADLOCK: "nothing can run any more",
+    Reason.LIVELOCK: "no replica has made progress for a day of virtual time",
+    Reason.TIMEOUT: "the run has taken longer than {:g} s",
+}
+_POLLING = "In that time tasks have only slept and woken, at least a thousand times: what they look for does not come."
 _PROOF = "No timer is pending, and no thread, subprocess or socket is at work: nothing can wake them."
 
 
@@ -43,44 +52,58 @@ class StuckRuns:
     def __init__(self, seconds: float | None) -> None:
         self._seconds = seconds
         self._error: CollectiveError | None = None
+        self._seen: dict[Run, tuple[int, ...]] = {}
 
-    def __call__(self, loop: ControlledLoop, timed_out: bool) -> None:
+    def __call__(self, loop: ControlledLoop, why: Reason) -> None:
         """End the youngest run; with none left, raise.
 
         Raises:
             CollectiveTimeoutError: the execution took too long.
             DeadlockError: nothing can ever run again.
         """
-        run = _youngest(loop)
+        if why is Reason.LIVELOCK:
+            self._end_one_that_polls(loop)
+            return
+        runs = _runs(loop)
+        run = max(runs, key=runs.__getitem__, default=None)
         if run is None and self._error is not None:
             raise self._error  # tasks that the error does not reach, or that ignore it
-        error = analysis.error_of(_report(loop, run, self._seconds if timed_out else None))
+        error = analysis.error_of(_report(loop, run, why, self._seconds))
         self._error = self._error or error
-        if timed_out:
+        if why is Reason.TIMEOUT:
             loop.execution.deadline = time.monotonic() + _UNWINDING_SECONDS
         if run is None:
             raise error
         run.fail(error)
 
+    def _end_one_that_polls(self, loop: ControlledLoop) -> None:
+        """End a run in which nothing but sleeping has happened since the last look, while a replica waits."""
+        before, self._seen = self._seen, {run: run.ledger.progress() for run in _runs(loop)}
+        for run, progress in self._seen.items():
+            if before.get(run) == progress and any(slot.has_waiters() for slot in run.ledger.open_slots()):
+                run.fail(analysis.error_of(_report(loop, run, Reason.LIVELOCK, None)))
+                return
 
-def _youngest(loop: ControlledLoop) -> Run | None:
-    """Return the run, of those whose replicas run on a loop, that began last; None when there is none."""
-    found: dict[int, Run] = {}
+
+def _runs(loop: ControlledLoop) -> dict[Run, int]:
+    """Return the runs whose replicas run on a loop, with the number of the youngest task of each."""
+    found: dict[Run, int] = {}
     for task in asyncio.all_tasks(loop):
         for link in links(task.get_coro()):
             run = link.frame.f_locals.get("run") if link.frame is not None and driven(link) is not None else None
             if run is not None and not run.closed:
-                found[loop.number_of(task)] = run
-    return found[max(found)] if found else None
+                found[run] = max(found.get(run, -1), loop.number_of(task))
+    return found
 
 
-def _report(loop: ControlledLoop, run: Run | None, seconds: float | None) -> CollectiveReport:
+def _report(loop: ControlledLoop, run: Run | None, why: Reason, seconds: float | None) -> CollectiveReport:
     """Return the report on what cannot go on.
 
     Args:
         loop: the loop on which nothing can run.
         run: the run that is to end; None where no replica runs.
-        seconds: how long it took, where that was too long; None where it is proved that nothing can run.
+        why: what is reported: a deadlock, a livelock, or that it took too long.
+        seconds: how long it was allowed to take.
     """
     graph = look_at_loop(loop)
     report = CollectiveReport(Reason.DEADLOCK, 0, (), (), "")
@@ -91,17 +114,16 @@ def _report(loop: ControlledLoop, run: Run | None, seconds: float | None) -> Col
             return report  # what the order check had found, and has not raised yet
     cycle = graph.cycle_text()
     lines = [
-        _headline(report.replicas, seconds),
+        _headline(report.replicas, _WHAT[why].format(seconds)),
         *_shortened([f"  {line}" for line in graph.lines()]),
         *_ways(graph),
         *([f"The cycle: {cycle}."] if cycle else []),
-        *([_PROOF] if seconds is None else _late()),
+        *(_late() if why is Reason.TIMEOUT else [_PROOF if why is Reason.DEADLOCK else _POLLING]),
     ]
-    return replace(report, reason=Reason.DEADLOCK if seconds is None else Reason.TIMEOUT, text="\n".join(lines))
+    return replace(report, reason=why, text="\n".join(lines))
 
 
-def _headline(replicas: Sequence[ReplicaReport], seconds: float | None) -> str:
-    what = "nothing can run any more" if seconds is None else f"the run has taken longer than {seconds:g} s"
+def _headline(replicas: Sequence[ReplicaReport], what: str) -> str:
     waiting = [r.replica_id for r in replicas if r.state is ReplicaState.WAITING]
     elsewhere = [r.replica_id for r in replicas if r.state is ReplicaState.RUNNING]
     if not waiting:

@@ -1,6 +1,7 @@
 """Exploring: running a program under schedule after schedule until one fails, and reducing that one.
 
-The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn. Each
+The first schedule is the default order, the second its reverse; then come random ones and directed ones in turn, and
+for every other random one, where tasks of one replica were ready together, one in which two of them change places. Each
 is a function of the seed and of its number, so an exploration can be repeated. A program that leaves no choice has one
 schedule only.
 """
@@ -13,20 +14,21 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from aiodist._checking.deadlock import StuckRuns
-from aiodist._checking.loop import ControlledLoop, Execution, OnPoint, Step
-from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed
+from aiodist._checking.loop import Callback, ControlledLoop, Execution, OnPoint, Step
+from aiodist._checking.schedule import Change, LastFirst, Order, Random, Replayed, Schedule, directed, swapping
 from aiodist._core.errors import CollectiveError
+from aiodist._core.ledger import Replica
 from aiodist._core.text import shown
 from aiodist._runtime.current import current
 from aiodist._runtime.stacks import await_chain, is_plumbing, links
@@ -39,6 +41,8 @@ Program: TypeAlias = Callable[[NewLoop], Any]
 _MOST_REDUCING_RUNS = 500
 _REDUCING_SECONDS = 30.0
 _MOST_LINES = 8
+_NEAR = 16
+"""How many tasks behind one are looked at for another of its replica."""
 
 
 # One execution.
@@ -195,9 +199,15 @@ def explore(
         before: called with the number of each schedule before it is run.
     """
     points: dict[tuple[CodeType | None, int], list[int]] = {}
+    swaps: dict[tuple[CodeType | None, int], list[Change]] = {}
 
-    def note(point: int, first: Step, _: Step | None) -> None:
-        points.setdefault(_place_of(first), []).append(point)
+    def note(point: int, first: Step, _: Step | None, others: Iterable[Callback]) -> None:
+        place, replica = _place_of(first), _replica_of(first)
+        points.setdefault(place, []).append(point)
+        near = islice((step for step in others if isinstance(step, Step)), _NEAR if replica is not None else 0)
+        behind = next((at for at, step in enumerate(near, 1) if _replica_of(step) is replica), None)
+        if behind is not None:
+            swaps.setdefault(place, []).append(Change(point, behind))
 
     before(0)
     default = run(program, Order(), seed=seed, seconds=seconds, on_point=note if schedules > 1 else None)
@@ -206,11 +216,20 @@ def explore(
     for number in range(1, schedules):
         before(number)
         rng = random.Random(f"{seed}.{number}")  # noqa: S311
-        order = LastFirst() if number == 1 else Random(rng) if number % 2 == 0 else directed(rng, points.values())
-        result = run(program, order, seed=seed, seconds=seconds)
+        result = run(program, _order(number, rng, points.values(), swaps.values()), seed=seed, seconds=seconds)
         if result.error is not None:
             return Exploration(number + 1, default, *_reduce(program, result, seconds=seconds))
     return Exploration(schedules, default, None)
+
+
+def _order(
+    number: int, rng: random.Random, points: Collection[Sequence[int]], swaps: Collection[Sequence[Change]]
+) -> Order:
+    if number == 1:
+        return LastFirst()
+    if number % 4 == 2 and swaps:
+        return swapping(rng, swaps)
+    return Random(rng) if number % 2 == 0 else directed(rng, points)
 
 
 @_own_random_numbers()
@@ -218,7 +237,7 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Ex
     """Run a program under one schedule."""
     lines: list[str] = []
 
-    def describe(_: int, first: Step, instead: Step | None) -> None:
+    def describe(_: int, first: Step, instead: Step | None, __: Iterable[Callback]) -> None:
         if instead is first:
             lines.append(f"{_who(first)} is deferred until nothing else can run, {_where(first)}")
         elif instead is not None:
@@ -259,10 +278,14 @@ def _who(step: Step) -> str:
     replica = _REPLICA.match(step.task.get_name())  # as the scheduler names the task of a replica's function
     if replica is not None:
         return replica[0]
+    owner = _replica_of(step)
+    return "a task" if owner is None else f"a task of replica {owner.id}"
+
+
+def _replica_of(step: Step) -> Replica | None:
     context = step.context.get(current)
-    if context is not None and context.replica is not None:
-        return f"a task of replica {context.replica.id}"
-    return "a task"
+    found: Replica | None = None if context is None else context.replica
+    return found
 
 
 def _where(step: Step) -> str:

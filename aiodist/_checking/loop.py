@@ -44,6 +44,7 @@ from weakref import WeakKeyDictionary
 from aiodist._checking.schedule import DEFER, Change, Order
 from aiodist._checking.threads import busy_threads, let_threads_finish
 from aiodist._core.errors import CollectiveError
+from aiodist._core.report import Reason
 
 _TURNS_AT_ONCE = 64
 _RESOLUTION = time.get_clock_info("monotonic").resolution
@@ -53,6 +54,10 @@ _METHODS = frozenset(dir(Task))
 _MOST_TURNS = 200
 """For how many turns a task is deferred at most while others, which may be waiting for it in a loop, go on."""
 _POLL_SECONDS = 0.05
+_DAY = 86400.0
+"""How often, in virtual time, it is looked for replicas that only sleep and poll,"""
+_MOST_JUMPS = 1000
+"""and how often the clock has then jumped at least: a few long sleeps are no polling."""
 _BEFORE_A_JUMP = 0.0002
 _BEFORE_A_PROOF = 0.005
 
@@ -99,12 +104,13 @@ class Step(Callback):
         return bool(args) and bool(args[0].cancelled())
 
 
-OnPoint: TypeAlias = "Callable[[int, Step, Step | None], object]"
-"""Is told of a point: its number, the step whose turn it is, and the one that runs instead; the first itself where it
-is deferred, None where nothing changes."""
-OnStuck: TypeAlias = "Callable[[ControlledLoop, bool], object]"
-"""Is called when a run cannot go on or, with True, has taken too long: makes something run, or raises what is to come
-out of the loop."""
+OnPoint: TypeAlias = "Callable[[int, Step, Step | None, Iterable[Callback]], object]"
+"""Is called at a point: its number, the step whose turn it is, the one that runs instead (the first itself where it is
+deferred, None where nothing changes), and what else is ready."""
+OnStuck: TypeAlias = "Callable[[ControlledLoop, Reason], object]"
+"""Is called when runs cannot go on (`Reason.DEADLOCK`), have taken too long (`Reason.TIMEOUT`), or may be polling for
+ever (`Reason.LIVELOCK`): makes something run, raises what is to come out of the loop or, in the last case alone, does
+nothing."""
 
 
 class Execution:
@@ -175,7 +181,7 @@ class _Selector(selectors.DefaultSelector):
             if pause is not None and self._outside_may_act(pause):
                 return self._wait(timeout)
         if timeout is not None:
-            loop.advance(timeout)
+            loop.jump(timeout)
         else:
             loop.report_deadlock()
         return []
@@ -219,6 +225,8 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._controlled_selector = selector
         self.execution = execution
         self._now = 0.0
+        self._jumps = 0
+        self._look_at = _DAY
         self._queue: deque[Callback] = deque()  # for the next turn
         self._steps_to_come = 0  # how many of these are steps
         self._batch: deque[Callback] = deque()  # of the turn that goes on
@@ -251,11 +259,19 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         """End the execution when it has taken too long, in real time."""
         deadline = self.execution.deadline
         if deadline is not None and time.monotonic() > deadline:
-            self.execution.on_stuck(self, True)
+            self.execution.on_stuck(self, Reason.TIMEOUT)
+
+    def jump(self, seconds: float) -> None:
+        """Put the clock forward to the next timer; after a day of nothing but that, say so."""
+        self.advance(seconds)
+        self._jumps += 1
+        if self._now >= self._look_at and self._jumps >= _MOST_JUMPS:
+            self._jumps, self._look_at = 0, self._now + _DAY
+            self.execution.on_stuck(self, Reason.LIVELOCK)
 
     def report_deadlock(self) -> None:
         """End what runs here: nothing can ever run again."""
-        self.execution.on_stuck(self, False)
+        self.execution.on_stuck(self, Reason.DEADLOCK)
 
     def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """Call a function when a signal comes: from now on something outside may act."""
@@ -440,7 +456,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         elif choice:
             chosen = self._take(first, choice)
         if self.execution.on_point is not None:
-            self.execution.on_point(point, first, (chosen or first) if choice else None)
+            self.execution.on_point(point, first, (chosen or first) if choice else None, self._batch)
         return chosen
 
     def _take(self, first: Step, choice: int) -> Step:

@@ -144,6 +144,17 @@ class Random(Order):
         return int(math.log(1.0 - self._rng.random()) / self._rate)
 
 
+def swapping(rng: random.Random, points: Collection[Sequence[Change]]) -> Order:
+    """Return an order with one change, in which two tasks of one replica change places: they may race.
+
+    Args:
+        rng: what it is drawn from.
+        points: for each place in the program, the changes that there are. A rare place is drawn as often as a frequent
+            one.
+    """
+    return Replayed([rng.choice(rng.choice(list(points)))])
+
+
 def directed(rng: random.Random, points: Collection[Sequence[int]]) -> Order:
     """Return an order with one to three changes, most of which defer a task: what nobody waits for comes last.
 

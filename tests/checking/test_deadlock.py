@@ -348,6 +348,27 @@ def test_replica_that_ignores_the_deadlock_does_not_hang_the_loop() -> None:
     assert isinstance(result(lambda: mirrored(2).run(replica)).error, DeadlockError)
 
 
+def test_replica_that_polls_for_a_day_while_another_waits_is_a_livelock() -> None:
+    async def replica(pause: float, times: int) -> None:
+        ctx = get_replica_context()
+        if ctx.replica_id_in_sync_group:
+            for _ in range(times):
+                await asyncio.sleep(pause)
+        await ctx.barrier()
+
+    def main(*args: int) -> Main:
+        return lambda: mirrored(3).run(replica, args)
+
+    error = result(main(80, 3000)).error
+    assert isinstance(error, DeadlockError)
+    assert (error.report.reason, error.report.suspects) == (Reason.LIVELOCK, (1, 2))
+    first, *lines = str(error).splitlines()
+    assert first.startswith("no replica has made progress for a day of virtual time: replica 0 waits in a collective")
+    assert any("replicas 1 and 2 wait for asyncio.sleep(80) (" in line for line in lines)
+    for pause, times in ((3600, 900), (10, 1500)):  # a long wait of few sleeps, and a short one of many
+        value(main(pause, times))
+
+
 def test_thread_that_never_comes_is_waited_for_until_the_time_is_up() -> None:
     release = threading.Event()
 
