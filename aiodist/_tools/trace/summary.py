@@ -30,7 +30,7 @@ _WIDE = 200
 
 @dataclass(slots=True)
 class SiteRow:
-    """The collectives of one call site. Times are in seconds, summed over the replicas."""
+    """The collectives of one call, with its arguments, at one place. Times are in seconds, summed over the replicas."""
 
     kind: str
     at: str
@@ -83,7 +83,7 @@ class Statistics:
 
 def count_up(trace: TraceFile) -> Statistics:
     """Return the statistics of a trace."""
-    sites: dict[tuple[str, str], SiteRow] = {}
+    sites: dict[tuple[str, str, str], SiteRow] = {}
     rows: dict[int, ReplicaRow] = {}
     for devices in trace.devices.values():
         for replica, device in devices.items():
@@ -98,11 +98,11 @@ def count_up(trace: TraceFile) -> Statistics:
     return Statistics(by_wait, by_held_up)
 
 
-def _count_site(sites: dict[tuple[str, str], SiteRow], collective: TracedCollective) -> None:
-    key = collective.kinds[0], collective.places[0]
+def _count_site(sites: dict[tuple[str, str, str], SiteRow], collective: TracedCollective) -> None:
+    key = collective.kinds[0], collective.places[0], collective.calls[0]
     row = sites.get(key)
     if row is None:
-        row = sites[key] = SiteRow(*key, collective.calls[0])
+        row = sites[key] = SiteRow(*key)
     row.count += 1
     row.nbytes += sum(collective.nbytes)
     row.wait_seconds += sum(collective.waits) / 1e6

@@ -130,7 +130,7 @@ def test_pointer_tells_what_is_under_it(browser: Browser, tmp_path: Path) -> Non
     assert text(browser, "#tip").splitlines()[0] == "barrier(name='x') #2"
     assert "replica 3 waited 1.00 s" in text(browser, "#tip")
     assert "last: replica 1" in text(browser, "#tip")
-    browser.mouse("mouseMoved", 300, 700)
+    browser.mouse("mouseMoved", 60, 400)
     assert browser.js("document.querySelector('#tip').hidden") is True
 
 
@@ -150,6 +150,27 @@ def test_click_selects_and_keys_go_on(browser: Browser, tmp_path: Path) -> None:
     assert browser.js("document.querySelector('#chosen').hidden") is True
     browser.press("0")
     assert view(browser)[1] - view(browser)[0] > 8e6
+
+
+@needs_chromium
+def test_search_marks_hits_and_enter_goes_on(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4))
+    browser.press("/")
+    assert browser.js("document.activeElement.id") == "search"
+    browser.js("document.activeElement.value = 'BARRIER'; document.activeElement.dispatchEvent(new Event('input'))")
+    assert text(browser, "#found") == "4 hits"
+    assert "barrier(name='x') #0" in text(browser, "#chosen")
+    browser.press("Enter")
+    assert "barrier(name='x') #1" in text(browser, "#chosen")
+
+
+@needs_chromium
+def test_few_lanes_use_the_height_and_kinds_have_colours(browser: Browser, tmp_path: Path) -> None:
+    browser.open(page(tmp_path, 4))
+    assert browser.js("aiodistPage.view.laneHeight * 4 / aiodistPage.view.plotHeight") == pytest.approx(1)
+    assert text(browser, "#kinds").split() == ["barrier", "all_reduce"]
+    assert browser.js("new Set(aiodistPage.painter.kindColors).size") == 2
+    assert browser.js("aiodistPage.trace.statistics.sites.length") == 2
 
 
 @needs_chromium
@@ -180,9 +201,9 @@ def test_drag_and_arrows_move(browser: Browser, tmp_path: Path) -> None:
 @needs_chromium
 def test_disagreement_is_marked_and_found(browser: Browser, tmp_path: Path) -> None:
     browser.open(page(tmp_path, 8, parts_ways=True))
-    assert text(browser, "#trouble-head") == "CollectiveMismatchError: replicas disagree at collective #4"
-    assert "> replica 1  CPU:1  all_reduce(SUM, float)" in text(browser, "#trouble-text")
-    browser.js("document.querySelector('#trouble-go').click()")
+    assert text(browser, "#trouble summary strong") == "CollectiveMismatchError: replicas disagree at collective #4"
+    assert "> replica 1  CPU:1  all_reduce(SUM, float)" in text(browser, "#trouble pre")
+    browser.js("document.querySelector('#trouble summary button').click()")
     browser.frame()
     chosen = text(browser, "#chosen")
     assert "replicas 0 and 2-7\nall_reduce(MAX, float) at" in chosen
@@ -215,7 +236,7 @@ def test_everything_has_a_name_and_can_be_reached_by_keys(browser: Browser, tmp_
     assert browser.js("[...document.querySelectorAll('tbody tr')].every(row => row.tabIndex === 0)") is True
     browser.js("document.querySelector('#sites tbody tr').focus()")
     browser.press("Enter")
-    assert browser.js("aiodistPage.state.site.kind") in {"barrier", "all_reduce"}
+    assert browser.js("aiodistPage.trace.texts.filter(aiodistPage.state.marked).length") == 1
 
 
 @needs_chromium

@@ -6,7 +6,7 @@ class Controls {
     this.mouse(page.canvas);
     this.scrub(page.overviewCanvas);
     document.addEventListener("keydown", (event) => {
-      if (!event.target.closest("select, pre, aside")) this.key(event); // those have uses of their own for keys
+      if (!event.target.closest("select, pre, aside, input, summary")) this.key(event); // those have uses of their own for keys
     });
     const click = (id, act) => byId(id).addEventListener("click", () => page.change(act));
     const middle = () => GUTTER + page.view.plotWidth / 2, centre = () => HEAD + page.view.plotHeight / 2;
@@ -17,6 +17,10 @@ class Controls {
     click("fit", () => page.view.fit());
     click("previous", () => page.step(-1));
     click("next", () => page.step(1));
+    byId("search").addEventListener("keydown", (event) => {
+      if (event.key === "Enter") page.nextHit(event.shiftKey ? -1 : 1);
+      if (event.key === "Escape") page.canvas.focus();
+    });
     byId("help").addEventListener("click", () => this.help());
   }
 
@@ -97,7 +101,7 @@ class Controls {
       ">": () => view.zoomLanes(1.5, centre), "<": () => view.zoomLanes(1 / 1.5, centre),
       w: () => view.zoom(0.5, middle), s: () => view.zoom(2, middle), a: () => view.pan(far, 0), d: () => view.pan(-far, 0),
       0: () => view.fit(), Home: () => view.fit(), "[": () => page.step(-1), "]": () => page.step(1),
-      Enter: () => page.zoomToChosen(), e: () => page.goToTrouble(), Escape: () => (byId("keys").hidden ? page.choose(-1) : this.help()), "?": () => this.help(),
+      Enter: () => page.zoomToChosen(), e: () => page.goToTrouble(), Escape: () => (byId("keys").hidden ? page.choose(-1) : this.help()), "?": () => this.help(), "/": () => byId("search").focus(),
     };
     const act = acts[event.key];
     if (!act) return;

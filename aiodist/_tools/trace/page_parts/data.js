@@ -23,6 +23,7 @@ function readTrace(raw) {
     awaited: unpack(Float32Array, a.awaited), resumed: unpack(Float32Array, a.resumed), wait: unpack(Float32Array, a.wait),
     runs: raw.runs.map((run) => ({ ...run, started: unpack(Float64Array, run.started), ended: unpack(Float64Array, run.ended) })),
   };
+  trace.kinds = [...new Set(trace.texts.map((text) => text.kind))].sort((a, b) => (a === "barrier" ? -1 : b === "barrier" ? 1 : a < b ? -1 : 1));
   trace.runByNumber = new Map(trace.runs.map((run) => [run.number, run]));
   trace.tracks = raw.tracks.map((track) => readTrack(trace, track));
   return trace;

@@ -19,6 +19,18 @@ class Painter {
     this.colors = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     const wait = this.colors.wait;
     this.waitRgb = [1, 3, 5].map((at) => parseInt(wait.slice(at, at + 2), 16));
+    const kinds = this.trace.kinds;
+    this.kindColors = kinds.map((_, at) => style.getPropertyValue(`--kind-${at % 8}`).trim());
+    this.textColors = this.trace.texts.map(({ kind }) => this.kindColors[kinds.indexOf(kind)]);
+    byId("kinds").replaceChildren(
+      ...kinds.map((kind, at) => {
+        const key = element("span", undefined, "key");
+        key.style.background = this.kindColors[at];
+        const item = element("span");
+        item.append(key, `${kind} `);
+        return item;
+      }),
+    );
   }
 
   draw(view, state) {
@@ -39,7 +51,7 @@ class Painter {
       this.waits(view, range, many);
       if (state.lane !== null) this.outline(view, state.lane);
       this.links(view, range, shapes);
-      if (state.site !== null) this.siteMarks(view, range, state.site);
+      if (state.marked !== null) this.marks(view, range, state.marked);
       this.troubles(view);
       if (state.chosen >= 0) this.chosen(view, state.chosen);
       if (state.hovered && state.hovered.collective !== state.chosen) this.chosen(view, state.hovered.collective, 0.55);
@@ -122,7 +134,7 @@ class Painter {
           context.fillRect(Math.max(x0, until), y, Math.min(end, view.width) - Math.max(x0, until), height);
         }
         if (trace.wait[j] > 0) {
-          context.fillStyle = trace.status[i] ? colors.bad : colors.wait;
+          context.fillStyle = trace.status[i] ? colors.bad : this.textColors[trace.text[j]];
           context.globalAlpha = trace.status[i] && trace.text[j] === this.majority(i) ? 0.6 : 1;
           context.fillRect(x0, y, Math.max(0.8, x1 - x0), height);
           context.globalAlpha = 1;
@@ -193,13 +205,14 @@ class Painter {
     return [top, bottom];
   }
 
-  siteMarks(view, [k0, k1], site) {
+  /** Mark the collectives whose first call is one of the marked texts: those of a call site, or of a search. */
+  marks(view, [k0, k1], marked) {
     const { context, colors, trace } = this, { order } = view.track;
     context.fillStyle = colors.chosen;
     let drawn = -Infinity;
     for (let k = k0; k < k1; k += 1) {
-      const i = order[k], text = trace.texts[trace.text[trace.offset[i]]], x = view.x(trace.completed[i]);
-      if (text.at !== site.at || text.kind !== site.kind || x - drawn < 2) continue;
+      const i = order[k], x = view.x(trace.completed[i]);
+      if (!marked(trace.texts[trace.text[trace.offset[i]]]) || x - drawn < 2) continue;
       drawn = x;
       context.fillRect(x - 1, HEAD, 2, view.plotHeight);
     }
@@ -292,13 +305,13 @@ class Painter {
     context.textAlign = "right";
     const step = Math.max(1, Math.ceil(15 / view.laneHeight));
     for (let lane = Math.ceil(lane0 / step) * step; lane < lane1; lane += step) {
-      const y = view.y(lane) + Math.min(view.laneHeight, 28) / 2;
+      const y = view.y(lane) + view.laneHeight / 2;
       if (y < HEAD + 4 || y > view.height - 4) continue;
       if (state.lane !== null && lane !== state.lane && Math.abs(view.y(lane) - view.y(state.lane)) < 15) continue;
       this.laneName(base + lane, devices[lane], y, colors.soft, colors.ink);
     }
     if (state.lane !== null && state.lane < devices.length) {
-      const y = view.y(state.lane) + Math.min(view.laneHeight, 28) / 2;
+      const y = view.y(state.lane) + view.laneHeight / 2;
       if (y > HEAD) this.laneName(base + state.lane, devices[state.lane], y, colors.chosen, colors.chosen);
     }
     context.textAlign = "left";

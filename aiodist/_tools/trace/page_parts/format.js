@@ -16,7 +16,7 @@ function formatTime(micros) {
 
 /** Return a point of time for an axis whose marks are `step` microseconds apart. */
 function formatTick(micros, step) {
-  const [unit, scale] = step >= 1e6 || (micros >= 1e7 && step >= 1e4) ? ["s", 1e6] : step >= 1e3 || micros >= 1e4 && step >= 10 ? ["ms", 1e3] : ["µs", 1];
+  const [unit, scale] = step >= 1e6 || micros >= 1e6 ? ["s", 1e6] : step >= 1e3 || micros >= 1e4 && step >= 10 ? ["ms", 1e3] : ["µs", 1];
   const digits = Math.max(0, Math.ceil(-Math.log10(step / scale) - 1e-9));
   return `${(micros / scale).toFixed(digits)} ${unit}`;
 }

@@ -8,13 +8,14 @@ class Page {
     this.view = new View(trace.tracks[0]);
     this.painter = new Painter(this.canvas, trace);
     this.overview = new Overview(this.overviewCanvas, trace);
-    this.state = { chosen: -1, hovered: null, lane: null, site: null };
+    this.state = { chosen: -1, hovered: null, lane: null, marked: null };
     this.frame = 0;
     this.drawMillis = 0;
     fillFacts(trace);
-    fillTrouble(trace, () => this.change(() => this.goToTrouble()));
+    fillTrouble(trace, (run) => this.change(() => this.goToTrouble(run)));
     fillStragglers(trace, (replica) => this.change(() => this.showLane(replica)));
-    fillSites(trace, (site) => this.change(() => (this.state.site = site)));
+    fillSites(trace, (site) => this.mark(site && ((text) => text.at === site.at && text.call === site.call)));
+    byId("search").addEventListener("input", () => this.search(byId("search").value.trim().toLowerCase()));
     this.offerTracks();
     new Controls(this);
     new ResizeObserver(() => this.resize()).observe(byId("stage"));
@@ -23,6 +24,25 @@ class Page {
     this.view.fit();
     const many = trace.tracks.length > 1 ? trace.tracks.findIndex((track) => track.runs.some((run) => run.report)) : 0;
     if (many > 0) this.showTrack(many);
+  }
+
+  mark(marked) {
+    this.change(() => (this.state.marked = marked));
+  }
+
+  /** Mark the collectives whose call, place or number has these words, and select the first; Enter goes on. */
+  search(words) {
+    const { trace } = this;
+    this.mark(words ? (text) => `${text.call} ${text.at}`.toLowerCase().includes(words) : null);
+    this.hits = words ? [...this.view.track.order].filter((i) => this.state.marked(trace.texts[trace.text[trace.offset[i]]]) || words === `#${trace.number[i]}`) : [];
+    byId("found").textContent = words ? formatCount(this.hits.length, "hit") : "";
+    this.choose(this.hits.length ? this.hits[0] : -1);
+  }
+
+  nextHit(by) {
+    if (!this.hits?.length) return;
+    const at = this.hits.indexOf(this.state.chosen);
+    this.change(() => this.show(this.hits[(at + by + this.hits.length) % this.hits.length]));
   }
 
   offerTracks() {
@@ -90,9 +110,12 @@ class Page {
     const at = order.indexOf(this.state.chosen);
     const [k0, k1] = collectivesBetween(track, this.view.begin, this.view.end);
     const next = at < 0 ? (by > 0 ? k0 : k1 - 1) : at + by;
-    if (next < 0 || next >= order.length) return;
-    this.choose(order[next]);
-    const i = order[next];
+    if (next >= 0 && next < order.length) this.show(order[next]);
+  }
+
+  /** Select a collective, and bring it into view. */
+  show(i) {
+    this.choose(i);
     if (this.trace.end[i] > this.view.end || this.trace.first[i] < this.view.begin) {
       const half = (this.view.end - this.view.begin) / 2, centre = (this.trace.first[i] + this.trace.end[i]) / 2;
       this.view.span(centre - half, centre + half);
@@ -116,9 +139,8 @@ class Page {
     this.view.reveal(lane);
   }
 
-  /** Show the first disagreement: its collective, selected, and the lane of a suspect. */
-  goToTrouble() {
-    const run = this.trace.runs.find((one) => one.report);
+  /** Show a disagreement, the first one unless told: its collective, selected, and the lane of a suspect. */
+  goToTrouble(run = this.trace.runs.find((one) => one.report)) {
     if (!run) return;
     const track = this.trace.tracks.findIndex((one) => one.pid === run.pid);
     if (this.trace.tracks[track] !== this.view.track) this.showTrack(track);

@@ -17,14 +17,32 @@ function fillFacts(trace) {
 }
 
 function fillTrouble(trace, go) {
-  const run = trace.runs.find((one) => one.report) ?? trace.runs.find((one) => Object.keys(one.errors).length);
-  if (!run) return;
-  byId("trouble").hidden = false;
-  const [head, ...rest] = (run.report ? run.report.text : run.outcome).split("\n");
-  byId("trouble-head").textContent = `${run.report ? `${run.report.error}: ` : ""}${head}`;
-  byId("trouble-text").textContent = rest.join("\n");
-  byId("trouble-text").hidden = !rest.length;
-  byId("trouble-go").addEventListener("click", go);
+  const runs = trace.runs.filter((one) => one.report || Object.keys(one.errors).length);
+  byId("trouble").hidden = !runs.length;
+  byId("trouble").append(...runs.slice(0, 20).map((run, at) => trouble(run, trace.runs.length > 1, at === 0, go)));
+}
+
+/** Return the report on a run, whole: its first line, and the rest to open and close. */
+function trouble(run, several, open, go) {
+  const [head, ...rest] = (run.report ? `${run.report.error}: ${run.report.text}` : run.outcome).split("\n");
+  const found = element("details"), summary = element("summary"), text = element("pre");
+  found.open = open && rest.length > 0;
+  summary.append(element("strong", several ? `run ${run.number}: ${head}` : head));
+  if (run.report) {
+    const button = summary.appendChild(element("button", "Show it (e)"));
+    button.addEventListener("click", (event) => {
+      event.preventDefault();
+      go(run);
+    });
+  }
+  text.tabIndex = 0;
+  text.ariaLabel = "Report";
+  for (const line of rest) {
+    const style = line.startsWith(">") ? "bad" : /^ {4}/.test(line) ? "source" : /^ /.test(line) ? "good" : "";
+    text.append(element("span", `${line}\n`, style));
+  }
+  found.append(summary, text);
+  return found;
 }
 
 /** Fill a table; each row is its cells, the part of its bar, and what to do when it is chosen. */

@@ -2,7 +2,7 @@
 
 const GUTTER = 118; // the lanes' names
 const HEAD = 44; // the axis, and below it the runs
-const MOST_LANE = 48;
+const MOST_LANE = 160; // where there are few replicas, lanes have the whole height up to this
 
 class View {
   constructor(track) {
@@ -20,21 +20,21 @@ class View {
     const margin = (this.track.end - this.track.begin) * 0.02;
     this.begin = this.track.begin - margin;
     this.end = this.track.end + margin;
-    this.laneHeight = Math.min(28, this.fitHeight);
+    this.laneHeight = this.fitHeight;
     this.scroll = 0;
   }
 
   resize(width, height) {
-    const fitted = this.laneHeight <= this.fitHeight || this.laneHeight === Math.min(28, this.fitHeight);
+    const fitted = this.laneHeight <= this.fitHeight;
     this.width = width;
     this.height = height;
-    if (fitted) this.laneHeight = Math.min(28, this.fitHeight);
+    if (fitted) this.laneHeight = this.fitHeight;
     this.keepWithin();
   }
 
   get plotWidth() { return Math.max(1, this.width - GUTTER); }
   get plotHeight() { return Math.max(1, this.height - HEAD); }
-  get fitHeight() { return this.plotHeight / this.track.lanes; }
+  get fitHeight() { return Math.min(MOST_LANE, this.plotHeight / this.track.lanes); }
   get scale() { return this.plotWidth / (this.end - this.begin); }
   x(time) { return GUTTER + (time - this.begin) * this.scale; }
   time(x) { return this.begin + (x - GUTTER) / this.scale; }
@@ -59,7 +59,7 @@ class View {
 
   zoomLanes(factor, y) {
     const fixed = (y - HEAD + this.scroll) / this.laneHeight;
-    this.laneHeight = Math.min(MOST_LANE, Math.max(Math.min(this.fitHeight, 28), this.laneHeight * factor));
+    this.laneHeight = Math.min(MOST_LANE, Math.max(this.fitHeight, this.laneHeight * factor));
     this.scroll = fixed * this.laneHeight - (y - HEAD);
     this.keepWithin();
   }
