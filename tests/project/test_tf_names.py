@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import pytest
 
 import aiodist
 from tests.project.paths import ROOT
+
+pytestmark = pytest.mark.anyio
 
 PAGE = (ROOT / "docs" / "from-tf-distribute.md").read_text(encoding="utf-8")
 
@@ -62,3 +68,47 @@ def test_page_names_all_that_is_there(where: str) -> None:
 def test_methods_that_the_page_has_here_are_here(where: str) -> None:
     names = [name for name in NAMES[where].split() if name not in NOT_HERE]
     assert [name for name in names if not hasattr(METHODS[where], name)] == []
+
+
+# Where aiodist differs on purpose.
+
+DIFFERENCES = [
+    (code, outcome)
+    for code, _, outcome, _ in re.findall(
+        r"^\| `(.+?)` \| (.*?) \| `(\w+)` \| (.*) \|$", PAGE.partition("differs on purpose")[2], re.MULTILINE
+    )
+]
+
+
+class Rows(list[Any]):
+    """A list of the user's own."""
+
+
+async def value_of(code: str) -> Any:
+    strategy = aiodist.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = aiodist.Variable(0.0)
+
+    def words() -> Any:
+        return np.array(["a" * (1 + aiodist.get_replica_context().replica_id_in_sync_group)])
+
+    names: dict[str, Any] = {
+        "strategy": strategy, "v": v, "x": aiodist.PerReplica([np.ones(1), np.zeros(1)]), "Rows": Rows, "words": words,
+        "MappingProxyType": MappingProxyType, "PerReplica": aiodist.PerReplica, "replica": aiodist.get_replica_context,
+    }  # fmt: skip
+    found = eval(code, names)  # the page's own code
+    return await found if inspect.iscoroutine(found) else found
+
+
+@pytest.mark.parametrize(("code", "outcome"), DIFFERENCES)
+async def test_differences_are_as_the_page_says(code: str, outcome: str) -> None:
+    try:
+        found = await value_of(code)
+    except Exception as error:  # noqa: BLE001  (the page names it)
+        found = error
+    assert type(found).__name__ == outcome
+
+
+def test_all_differences_are_tried() -> None:
+    table = PAGE.partition("differs on purpose")[2].partition("\n## ")[0]
+    assert len(DIFFERENCES) == table.count("\n| `") >= 6
