@@ -19,6 +19,7 @@ from aiodist._core.text import count
 
 _START_SECONDS = 120.0
 _PATIENCE_SECONDS = 15.0
+_LAST_SECONDS = 1.0
 
 
 class ServerError(Exception):
@@ -87,6 +88,8 @@ class Server:
     def __exit__(self, *_: object) -> None:
         os.close(self._requests)
         os.close(self._outcomes)
+        with suppress(subprocess.TimeoutExpired):  # it ends by itself, unless its ranks hang
+            self._process.wait(_LAST_SECONDS)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
