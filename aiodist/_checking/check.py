@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TextIO
 
+from aiodist._checking.blocking import BlockingWatch, HeldUp
 from aiodist._checking.explore import Exploration, NewLoop, explore, function_program, replay
 from aiodist._checking.loop import ControlledLoop
 from aiodist._checking.schedule import Schedule
@@ -73,11 +74,13 @@ class Checked:
         request: what was checked.
         exploration: the schedules that were run.
         statistics: the collectives of the first of them.
+        held_up: what held up the event loop for more than a second in it, the longest first.
     """
 
     request: Request
     exploration: Exploration
     statistics: Statistics
+    held_up: tuple[HeldUp, ...]
 
     @property
     def outcome(self) -> Outcome:
@@ -112,7 +115,7 @@ def check(
     if exploration.failure is not None and isinstance(exploration.failure.error, TargetError):
         raise exploration.failure.error
     assert subject.statistics is not None
-    return Checked(request, exploration, subject.statistics)
+    return Checked(request, exploration, subject.statistics, tuple(sorted(subject.held_up, reverse=True)))
 
 
 class _Subject:
@@ -120,12 +123,14 @@ class _Subject:
 
     Attributes:
         source: what it is loaded from.
-        statistics: of its first run.
+        statistics: of its first run, and
+        held_up: what held up the event loop in it.
     """
 
     def __init__(self, request: Request, output: TextIO) -> None:
         self.source = Source(request.target, request.arguments)
         self.statistics: Statistics | None = None
+        self.held_up: list[HeldUp] = []
         self._output = output
         self._strategy = None
         if request.replicas is not None:
@@ -146,12 +151,23 @@ class _Subject:
             runs = self.statistics = Statistics()
         output = self._output if first else io.StringIO()
         errors = nullcontext() if first else redirect_stderr(output)
-        with observing(runs), redirect_stdout(output), _disagreements_first(runs), errors:
+        with observing(runs), redirect_stdout(output), _disagreements_first(runs), errors, self._watch(watches=first):
             function_program(self._call)(partial(self._new_loop, new_loop))
         if not runs.runs:
             raise TargetError(
                 "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
             )
+
+    @contextmanager
+    def _watch(self, *, watches: bool) -> Iterator[None]:
+        if not watches:
+            yield
+            return
+        with BlockingWatch() as watch:
+            try:
+                yield
+            finally:
+                self.held_up = list(watch.found.values())
 
     def _new_loop(self, new_loop: NewLoop) -> ControlledLoop:
         self.source.loop_is_made()

@@ -239,9 +239,9 @@ def replay(program: Program, schedule: Schedule, *, seconds: float | None) -> Ex
 
     def describe(_: int, first: Step, instead: Step | None, __: Iterable[Callback]) -> None:
         if instead is first:
-            lines.append(f"{_who(first)} is deferred until nothing else can run, {_where(first)}")
+            lines.append(f"{who(first)} is deferred until nothing else can run, {_where(first)}")
         elif instead is not None:
-            lines.append(f"{_who(instead)}, {_where(instead)}, goes before {_who(first)}, {_where(first)}")
+            lines.append(f"{who(instead)}, {_where(instead)}, goes before {who(first)}, {_where(first)}")
 
     result = run(program, Replayed(schedule.changes), seed=schedule.seed, seconds=seconds, on_point=describe)
     more = len(lines) - _MOST_LINES
@@ -274,7 +274,8 @@ def _is_plumbing(code: CodeType, frame: Any) -> bool:
 _REPLICA = re.compile(r"replica \d+(?= of )")
 
 
-def _who(step: Step) -> str:
+def who(step: Step) -> str:
+    """Return whose task goes on in a step."""
     replica = _REPLICA.match(step.task.get_name())  # as the scheduler names the task of a replica's function
     if replica is not None:
         return replica[0]

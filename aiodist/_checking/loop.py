@@ -38,6 +38,7 @@ from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import Context
+from types import FrameType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -498,6 +499,15 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         if index < len(queue) - 1:
             queue.pop()
             queue.insert(index, step)
+
+
+def step_of(frame: FrameType) -> Step | None:
+    """Return the step that runs in the frame of a turn; None for any other frame, and between steps."""
+    handle = frame.f_locals.get("handle") if frame.f_code is _TURN else None
+    return handle if type(handle) is Step else None
+
+
+_TURN = ControlledLoop._turn.__code__  # noqa: SLF001  (of this module)
 
 
 def _wake_up() -> None:

@@ -27,6 +27,7 @@ _PLUMBING = (
     "<frozen importlib",
 )
 _MOST_ROWS = 20
+_MOST_HELD_UP = 5
 
 
 # What agreed.
@@ -43,6 +44,15 @@ def agreement(checked: Checked) -> str:
         order = f"{count(done, 'schedule')}{only}"
     replicas = count(statistics.replicas, "replica")
     return f"{replicas} agreed in {count(statistics.collectives, 'collective')}{runs}, in {order}."
+
+
+def held_up_lines(checked: Checked) -> list[str]:
+    """Return who held up the event loop for more than a second, and where."""
+    return [
+        f"{one.who} held up the event loop for {one.seconds:.1f} s at {shown(one.location)}: meanwhile no other "
+        "replica goes on (await ctx.run_sync(function) runs it in a thread)"
+        for one in checked.held_up[:_MOST_HELD_UP]
+    ]
 
 
 def table(statistics: Statistics) -> tuple[list[str], list[list[str]], int]:
@@ -163,6 +173,10 @@ def as_json(checked: Checked) -> dict[str, Any]:
         "runs": checked.statistics.runs,
         "seed": request.replay.seed if request.replay is not None else request.seed,
         "schedules": checked.exploration.schedules,
+        "held_up": [
+            {"who": one.who, "seconds": round(one.seconds, 1), "location": shown(one.location)}
+            for one in checked.held_up
+        ],
         "collectives": [_site_as_json(site) for site in checked.statistics.sites],
     }
     if failure is not None:

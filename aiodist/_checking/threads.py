@@ -4,7 +4,7 @@ One that waits without a limit for something that only another thread can do wil
 are recognised by the frame in which a thread stands:
 
 - `threading.Condition.wait` without a timeout, which `Event.wait` and `queue.Queue.get` are made of. A thread that has
-  been notified is no longer among the condition's waiters, so it is told apart from one that still waits;
+  been notified is no longer among the condition's waiters, so it differs from one that still waits;
 - a thread of a `ThreadPoolExecutor` that waits for work, with none in its queue and none handed to it;
 - `Thread.join` without a timeout, as long as the thread that it waits for is not about to end;
 - a thread that aiodist or trio keeps for its next job: ten seconds later it ends, and calls nobody.
@@ -42,7 +42,7 @@ _JOINS = {
     if (function := getattr(threading.Thread, name, None)) is not None
 }
 _TRIO = "trio._core._thread_cache"
-_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor")
+_BYSTANDERS = ("rich.live", "rich.progress", "tqdm._monitor", "aiodist._checking.blocking")
 """Modules of threads that only watch: they never call into a loop, though they wake from time to time."""
 
 _COUNT_SECONDS = 1.0
@@ -57,7 +57,8 @@ def busy_threads(*, pause: float) -> list[threading.Thread]:
     Args:
         pause: how long the other threads get between two looks, in seconds; 0 for a single look.
     """
-    if threading.active_count() == 1:
+    others = (thread for thread in threading.enumerate() if type(thread).__module__ not in _BYSTANDERS)
+    if all(thread.ident == threading.get_ident() for thread in others):
         return []
     found = _busy()
     if not found and pause:

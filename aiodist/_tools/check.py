@@ -193,6 +193,8 @@ def _print(checked: Checked) -> None:
         return
     console.print(text.agreement(checked))
     _print_table(console, *text.table(checked.statistics))
+    for line in text.held_up_lines(checked):
+        console.print(f"\n{line}", markup=False)
 
 
 def _print_report(console: Console, text: str) -> None:

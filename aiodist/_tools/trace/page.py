@@ -69,7 +69,7 @@ def _data(trace: TraceFile, name: str) -> dict[str, Any]:
 
 
 def _run(run: TracedRun, base: int) -> dict[str, Any]:
-    """Return a run; its replicas are told by lane, from 0, where ids begin at `base`."""
+    """Return a run; its replicas are given by lane, from 0, where ids begin at `base`."""
     report = run.report
     if report is not None:
         report = report | {"suspects": [i - base for i in report["suspects"] if i in run.started]}
