@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
+from numbers import Integral, Number
+from typing import Any
 
 from aiodist._arrays import gpus
 from aiodist._core.errors import DeviceNotFoundError
@@ -56,26 +58,34 @@ def available() -> tuple[str, ...]:
     return ("CPU:0", *gpus.logical.names())
 
 
-def resolve(devices: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the canonical names of ``devices``, which exist and differ; for None all GPUs, else CPU:0.
+def resolve(devices: int | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the canonical names of ``devices``, which exist and differ.
+
+    For n that is CPU:0 to CPU:n-1, for None all GPUs, or CPU:0 without any.
 
     Raises:
         TypeError: ``devices`` is a single string, a set, which has no order, or holds something else than strings.
-        ValueError: none are given, one is misspelled, of an unknown kind, or given twice.
+        ValueError: none are given, one is misspelled, of an unknown kind, or given twice; a number that is no count.
         DeviceNotFoundError: one does not exist on this machine.
     """
     if devices is None:
         return _used(gpus.logical.names()) or ("CPU:0",)
+    given: Any = devices
+    is_number = isinstance(given, Number)
+    if is_number:
+        if isinstance(given, bool) or not isinstance(given, Integral) or int(given) < 1:
+            raise ValueError(f"devices must be a number of replicas, at least 1, or a list of devices, got {given!r}")
+        return tuple(f"CPU:{k}" for k in range(int(given)))
     if isinstance(devices, str):
         raise TypeError(f"devices must be a sequence of strings, got the string {devices!r}; write [{devices!r}]")
     if isinstance(devices, AbstractSet):
         raise TypeError(f"devices must be a sequence of strings, for replicas have an order, got {devices!r}")
-    names = tuple(canonical(device) for device in devices)
+    names = tuple(canonical(device) for device in given)
     if not names:
         raise ValueError("devices must name at least one device, got none; write ['CPU:0']")
     if len(set(names)) < len(names):
         name = next(name for i, name in enumerate(names) if name in names[:i])
-        raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(devices)}")
+        raise ValueError(f"each replica needs a device of its own, got {name!r} twice in {list(given)}")
     for name in names:
         _require(name)
     return _used(names)

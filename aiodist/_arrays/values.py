@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from html import escape
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
@@ -275,3 +275,25 @@ def _different_structures(
     )
     error.values = tuple(values)  # type: ignore[attr-defined]
     return error
+
+
+def check_awaited(value: Any, called: str) -> None:
+    """Check that no leaf of a nest is a coroutine or the handle of a collective: nobody would await it any more.
+
+    Args:
+        value: the nest.
+        called: what errors call it.
+
+    Raises:
+        TypeError: there is one. It is closed, so that there is one complaint.
+    """
+    if isinstance(value, (np.ndarray, Number, str)) or value is None:
+        return
+    leaves, structure = nests.flatten_with_none(value)
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Coroutine):
+            text = repr(leaf)
+            leaf.close()
+            raise TypeError(
+                f"{nests.leaf_paths(structure, called)[index]} is {text}, not its result; is `await` missing?"
+            )

@@ -334,7 +334,7 @@ class ReplicaContext(Block):
         """
         self.check("reduce_scatter")
         name = requests.checked_name(name)
-        op = requests.reduce_op(reduce_op)
+        op = requests.reduce_op(reduce_op, value)
         structure, spec, leaves = requests.described(value)
         request = requests.request(kinds.REDUCE_SCATTER, op, kinds.axes_of(spec, axis), name, structure, spec)
         return self.issue(_getframe(1), request, leaves, builder(structure))
@@ -357,7 +357,7 @@ class ReplicaContext(Block):
             ValueError: an unknown reduce op; at the await, a replica has joined.
         """
         self.check("scan")
-        op = requests.reduce_op(reduce_op)
+        op = requests.reduce_op(reduce_op, value)
         structure, spec, leaves = requests.described(value)
         request = requests.request(kinds.SCAN, op, None, requests.checked_name(name), structure, spec)
         return self.issue(_getframe(1), request, leaves, builder(structure))

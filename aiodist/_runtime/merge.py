@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from anyio import get_cancelled_exc_class
 
-from aiodist._arrays.values import regroup_arguments, select_replica
+from aiodist._arrays.values import check_awaited, regroup_arguments, select_replica
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.text import shown
 from aiodist._runtime.current import CrossReplica, current
@@ -51,6 +51,7 @@ async def merge(strategy: Any, finish: Finish, slot: Rendezvous) -> None:
         result = calls[0].fn(strategy, *args, **kwargs)
         if inspect.isawaitable(result):
             result = await result
+        check_awaited(result, "result")
         results = [select_replica(position, result, size) for position in range(size)]
     except BaseException as error:
         if isinstance(error, ReplicaContextError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType
 from typing import Any, NamedTuple, TypeAlias
@@ -287,7 +288,7 @@ def reduction(given: ReduceOp | str, value: Any, name: str | None) -> tuple[Requ
         TypeError: a leaf is no array, NumPy scalar, Python number or IndexedSlices.
         ValueError: an unknown reduce op.
     """
-    op = reduce_op(given)
+    op = reduce_op(given, value)
     if type(value) is np.ndarray and name is None:
         found = array_request(kinds.ALL_REDUCE, op, value.shape, value.dtype)
         found.spelling = given
@@ -317,22 +318,42 @@ def described(value: Any) -> tuple[Any, Spec, Any]:
 def _spec(structure: Any, shapes: Any, dtypes: Any, marks: Any) -> Spec:
     if structure is None:
         return Spec((shapes,), (dtypes,), (marks,), single=True)
+    if not shapes:
+        check_not_all_none(structure.unflatten(()), 5)
     return Spec(shapes, dtypes, marks if marks is not None else (None,) * len(shapes), single=False)
+
+
+def check_not_all_none(value: Any, stacklevel: int) -> None:
+    """Warn of a value whose leaves are all None: there is nothing to communicate, mostly by a mistake."""
+    leaves, _ = nests.flatten_with_none(value)
+    if leaves and all(leaf is None for leaf in leaves):
+        warnings.warn(
+            "every leaf of this value is None, so nothing is communicated; has the function that made it a `return`, "
+            "and have the gradients been computed?",
+            RuntimeWarning,
+            stacklevel=stacklevel,
+        )
 
 
 _OPS = {name: op for op in ReduceOp for name in (op.name, op.name.lower())}
 
 
-def reduce_op(value: Any) -> ReduceOp:
+def reduce_op(given: Any, value: Any = None) -> ReduceOp:
     """Return the reduce op that is meant, by itself or by its name in any case.
+
+    Args:
+        given: what was passed for it.
+        value: what was passed for the value that follows it.
 
     Raises:
         ValueError: it is none.
     """
-    if isinstance(value, ReduceOp):
-        return value
-    found = _OPS.get(value) if type(value) is str else None
-    return ReduceOp(value) if found is None else found
+    if isinstance(given, ReduceOp):
+        return given
+    found = _OPS.get(given) if type(given) is str else None
+    if found is None and not isinstance(given, str) and isinstance(value, (str, ReduceOp)):
+        raise ValueError(f"the reduce op comes first, then the value; the arguments are swapped: got {value!r} second")
+    return ReduceOp(given) if found is None else found
 
 
 def checked_name(name: Any) -> str | None:

@@ -45,6 +45,7 @@ from anyio.lowlevel import checkpoint_if_cancelled
 
 from aiodist._arrays.nests import Build
 from aiodist._arrays.options import CommunicationOptions
+from aiodist._arrays.values import check_awaited
 from aiodist._collectives import kinds
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call as PlainCall
@@ -864,6 +865,7 @@ class _Replicas:
                     state.stack = partial(await_chain, result)
                     frame = getattr(result, "cr_frame", None)  # held, it knows when it is over where it returned
                     result = await result
+                check_awaited(result, "result")
                 state.returned = (result, frame)
                 self._results[member.position] = result
                 self._tell_unawaited(context)
@@ -947,6 +949,8 @@ class _Replicas:
 
 
 def _name(fn: Any) -> str:
+    while isinstance(fn, partial):
+        fn = fn.func
     return getattr(fn, "__qualname__", type(fn).__qualname__).rpartition("<locals>.")[2]
 
 

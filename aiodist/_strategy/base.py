@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import DistributedValues, regroup, select_replica
+from aiodist._arrays.values import DistributedValues, check_awaited, regroup, select_replica
 from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
@@ -147,6 +148,11 @@ class Strategy(DataMethods, V1Strategy):
         require_cross_replica(self, "strategy.run")
         if not callable(fn):
             raise TypeError(f"strategy.run expects a function, got {fn!r}{arguments.uncalled(fn)}")
+        if inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__):
+            raise TypeError(
+                f"strategy.run expects a function that returns its result, got the async generator function {fn!r}, "
+                "which nobody would iterate; is `return` missing where it says `yield`?"
+            )
         args, kwargs = arguments.call_arguments(args, kwargs)
         return [(fn, *self._select(place, args, kwargs)) for place in range(self._replicas.local)]
 
@@ -181,7 +187,8 @@ class Strategy(DataMethods, V1Strategy):
                 PRODUCT on several replicas.
         """
         require_cross_replica(self, "strategy.reduce")
-        op = arguments.reduce_op(reduce_op)
+        op = arguments.reduce_op(reduce_op, value)
+        arguments.check_not_all_none(value, 3)
         replicas = replicas_here(self)
         accumulate = self._extended.communication_options.accumulate
         return await reductions.reduce(op, value, axis, replicas, self._extended.devices, accumulate)
@@ -203,6 +210,7 @@ class Strategy(DataMethods, V1Strategy):
             ValueError: the axis is out of range, or the components differ in more than their size along it.
         """
         require_cross_replica(self, "strategy.gather")
+        arguments.check_not_all_none(value, 3)
         return await reductions.gather(value, axis, replicas_here(self), self._extended.devices)
 
     async def warmup(self, *specs: Any) -> None:
@@ -228,8 +236,13 @@ class Strategy(DataMethods, V1Strategy):
         A plain value is repeated. Over several workers the tuple has this worker's components.
 
         Raises:
+            TypeError: the value holds a coroutine, as `run` returns it: `await` is missing.
             ValueError: the number of a per-replica value's components is not the number of replicas.
         """
+        check_awaited(value, "value")
+        return self._components(value)
+
+    def _components(self, value: Any) -> tuple[Any, ...]:
         value = as_distributed(value)
         size = components_here(self)
         if isinstance(value, DistributedValues) and len(value.values) == size:

@@ -372,7 +372,7 @@ class StrategyExtended:
 
 def new_extended(
     cls: type[E],
-    devices: Sequence[str] | None,
+    devices: int | Sequence[str] | None,
     options: CommunicationOptions | None,
     order_check: str,
     ops: CrossDeviceOps | None = None,

@@ -14,7 +14,8 @@ class MirroredStrategy(Strategy):
     """Synchronous data parallelism on the devices of one machine: a replica for each device, all in one process.
 
     Args:
-        devices: a device for each replica, e.g. ``["CPU:0", "CPU:1"]``, spelled as in TensorFlow, in any case.
+        devices: a device for each replica, e.g. ``["CPU:0", "CPU:1"]``, spelled as in TensorFlow, in any case; or a
+            number n, for CPU:0 to CPU:n-1.
             ``CPU:k`` is a logical device and exists for every k. None: all GPUs, or CPU:0 without any.
         cross_device_ops: a hint, as in TensorFlow, e.g. ``HierarchicalCopyAllReduce()``; it never changes a result.
         communication_options: the options of every collective; they override ``cross_device_ops``.
@@ -29,7 +30,7 @@ class MirroredStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[str] | None = None,
+        devices: int | Sequence[str] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         *,
         communication_options: CommunicationOptions | None = None,

@@ -88,7 +88,7 @@ class MultiWorkerMirroredStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[str] | None = None,
+        devices: int | Sequence[str] | None = None,
         communicator: Any = None,
         *,
         communication_options: CommunicationOptions | None = None,
@@ -248,7 +248,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         if _in_group_of_this_worker():
             return super().reduce(reduce_op, value, axis)
         with self._workers.telling_refusal("strategy.reduce", site):
-            op = arguments.reduce_op(reduce_op)
+            op = arguments.reduce_op(reduce_op, value)
             return self._workers.reduce("strategy.reduce", site, op, value, axis, replicas_here(self))
 
     def gather(self, value: Any, axis: int) -> Any:

@@ -19,7 +19,7 @@ from aiodist._arrays.frameworks import device_type_of
 from aiodist._arrays.host import Array, HostType, host_type_of
 from aiodist._arrays.leaves import LeafMark, LeafType, describe_leaf, has_device_arrays, has_foreign
 from aiodist._arrays.slices import IndexedSlices
-from aiodist._arrays.values import DistributedValues, Mirrored
+from aiodist._arrays.values import DistributedValues, Mirrored, check_awaited
 from aiodist._collectives.host import fold, frozen, in_native_order
 from aiodist._collectives.kinds import (
     ALL_GATHER,
@@ -110,6 +110,7 @@ def gathering(axis: Any, replicas: Sequence[int]) -> Operation:
     """
 
     def operand(leaf: Any) -> Operand | None:
+        check_awaited(leaf, "value")
         leaf = as_distributed(leaf)
         if isinstance(leaf, DistributedValues):
             return gathered_operand(axis, components(None, leaf, replicas), replicas)
@@ -213,6 +214,7 @@ def components(op: ReduceOp | None, leaf: Any, replicas: Sequence[int]) -> Seque
     Raises:
         ValueError: a SUM of a plain value on several replicas; another number of components.
     """
+    check_awaited(leaf, "value")
     leaf = as_distributed(leaf)
     if isinstance(leaf, DistributedValues):
         if len(leaf.values) != len(replicas):

@@ -90,6 +90,10 @@ class V1Strategy:
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values."""
 
+    @abstractmethod
+    def _components(self, value: Any) -> tuple[Any, ...]:
+        """Return the same, be there coroutines in it."""
+
     async def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Run a function on every replica, with the next element of an iterator if there is one; now `run`.
 
@@ -133,7 +137,7 @@ class V1Strategy:
             Exception: what an await raises.
         """
         checked_name(name)
-        leaves = nests.flatten_with_none(list(self.experimental_local_results(value)))[0]
+        leaves = nests.flatten_with_none(list(self._components(value)))[0]
         awaitable = {id(leaf): leaf for leaf in leaves if inspect.isawaitable(leaf)}  # a plain one comes n times
         for leaf in awaitable.values():
             await leaf

@@ -9,6 +9,7 @@ import threading
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import aiodist
 from aiodist._arrays.environment import fix_hashes
@@ -19,7 +20,7 @@ from aiodist._tools.doctor import add_doctor
 from aiodist._tools.explain import add_explain
 from aiodist._tools.launch.run import add_run
 from aiodist._tools.trace.command import add_trace
-from aiodist._tools.usage import Exit, UsageError
+from aiodist._tools.usage import Exit, UsageError, print_help
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,7 +61,8 @@ def build_parser() -> ArgumentParser:
         "checked.",
     )
     parser.add_argument("--version", action="version", version=f"aiodist {aiodist.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    parser.set_defaults(command=partial(print_help, parser))
     for add in (add_check, add_demo, add_doctor, add_explain, add_run, add_trace):
         add(commands)
     return parser

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import aiodist
 from aiodist._arrays import environment
 from aiodist._tools.launch.run import launch
-from aiodist._tools.usage import Exit, UsageError, devices, natural, positive
+from aiodist._tools.usage import Exit, UsageError, devices, natural, positive, print_help
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `demo` command with a command for each demo."""
     demo = commands.add_parser("demo", help="a training run and an error report, to see the library at work")
-    demos = demo.add_subparsers(title="demos", metavar="DEMO", required=True)
+    demos = demo.add_subparsers(title="demos", metavar="DEMO")
+    demo.set_defaults(command=partial(print_help, demo))
     text = demos.add_parser(
         "text",
         help="train a character language model on the Python manual",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from enum import IntEnum
 
 
@@ -19,6 +19,12 @@ class Exit(IntEnum):
 
 class UsageError(Exception):
     """The arguments do not go together; the text is for a person."""
+
+
+def print_help(parser: ArgumentParser, _: Namespace) -> Exit:
+    """Print a parser's help, where its command was not given one of its own."""
+    parser.print_help()
+    return Exit.DONE
 
 
 # Types of arguments: argparse turns their errors into one line and exit code 2.

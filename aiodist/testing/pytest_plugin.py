@@ -43,6 +43,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     if marker is None:
         return (yield)
     own = pyfuncitem.obj
+    if not marker.args and "n" not in marker.kwargs:
+        pytest.fail("on how many replicas? write @pytest.mark.replicas(2)", pytrace=False)
     pyfuncitem.obj = partial(_explore, _function(own), _options(*marker.args, **marker.kwargs))
     try:
         return (yield)

@@ -112,3 +112,10 @@ def test_any_sequence_of_names_serves() -> None:
 def test_device_of_another_task(name: str) -> None:
     with pytest.raises(DeviceNotFoundError, match="is a device of another task"):
         canonical(name)
+
+
+def test_number_of_devices() -> None:
+    assert resolve(3) == ("CPU:0", "CPU:1", "CPU:2")
+    for number in (0, -1, True, 2.5):
+        with pytest.raises(ValueError, match="must be a number of replicas, at least 1"):
+            resolve(number)  # type: ignore[arg-type]

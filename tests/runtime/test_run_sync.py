@@ -54,7 +54,7 @@ async def test_context_arguments_and_result() -> None:
 
     async def program() -> Any:
         variable.set(f"of {replica()}")
-        return await here().run_sync(work, 7)
+        return await here().run_sync(work, factor=7)
 
     assert await on_each(2, program) == ((0, "of 0", True), (7, "of 1", True))
 

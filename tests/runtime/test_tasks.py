@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import anyio
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.anyio
 variable: ContextVar[int] = ContextVar("variable", default=-1)
 
 
+@pytest.mark.every_loop
 async def test_each_replica_is_a_task_of_its_own_with_a_name() -> None:
     async def train() -> tuple[int, str | None]:
         await here().barrier()  # all of them are there at once
@@ -26,7 +28,7 @@ async def test_each_replica_is_a_task_of_its_own_with_a_name() -> None:
         return task.id, task.name
 
     strategy = mirrored(2)
-    found = (await strategy.run(train))[0].values, (await strategy.run(train))[1].values
+    found = (await strategy.run(train))[0].values, (await strategy.run(partial(train)))[1].values
     assert len({anyio.get_current_task().id, *found[0]}) == 3
     assert found[1] == ("replica 0 of train (CPU:0)", "replica 1 of train (CPU:1)")
 

@@ -95,6 +95,65 @@ async def test_coroutine_function_callable_object_and_method() -> None:
     assert await on_each(3, Model().method) == (6, 6, 6)
 
 
+SWAPPED: Any = (np.ones(1), "SUM")
+
+
+@pytest.mark.parametrize(
+    ("forgets", "text"),
+    [
+        (lambda: [step()], r"result\[0\] is <coroutine object step .*is `await` missing\?"),
+        (lambda: {"x": here().barrier()}, r"result\['x'\] is <CollectiveHandle: barrier\(\) #0.*is `await` missing\?"),
+        (lambda: here().merge_call(lambda _: [step()]), r"result\[0\] is <coroutine object step"),
+        (lambda: here().all_reduce(*SWAPPED), r"the arguments are swapped: got 'SUM' second"),
+    ],
+    ids=["coroutine", "handle", "merge function", "swapped"],
+)
+async def test_forgotten_await_and_swapped_arguments(forgets: Callable[[], Any], text: str) -> None:
+    async def coroutine_function() -> Any:
+        return forgets()
+
+    with warned() as told:
+        for fn in (forgets, coroutine_function):
+            with pytest.raises((TypeError, ValueError), match=text if fn is forgets else "missing|swapped"):
+                await mirrored(2).run(fn)
+    assert told == []
+
+
+async def step() -> int:
+    return 1
+
+
+async def test_strategy_asks_for_a_missing_await() -> None:
+    strategy = mirrored(2)
+
+    async def generator() -> Any:
+        yield 1
+
+    for use in (
+        lambda: strategy.gather(strategy.run(step), 0),
+        lambda: strategy.reduce("SUM", strategy.run(step), None),
+        lambda: strategy.extended.reduce_to("MEAN", strategy.run(step), "CPU:0"),
+        lambda: strategy.experimental_local_results(strategy.run(step)),
+    ):
+        with pytest.raises(TypeError, match=r"value is <coroutine object Strategy.run .*is `await` missing\?"):
+            await use()  # type: ignore[misc]
+    await strategy.group(strategy.run(step))
+    with pytest.raises(TypeError, match="is `return` missing where it says `yield`"):
+        await strategy.run(generator)
+
+
+async def test_value_of_nothing_but_none_is_warned_of() -> None:
+    async def program() -> Any:
+        return await here().all_reduce("SUM", {"w": None, "b": [None]})
+
+    strategy = mirrored(2)
+    with warned() as told:
+        assert await strategy.run(program) == {"w": None, "b": [None]}
+        await strategy.reduce("SUM", [None], None)
+        await strategy.reduce("SUM", [], None)
+    assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 3
+
+
 async def test_wrong_call_of_the_function_is_the_replicas_failure() -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument") as caught:
         await mirrored(2).run(lambda x: x)

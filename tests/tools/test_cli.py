@@ -17,8 +17,6 @@ from tests.tools.command import environment, exit_code
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "required: COMMAND"),
-        (["demo"], "required: DEMO"),
         (["nothing"], "invalid choice: 'nothing'"),
         (["demo", "text", "--replicas", "0"], "--replicas: expected a whole number from 1 on, got '0'"),
         (["demo", "text", "--steps", "-3"], "--steps: expected"),
@@ -46,7 +44,9 @@ def test_bad_usage_is_said_in_a_line_with_code_2(
     ("arguments", "said"),
     [
         (["--help"], "demo"),
-        (["demo", "--help"], "mismatch"),
+        ([], "demo"),
+        (["demo"], "mismatch"),
+        (["trace"], "html"),
         (["demo", "text", "--help"], "--replicas N"),
         (["--version"], f"aiodist {aiodist.__version__}\n"),
     ],

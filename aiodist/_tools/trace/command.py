@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from aiodist._tools.usage import Exit, UsageError
+from aiodist._tools.usage import Exit, UsageError, print_help
 
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `trace` command with its own."""
     trace = commands.add_parser("trace", help="show a trace that aiodist.trace, or AIODIST_TRACE, has written")
-    traces = trace.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    traces = trace.add_subparsers(title="commands", metavar="COMMAND")
+    trace.set_defaults(command=partial(print_help, trace))
     show = traces.add_parser(
         "show",
         help="a summary in the terminal",
