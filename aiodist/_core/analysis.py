@@ -36,12 +36,14 @@ from aiodist._core.report import (
 )
 from aiodist._core.snapshot import GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
-from aiodist._core.text import shown_file
+from aiodist._core.text import on_a_screen, place, shown_file
 from aiodist._core.waitgraph import shortest_cycle, stuck
 
 _REASONS = list(Reason)
 _MOST_LIMITS = 3
 _MOST_CALLS = 64
+_MOST_CALLERS = 3
+_MOST_PLACES = 6
 
 
 def analyse(snapshot: Snapshot, *, overdue: Overdue | None = None) -> CollectiveReport:
@@ -279,13 +281,16 @@ class _Case:
             replicas=replicas,
             odd=odd,
             partitions=[(posted.replicas, posted.post) for posted in partitions],
+            chains=_chains([_path(report_of[each.replicas[0]], each.post) for each in partitions]),
             abandoned=tuple(sorted(left)),
             refusals={i: facts[i].refusal for i in sorted(left) if facts[i].refusal},
             group=self.group.label(),
             joining=self.slot is self.group.join,
             sides=sides,
             divergence=self._divergence(partitions, sides, tie=not odd),
-            time_limits=_time_limits([facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS]),
+            time_limits=_time_limits(
+                [facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS], self.slot
+            ),
             circle=self.snapshot.circle,
             unknown=_unknown(self.snapshot),
             races=races,
@@ -389,7 +394,7 @@ class _Case:
             tuple(replicas),
             [CallRecord(number, str(post.call), post.location) for number, post in posted],
             [fingerprint(self.snapshot.order_check, post) for _, post in posted],
-            _path(report_of[first]),
+            _path(report_of[first], self.slot.post_of(first)),
         )
 
     def _is_matched(self, slot: SlotRecord) -> bool:
@@ -412,36 +417,61 @@ class _Case:
         return Past(calls, [keys[id(post)] for post in firsts], whole=not before or before[0].number == 0)
 
 
-def _path(replica: ReplicaReport) -> tuple[Location, ...]:
+def _path(replica: ReplicaReport, post: Post | None) -> tuple[Location, ...]:
     """Return the places from a replica's function down to its call, where it waits at the call itself.
 
-    Where it waits now says nothing of a call whose handle it kept, so then it is the place of the call alone.
+    Where it waits now says nothing of a call whose handle it kept; of that the nearest callers are known.
     """
     location = replica.location
     if location is None:
         return ()
     here = replica.stack[-1] if replica.stack else None
-    at_call = here is not None and here == location._replace(function=here.function)
-    return (*replica.stack[:-1], location) if at_call else (location,)
+    if here is not None and here == location._replace(function=here.function):
+        return (*replica.stack[:-1], location)
+    return tuple(each.location for each in reversed(post.path)) if post is not None else (location,)
+
+
+def _chains(paths: Sequence[tuple[Location, ...]]) -> list[tuple[Location, ...]]:
+    """Return the callers' places of each path from the first one on that is not the same on all."""
+    common = 0
+    for places in zip(*paths, strict=False):
+        if len(set(places)) > 1:
+            break
+        common += 1
+    return [path[common:-1][:_MOST_CALLERS] for path in paths]
 
 
 def _races(firsts: Sequence[ReplicaReport], facts: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
-    """Say in which child tasks the replicas that part are at their calls; nothing unless both are in one."""
-    found = []
+    """Say in which tasks the replicas that part are at their calls; nothing where none of them is in a child task.
+
+    A replica's own task races with a child that it does not wait for.
+    """
+    found, children = [], 0
     for replica in firsts:
         call, here = replica.location, replica.stack[-1] if replica.stack else None
-        if call is None or here is None or (here.file, here.line) == (call.file, call.line):
+        if call is None or here is None:
             return ()
-        calls = facts[replica.replica_id].child_calls
-        found += [text for at, text in calls if (at.file, at.line) == (call.file, call.line)][:1]
-    return tuple(sorted(found)) if len(found) == len(firsts) == 2 else ()
+        known = facts[replica.replica_id]
+        own = (here.file, here.line) == (call.file, call.line)
+        calls = [text for at, text in known.child_calls if (at.file, at.line) == (call.file, call.line)]
+        if calls and not own:
+            children += 1
+            found.append(calls[0])
+        elif own and known.child_calls:
+            found.append(f"Replica {replica.replica_id} calls in its own task ({place(call)}).")
+        else:
+            return ()
+    awaits = any("task" in (facts[replica.replica_id].waits_for or "") for replica in firsts)
+    return tuple(sorted(found)) if children == 2 or (children and len(found) == 2 and not awaits) else ()
 
 
-def _time_limits(replicas: Iterable[ReplicaFacts]) -> tuple[str, ...]:
+def _time_limits(replicas: Iterable[ReplicaFacts], slot: SlotRecord) -> tuple[str, ...]:
     """Say which timeout or cancel scope each of some replicas was inside of when it was cancelled."""
     found = []
     for replica in replicas:
-        for file, line in replica.cancelled_in:
+        post = slot.post_of(replica.replica_id)
+        called = () if post is None else (post.path[0][:2],)
+        for file, line in (*replica.cancelled_in, *called):
             limit = time_limit_around(file, line)
             if limit is not None:
                 where = f"{shown_file(file)}:{limit[0]}"
@@ -611,7 +641,9 @@ def _deadlock(snapshot: Snapshot) -> CollectiveReport:
     number = min((slot.number for slot in root.open if slot.number >= 0), default=following)
     running = {each.replica_id for each in replicas if each.state is ReplicaState.RUNNING}
     suspects = tuple(i for i in snapshot.deadlocked if i in running) or snapshot.deadlocked
-    return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, snapshot.circle)
+    places = dict.fromkeys(at for each in replicas for at in (each.location or (each.stack or (None,))[-1],) if at)
+    lines = [*snapshot.circle.split("\n"), *render.source_lines([(at, False) for at in places][:_MOST_PLACES])]
+    return CollectiveReport(Reason.DEADLOCK, number, replicas, suspects, on_a_screen(lines))
 
 
 def _where_it_waits(report: ReplicaReport, waits: Mapping[int, Sequence[Waiting]]) -> ReplicaReport:

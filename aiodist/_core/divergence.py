@@ -15,11 +15,12 @@ from difflib import SequenceMatcher
 
 from aiodist._core import source
 from aiodist._core.report import CallRecord, Divergence, DivergenceKind, Location
-from aiodist._core.text import count, ids_briefly, place
+from aiodist._core.text import count, ids_briefly, place, shortened
 
 _MOST_LINES = 8
 _MOST_BREAKS = 4
 _MOST_WAYS = 4
+_LONGEST_CALL = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,11 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
     if not odd.calls or not usual.calls:
         return _left_loop(past, usual, odd)
     found = (
-        _by_calls(usual, odd) or _left_loop(past, usual, odd) or _by_rounds(past, usual, odd) or _by_source(usual, odd)
+        _by_calls(usual, odd)
+        or _in_handler(usual, odd)
+        or _left_loop(past, usual, odd)
+        or _by_rounds(past, usual, odd)
+        or _by_source(usual, odd)
     )
     if tie and found is not None and found.kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED):
         return replace(found, text=_neutral(found))
@@ -79,7 +84,7 @@ def _neutral(found: Divergence) -> str:
         one, other = other, one
     makes = "makes" if len(one) == 1 else "make"
     does = "does" if len(other) == 1 else "do"
-    made = ", ".join(f"{call.call} at {place(call.location)}" for call in found.calls[:3])
+    made = ", ".join(f"{_brief(call)} at {place(call.location)}" for call in found.calls[:3])
     more = f" and {count(len(found.calls) - 3, 'more call')}" if len(found.calls) > 3 else ""
     return f"{_upper(ids_briefly(one))} {makes} {made}{more}, which {ids_briefly(other)} {does} not make here."
 
@@ -132,7 +137,7 @@ def _by_calls(usual: Side, odd: Side) -> Divergence | None:
 
 
 def _swapped(usual: Side, odd: Side, calls: Sequence[CallRecord], *, certain: bool) -> Divergence:
-    first, second = (f"{call.call} at {place(call.location)}" for call in calls)
+    first, second = (f"{_brief(call)} at {place(call.location)}" for call in calls)
     who = ids_briefly([*usual.replicas[:1], *odd.replicas[:1]])
     text = f"{_upper(who)} make the same two calls in opposite order: {first} and {second}."
     return Divergence(DivergenceKind.SWAPPED, odd.replicas, usual.replicas, tuple(calls), certain, text)
@@ -155,7 +160,9 @@ def _skipped(
 
 
 def _added(usual: Side, odd: Side, calls: Sequence[CallRecord]) -> Divergence:
-    made = ", ".join(f"{call.call} at {place(call.location)}" for call in calls[:3]) + ("…" if len(calls) > 3 else "")
+    made = ", ".join(f"{_brief(call)} at {place(call.location)}" for call in calls[:3]) + (
+        "…" if len(calls) > 3 else ""
+    )
     text = (
         f"{_upper(ids_briefly(odd.replicas))} made {count(len(calls), 'call')} more than "
         f"{ids_briefly(usual.replicas)}: {made}."
@@ -170,8 +177,35 @@ def _left_loop(past: Past, usual: Side, odd: Side) -> Divergence | None:
     for inside, left in ((usual, odd), (odd, usual)):
         found = _loop(inside, left)
         if found is not None and inside.keys and inside.keys[0] in past.keys:
-            return _uneven(past, inside, left, found)
+            extra = _extra_behind(past, inside, left, found)
+            return extra or _uneven(past, inside, left, found, stayed=left is usual)
     return None
+
+
+def _extra_behind(past: Past, inside: Side, left: Side, loop: Location) -> Divergence | None:
+    """Return the call that one side makes behind a loop, where the others may be in the next round of an outer one.
+
+    That may be where it stands under a condition, in a loop around both, and was never made before.
+    """
+    if not left.calls or left.keys[0] in past.keys:
+        return None
+    call = left.calls[0]
+    condition = source.condition_of(call.location.file, call.location.line)
+    around = source.is_in_one_loop(loop.file, loop.line, call.location.line)
+    if condition is None or condition <= loop.line or not around:
+        return None
+    under = call.location._replace(line=condition)
+    text = (
+        f"{_upper(ids_briefly(left.replicas))} made a call that {ids_briefly(inside.replicas)} do not have: "
+        f"{_brief(call)} at {place(call.location)}, under `{source.line_at(under)}` at {place(under)}."
+    )
+    if len(inside.replicas) == 1:
+        text = text.replace(" do not have: ", " does not have: ", 1)
+    return Divergence(DivergenceKind.ADDED, left.replicas, inside.replicas, (call,), False, text)
+
+
+def _brief(call: CallRecord) -> str:
+    return shortened(call.call, _LONGEST_CALL)
 
 
 def _loop(inside: Side, left: Side) -> Location | None:
@@ -184,7 +218,8 @@ def _loop(inside: Side, left: Side) -> Location | None:
     return None if line is None else here._replace(line=line)
 
 
-def _uneven(past: Past, inside: Side, left: Side, loop: Location) -> Divergence:
+def _uneven(past: Past, inside: Side, left: Side, loop: Location, *, stayed: bool) -> Divergence:
+    """Return that one side has left a loop, or, where that is the majority, that the odd one has stayed in it."""
     made = sum(key == inside.keys[0] for key in past.keys)
     call = inside.calls[0]
     if past.whole:
@@ -194,22 +229,22 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location) -> Divergence:
         )
     else:
         text = f"After more than {made} common calls at {place(call.location)} "
-    text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_breaks(loop)}."
+    if stayed:
+        went = "goes" if len(inside.replicas) == 1 else "go"
+        text += f"{ids_briefly(inside.replicas)} {went} round the loop at {place(loop)} once more."
+        return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
+    text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_ways_out(loop)}."
     return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
 
 
-def _breaks(loop: Location) -> str:
-    """Say where a loop has `break` statements, and on what condition: the usual way out of one too early."""
-    lines = source.breaks(loop.file, loop.line)
-    if not lines:
-        return ""
-    if len(lines) > 1:
-        return f", which has breaks at {', '.join(place(loop._replace(line=line)) for line in lines[:_MOST_BREAKS])}"
-    line = source.condition_of(loop.file, lines[0])
-    if line is None or line <= loop.line:
-        return f", which has a break at {place(loop._replace(line=lines[0]))}"
-    condition = loop._replace(line=line)
-    return f", which has a break under `{source.line_at(condition)}` at {place(condition)}"
+def _ways_out(loop: Location) -> str:
+    """Say on what conditions, each looked at in every round, a loop is left early, or a round of it."""
+    found = []
+    for word, lines in source.conditions_in(loop.file, loop.line).items():
+        for line in lines[:_MOST_BREAKS]:
+            condition = loop._replace(line=line)
+            found.append(f"a {word} under `{source.line_at(condition)}` at {place(condition)}")
+    return f", which has {' and '.join(found)}" if found else ""
 
 
 # By the rounds before.
@@ -259,6 +294,27 @@ def _expected(past: Past) -> list[int]:
 
 # By the source.
 
+HANDLES = "an exception that was raised"
+
+
+def _in_handler(usual: Side, odd: Side) -> Divergence | None:
+    """Return that one side handles an exception, and the other is in the `try` that it came out of."""
+    apart = _first_apart(odd, usual)
+    if apart is None:
+        return None
+    for (one, here), (other, there) in (((odd, apart[0]), (usual, apart[1])), ((usual, apart[1]), (odd, apart[0]))):
+        line = source.handler_of(here.file, here.line, there.line)
+        if line is None:
+            continue
+        handler = here._replace(line=line)
+        text = (
+            f"{_upper(ids_briefly(one.replicas))} handle{'s' if len(one.replicas) == 1 else ''} {HANDLES} in a `try`: "
+            f"`{source.line_at(handler)}` at {place(handler)}; {ids_briefly(other.replicas)} "
+            f"{'is' if len(other.replicas) == 1 else 'are'} still in it."
+        )
+        return Divergence(DivergenceKind.OTHER_BRANCH, one.replicas, other.replicas, (), True, text)
+    return None
+
 
 def _by_source(usual: Side, odd: Side) -> Divergence | None:
     apart = _first_apart(odd, usual)
@@ -268,7 +324,7 @@ def _by_source(usual: Side, odd: Side) -> Divergence | None:
     at_call = (here, there) == (odd.calls[0].location, usual.calls[0].location)
     if at_call and source.is_optional(here.file, here.line, there.line):
         text = (
-            f"{_upper(ids_briefly(odd.replicas))} made 1 call more: {odd.calls[0].call} at {place(here)}, "
+            f"{_upper(ids_briefly(odd.replicas))} made 1 call more: {_brief(odd.calls[0])} at {place(here)}, "
             f"in a branch on the way to {place(there)}."
         )
         return Divergence(DivergenceKind.ADDED, odd.replicas, usual.replicas, (odd.calls[0],), False, text)
@@ -337,7 +393,7 @@ def diff(usual: Side, odd: Side) -> list[str]:
 
 
 def _folded(mark: str, calls: Sequence[CallRecord]) -> list[str]:
-    lines = [f"  {mark}#{call.sequence_number} {call.call}   {place(call.location)}" for call in calls[:3]]
+    lines = [f"  {mark}#{call.sequence_number} {_brief(call)}   {place(call.location)}" for call in calls[:3]]
     return [*lines, f"  {mark}… {count(len(calls) - 3, 'more call')}"] if len(calls) > 3 else lines
 
 

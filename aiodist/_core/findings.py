@@ -19,6 +19,7 @@ class Findings:
         reason, sequence_number, replicas: as in `CollectiveReport`.
         odd: ids of the minority, which is marked; empty on a tie.
         partitions: who arrived, by equal calls, the largest partition first, with the post of its first replica.
+        chains: of each partition, its callers' places from the first one that differs between them down to its call.
         abandoned: ids of those that were cancelled out of the collective.
         refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
         group: what the group is called; None for the run's own.
@@ -37,6 +38,7 @@ class Findings:
     replicas: tuple[ReplicaReport, ...]
     odd: tuple[int, ...]
     partitions: Sequence[tuple[Sequence[int], Post]]
+    chains: Sequence[tuple[Location, ...]]
     abandoned: tuple[int, ...]
     refusals: Mapping[int, str]
     group: str | None

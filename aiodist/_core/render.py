@@ -1,7 +1,7 @@
 """Rendering: what an analysis has found as a person reads it. Headline, who asked for what, what differs, hints.
 
-Every line says something that was found, or is left out. Up to eight replicas have a line each; more are told together
-where they do the same, so that the text on thousands fits a screen.
+Every line says something that was found, or is left out. Replicas that do the same are told together, so that the text
+on thousands fits a screen.
 """
 
 from __future__ import annotations
@@ -11,20 +11,29 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, compare, leaf_text
-from aiodist._core.divergence import branch_line, diff
+from aiodist._core.divergence import HANDLES, branch_line, diff
 from aiodist._core.findings import Findings, Step
 from aiodist._core.report import CallRecord, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
-from aiodist._core.text import count, ids, ids_briefly, place, shown, shown_file
+from aiodist._core.text import WIDTH, count, fitted, ids_briefly, on_a_screen, place, shortened, shown, shown_file
 
 _MOST_PARTITIONS = 12
 _MOST_PATHS = 4
-_MOST_PLACES = 4
+_MOST_PLACES = 6
 _MOST_STEPS = 6
-_LINE_EACH = 8
+_MOST_DEVICES = 2
+_LONGEST_CALL = 60
+_SHORTEST_CALL = 24
+_SHORTEST_LINE = 30
 _LONGEST_PART = 80
-CYCLE_ADVICE = (
-    "Issue the collectives of groups in the same order on every replica, or issue those of each group in a",
-    "task of their own.",
+CYCLE_ADVICE = tuple(
+    fitted(
+        [
+            (
+                "Issue the collectives of groups in the same order on every replica, or issue those of each group in a "
+                "task of their own."
+            )
+        ]
+    )
 )
 
 
@@ -32,8 +41,7 @@ def text(findings: Findings) -> str:
     """Return the whole text."""
     lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
     lines += [*findings.time_limits, *_circle(findings), *_last_agreement(findings)]
-    lines += [*_divergence(findings), *hints(findings)]
-    return "\n".join(lines)
+    return on_a_screen([*lines, *_divergence(findings)], hints(findings))
 
 
 def cycle_text(steps: Sequence[Step]) -> str:
@@ -42,13 +50,14 @@ def cycle_text(steps: Sequence[Step]) -> str:
     lines = [f"{_step(step)} for replica {other}" for step, other in zip(steps, following, strict=True)]
     if len(lines) > _MOST_STEPS:
         lines = [*lines[: _MOST_STEPS - 1], f"… and {len(lines) - _MOST_STEPS} more", lines[-1]]
-    return "\n".join(
+    return on_a_screen(
         [
-            f"{ids(step.replica_id for step in steps)} wait for each other, each in another group's collective",
+            f"{ids_briefly(step.replica_id for step in steps)} wait for each other, each in another group's collective",
             *(f"  {line}," for line in lines[:-1]),
             f"  {lines[-1]}",
-            *CYCLE_ADVICE,
-        ]
+            *source_lines([(at, False) for at in dict.fromkeys(step.location for step in steps)][:_MOST_PLACES]),
+        ],
+        CYCLE_ADVICE,
     )
 
 
@@ -161,29 +170,46 @@ def _who(findings: Findings) -> list[str]:
 
 
 def _rows(findings: Findings) -> list[str]:
+    """Return a line for all replicas that do the same; the odd ones marked, and last."""
     marked = set(findings.odd)
-    if len(findings.replicas) > _LINE_EACH:
-        return _rows_of_many(findings)
-    return _columns(
-        [(r.replica_id in marked, f"replica {r.replica_id}", r.device, *_doing(findings, r)) for r in findings.replicas]
-    )
-
-
-def _rows_of_many(findings: Findings) -> list[str]:
-    """Return a line for all replicas that do the same."""
-    marked = set(findings.odd)
-    alike: dict[tuple[bool, str, str], list[int]] = {}
+    calls = {i: _shown_call(findings, post.call) for members, post in findings.partitions for i in members}
+    alike: dict[tuple[bool, str, str], list[ReplicaReport]] = {}
     for replica in findings.replicas:
-        key = (replica.replica_id in marked, *_doing(findings, replica))
-        alike.setdefault(key, []).append(replica.replica_id)
-    ordered = sorted(alike.items(), key=lambda each: (-len(each[1]), each[1][0]))
+        what, where = _doing(findings, replica)
+        if replica.call is not None:
+            what = calls.get(replica.replica_id, what)
+        alike.setdefault((replica.replica_id in marked, what, where), []).append(replica)
+    ordered = sorted(alike.items(), key=lambda each: (each[0][0], -len(each[1]), each[1][0].replica_id))
     rows = [
-        (mark, ids_briefly(members), count(len(members), "replica"), what, where)
-        for (mark, what, where), members in ordered[:_MOST_PARTITIONS]
+        (mark, ids_briefly(r.replica_id for r in own), _devices(own), what, where)
+        for (mark, what, where), own in ordered[:_MOST_PARTITIONS]
     ]
-    rest = sum(len(members) for _, members in ordered[_MOST_PARTITIONS:])
+    rest = sum(len(own) for _, own in ordered[_MOST_PARTITIONS:])
     more = [f"  … and {count(rest, 'replica')} in {len(ordered) - _MOST_PARTITIONS} more ways"] if rest else []
     return _columns(rows) + more
+
+
+def _devices(replicas: Sequence[ReplicaReport]) -> str:
+    if len(replicas) > _MOST_DEVICES:
+        return count(len(replicas), "replica")
+    return ", ".join(replica.device for replica in replicas)
+
+
+def _shown_call(findings: Findings, call: Call) -> str:
+    """Return a call as text; of a large nest what differs alone."""
+    whole = str(call)
+    if call.structure is None or len(whole) <= _LONGEST_CALL:
+        return whole
+    shown = [call.op] if call.op is not None else []
+    shown.append(count(len(call.paths), "leaf").replace("leafs", "leaves"))
+    field = _LEAF_FIELDS.get(findings.reason)
+    if field is not None:
+        others = [post.call.leaves for _, post in findings.partitions]
+        for path, *leaves in zip(call.paths, call.leaves, *others, strict=False):
+            if len({leaf[field] for leaf in leaves[1:]}) > 1:
+                shown.append(f"value{path}: {leaf_text(*leaves[0])}")
+                break
+    return f"{call.kind}({', '.join(shown)})"
 
 
 def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
@@ -205,24 +231,58 @@ def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
 
 
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
-    widths = [max(map(len, cells)) for cells in zip(*(row[1:4] for row in rows), strict=True)]
-    return [
-        f"{'>' if mark else ' '} {who:<{widths[0]}}  {device:<{widths[1]}}  {what:<{widths[2]}}   {where}".rstrip()
-        for mark, who, device, what, where in rows
-    ]
+    """Return rows in columns; where they do not fit, the call shortened, or the place on a line of its own."""
+    who, device, what, where = (max(map(len, cells)) for cells in zip(*(row[1:] for row in rows), strict=True))
+    room = WIDTH - (2 + who + 2 + device + 2)
+    if room - 3 - where < what:
+        brief = [(*row[:4], row[4].partition(" in ")[0]) for row in rows]
+        where = max(len(row[4]) for row in brief)
+        rows = rows if room - 3 - where < min(what, _SHORTEST_CALL) else brief
+    stacked = room - 3 - where < min(what, _SHORTEST_CALL)
+    what = min(what, room if stacked else room - 3 - where)
+    lines = []
+    for mark, *cells, at in rows:
+        cells[2] = shortened(cells[2], what)
+        start = f"{'>' if mark else ' '} {cells[0]:<{who}}  {cells[1]:<{device}}  "
+        if stacked:
+            lines += [f"{start}{cells[2]}".rstrip(), *([f"{'>' if mark else ' '}     {at}"] if at else [])]
+        else:
+            lines.append(f"{start}{cells[2]:<{what}}   {at}".rstrip())
+    return lines
 
 
 def _source_lines(findings: Findings) -> list[str]:
-    """Return the source line of each place that was named, the odd ones marked; the first few places."""
+    """Return the source line of each place that was named, the odd ones marked; the first few places.
+
+    Of a call in a helper that several callers share, the callers' lines stand before it.
+    """
     marked = set(findings.odd)
+    chains = {members[0]: chain for (members, _), chain in zip(findings.partitions, findings.chains, strict=False)}
     places: dict[Location, bool] = {}
+    shared: dict[Location, bool] = {}
     for replica in sorted(findings.replicas, key=lambda replica: replica.replica_id in marked):
-        at = replica.location or replica.ended_at or (replica.stack[-1] if replica.stack else None)
-        if at is not None and len(places) < _MOST_PLACES:
-            places.setdefault(at, replica.replica_id in marked)
-    lines = [(mark, place(at), source.line_at(at)) for at, mark in places.items()]
+        odd = replica.replica_id in marked
+        for at in chains.get(replica.replica_id, ()):
+            places.setdefault(at, odd)
+        here = replica.location or replica.ended_at or (replica.stack[-1] if replica.stack else None)
+        if here is not None:
+            (shared if any(chains.values()) else places).setdefault(here, odd)
+    return source_lines([*places.items(), *((at, False) for at in shared)][:_MOST_PLACES])
+
+
+def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
+    """Return the source lines at some places, some of which are marked."""
+    lines = [(mark, place(at), source.line_at(at)) for at, mark in places]
     width = max((len(where) for _, where, line in lines if line), default=0)
-    return [f"{'>' if mark else ' '}   {where:<{width}}  {line}" for mark, where, line in lines if line]
+    return [
+        f"{'>' if mark else ' '}   {where:<{width}}  {_cut(line, max(_SHORTEST_LINE, WIDTH - width - 6))}"
+        for mark, where, line in lines
+        if line
+    ]
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else f"{line[: width - 1]}…"
 
 
 def _waits(findings: Findings) -> list[str]:
@@ -424,6 +484,10 @@ def _divergence(findings: Findings) -> list[str]:
 
 def hints(findings: Findings) -> list[str]:
     """Return the last lines of a text: what to do."""
+    return fitted(_hints(findings))
+
+
+def _hints(findings: Findings) -> list[str]:
     if findings.races and findings.sides is None and len(findings.partitions) > 1:
         return [*findings.races[:2], *_RACE]
     found = _of_its_own(findings) or _by_divergence(findings)
@@ -448,6 +512,8 @@ def _by_divergence(findings: Findings) -> list[str]:
         return _UNEVEN
     if kind is DivergenceKind.SWAPPED:
         return _SWAPPED
+    if findings.divergence is not None and HANDLES in findings.divergence.text:
+        return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
     if one_more_or_less and _on_one_line(findings):
         return _ITEMS
@@ -464,13 +530,17 @@ _UNEVEN = [
     _JOIN,
 ]
 _RACE = [
-    "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group of",
-    "its own: ctx.new_group(range(ctx.num_replicas_in_sync)).",
+    (
+        "The order of racing tasks may differ on other replicas: await them one after the other, or give each a group "
+        "of its own: ctx.new_group(range(ctx.num_replicas_in_sync))."
+    ),
 ]
 _SWAPPED = ["Iterate over sorted keys, or reduce one dict: then the order is the same on every replica."]
 _ITEMS = [
-    "The calls are on one line, in a loop over items that differ by replica: iterate over the same items in the same",
-    "order on every replica, with zeros where one has no value, or reduce one dict.",
+    (
+        "The calls are on one line, in a loop over items that differ by replica: iterate over the same items in the "
+        "same order on every replica, with zeros where one has no value, or reduce one dict."
+    ),
 ]
 _CONDITION = [
     "A condition on a replica's own data is the usual cause: reduce the condition first, e.g.",
@@ -483,12 +553,20 @@ def _on_one_line(findings: Findings) -> bool:
     return len({replica.location for replica in findings.replicas if replica.location is not None}) == 1
 
 
+def _name_hint(findings: Findings) -> list[str]:
+    if _on_one_line(findings):
+        return _ITEMS
+    return ["The names differ: calls that are meant to be one collective have the same name."]
+
+
 def _abandoned_hint(findings: Findings) -> list[str]:
     if findings.refusals:
         return ["Only that worker raises the error in its arguments; the others wait for its call."]
     return [
-        "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around the",
-        "whole run, or set CommunicationOptions(timeout_seconds=...).",
+        (
+            "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around "
+            "the whole run, or set CommunicationOptions(timeout_seconds=...)."
+        ),
     ]
 
 
@@ -552,10 +630,12 @@ def _timeout_hint(findings: Findings) -> list[str]:
 
 _BY_REASON: dict[Reason, list[str] | Callable[[Findings], list[str]]] = {
     Reason.KIND: [
-        "Every replica must issue the same collectives in the same order. Does one of these calls stand under a",
-        "condition that depends on the replica?",
+        (
+            "Every replica must issue the same collectives in the same order. Does one of these calls stand under a "
+            "condition that depends on the replica?"
+        ),
     ],
-    Reason.NAME: ["The names differ: calls that are meant to be one collective have the same name."],
+    Reason.NAME: _name_hint,
     Reason.REDUCE_OP: _reduce_op_hint,
     Reason.AXIS: _axis_hint,
     Reason.SOURCE: _source_hint,
@@ -565,8 +645,10 @@ _BY_REASON: dict[Reason, list[str] | Callable[[Findings], list[str]]] = {
     Reason.DTYPE: _dtype_hint,
     Reason.DEVICE: ["Every replica must pass the same type of array or number."],
     Reason.CALL_SITE: [
-        "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or iterate",
-        "over sorted keys. If the places are meant to meet, give both calls the same name=.",
+        (
+            "Equal calls from different places are usually two collectives in swapped order: reduce one dict, or "
+            "iterate over sorted keys. If the places are meant to meet, give both calls the same name=."
+        ),
     ],
     Reason.EXITED: [
         "Every replica must make as many collectives as the others: decide together when to stop, e.g.",

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aiodist._core.call import Call, Function, OrderCheck, Place, Post, fingerprint
 from aiodist._core.report import Location, ReplicaState
-from aiodist._core.text import ids, place
+from aiodist._core.text import ids_briefly, place, shortened
 
 GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
 """What a group is known by in every process: its members, its name, how many with these were made before it.
@@ -131,10 +131,10 @@ class GroupRecord:
         if number < 0:
             return None
         if name is not None:
-            return f"group {name!r} of {ids(members)}"
+            return f"group {shortened(repr(name), 40)} of {ids_briefly(members)}"
         being_made = any(slot.number < 0 for slot in self.open)  # its members may not agree on the place
         made_at = None if being_made or self.made_at is None else f" made at {place(self.made_at.location)}"
-        return f"the group of {ids(members)}{made_at or ''}"
+        return f"the group of {ids_briefly(members)}{made_at or ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from aiodist._core.report import Location
@@ -28,16 +27,34 @@ def line_at(location: Location) -> str:
 
 
 def branch_between(file: str, line: int, other: int) -> int | None:
-    """Return the line of the branch that separates two lines of one function.
+    """Return the line of the branch in whose different arms two lines of one function stand; None for none.
 
-    It is the first that does, and of those inside it that separate them in the same way the innermost.
+    An `if` without an `else` counts where one line stands in it, and the other behind it or, in the same loop, before
+    it. Where it cannot be known that both have passed the branch, as inside of other branches or loops that hold only
+    one of the lines, the answer is None.
     """
     between = _branches_between(file, line, other)
-    if not between:
+    both = [node for node in between if _arm(node, line) is not None and _arm(node, other) is not None]
+    if both:
+        return both[0].lineno if isinstance(both[0], (ast.If, ast.Match, ast.IfExp)) else None
+    if len(between) != 1 or not isinstance(between[0], ast.If):
         return None
-    first = between[0]
-    taken = _arm(first, line) is not None
-    return max(n.lineno for n in between if n.lineno <= _end(first) and (_arm(n, line) is not None) is taken)
+    outside = other if _arm(between[0], line) is not None else line
+    if outside > _end(between[0]):
+        return between[0].lineno
+    loops = [node for node in _nodes(file) if isinstance(node, _LOOPS) and _arm(node, outside) == "body"]
+    around = max(loops, key=lambda node: node.lineno, default=None)
+    passed = around is not None and not any(isinstance(one, ast.Continue) for one in ast.walk(around))
+    return between[0].lineno if passed else None
+
+
+def handler_of(file: str, line: int, other: int) -> int | None:
+    """Return the line of the `except` clause that one line stands in, where the other stands in its `try`."""
+    for node in _branches_between(file, line, other):
+        arm = _arm(node, line) or ""
+        if isinstance(node, ast.Try) and arm.startswith("handlers") and _arm(node, other) == "body":
+            return node.handlers[int(arm.removeprefix("handlers"))].lineno
+    return None
 
 
 def is_optional(file: str, line: int, other: int) -> bool:
@@ -64,20 +81,29 @@ def loop_left(file: str, inside: int, outside: int) -> int | None:
     return min((line for line in loops if _stands_in_loop(file, line, inside)), default=None)
 
 
-def breaks(file: str, loop: int) -> list[int]:
-    """Return the lines of the `break` statements that leave the loop at a line."""
-    return sorted({line for node in _nodes(file) if isinstance(node, _LOOPS) and node.lineno == loop
-                   for line in _breaks(node.body)})  # fmt: skip
+def conditions_in(file: str, loop: int) -> dict[str, list[int]]:
+    """Return the lines of a loop's own `if` statements that end in `break`, and of those that end in `continue`.
+
+    Only those that stand in the loop itself, and so are looked at in every round that comes to them.
+    """
+    found: dict[str, list[int]] = {}
+    for node in _nodes(file):
+        if isinstance(node, _LOOPS) and node.lineno == loop:
+            for one in node.body:
+                last = one.body[-1] if isinstance(one, ast.If) else None
+                if isinstance(last, (ast.Break, ast.Continue)):
+                    found.setdefault(type(last).__name__.lower(), []).append(one.lineno)
+                if isinstance(last, ast.Continue):
+                    break  # what stands behind it is not looked at in every round
+    return found
 
 
-def _breaks(nodes: Iterable[ast.AST]) -> Iterator[int]:
-    for node in nodes:
-        if isinstance(node, ast.Break):
-            yield node.lineno
-        elif isinstance(node, _LOOPS):
-            yield from _breaks(node.orelse)
-        elif not isinstance(node, _SCOPES):
-            yield from _breaks(ast.iter_child_nodes(node))
+def is_in_one_loop(file: str, line: int, other: int) -> bool:
+    """Whether two lines stand in the body of a common loop."""
+    return any(
+        isinstance(node, _LOOPS) and node.lineno < line and _arm(node, line) == _arm(node, other) == "body"
+        for node in _nodes(file)
+    )
 
 
 def condition_of(file: str, line: int) -> int | None:
@@ -133,10 +159,12 @@ def _arm(node: ast.AST, line: int) -> str | None:
 
 
 def time_limit_around(file: str, line: int) -> tuple[int, str] | None:
-    """Return line and code of the innermost timeout or cancel scope whose block a line stands in."""
-    found = [
+    """Return line and code of the innermost timeout or cancel scope whose block a line stands in, or of `wait_for`."""
+    text = "".join(linecache.getlines(file))
+    found = [(node.lineno, ast.unparse(node)) for node in _waits_for(text) if node.lineno <= line <= _end(node)]
+    found += [
         (node.lineno, ast.unparse(item.context_expr))
-        for node in _with_blocks("".join(linecache.getlines(file)))
+        for node in _with_blocks(text)
         for item in node.items
         if node.body[0].lineno <= line <= (node.end_lineno or line) and _limits_time(item.context_expr)
     ]
@@ -153,3 +181,9 @@ def _limits_time(expression: ast.expr) -> bool:
 @lru_cache(maxsize=16)
 def _with_blocks(source: str) -> tuple[ast.With | ast.AsyncWith, ...]:
     return tuple(node for node in _parsed(source) if isinstance(node, (ast.With, ast.AsyncWith)))
+
+
+@lru_cache(maxsize=16)
+def _waits_for(source: str) -> tuple[ast.Call, ...]:
+    calls = (node for node in _parsed(source) if isinstance(node, ast.Call))
+    return tuple(node for node in calls if getattr(node.func, "attr", getattr(node.func, "id", "")) == "wait_for")

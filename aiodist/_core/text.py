@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterable, Sequence
 
 from aiodist._core.report import Location
 
+WIDTH = 100
+"""How many columns a report has, but for the name of the error that Python puts in front of it."""
+
+MOST_LINES = 40
 _MOST_RUNS = 4
+_LONGEST_WORD = 60
+_PLACE = re.compile(r":\d+\W*$")
 
 
 def ids(replicas: Iterable[int], noun: str = "replica") -> str:
@@ -45,8 +53,8 @@ def count(number: int, noun: str) -> str:
 
 
 def shown(location: Location) -> str:
-    """Return a location as text, its file relative to the working directory where it lies below it."""
-    return f"{place(location)} in {location.function}" if location.file else ""
+    """Return a location as text: its place, and the function that it is in."""
+    return f"{place(location)} in {shortened(location.function, 40)}" if location.file else place(location)
 
 
 def place(location: Location) -> str:
@@ -55,8 +63,64 @@ def place(location: Location) -> str:
 
 
 def shown_file(file: str) -> str:
-    """Return a file's name, relative to the working directory where it lies below it."""
+    """Return a file's name as a person knows it.
+
+    One below the working directory, or of an installed package, is named from there; a notebook's cell by its number.
+    """
     from pathlib import Path  # nothing else of what every program imports needs it
 
+    cell = _CELL.search(file)
+    if cell is not None:
+        return _number_of_cell(file) or file
     here = f"{Path.cwd()}{os.sep}"
-    return file.removeprefix(here)
+    if file.startswith(here) and f"{os.sep}site-packages{os.sep}" not in file:
+        return file.removeprefix(here)
+    return file.rpartition(f"{os.sep}site-packages{os.sep}")[2]
+
+
+_CELL = re.compile(r"ipykernel_\d+[/\\]\d+\.py$|^<ipython-input-(\d+)-")
+
+
+def _number_of_cell(file: str) -> str | None:
+    """Return what IPython calls a cell, by the name that its code was compiled under; None where that is not known."""
+    named = re.match(r"<ipython-input-(\d+)-", file)
+    if named is not None:
+        return f"Cell In[{named[1]}]"
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return f"Cell In[{numbers[file]}]" if file in numbers else None
+
+
+# Lines that fit.
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text with its middle left out where it is longer than that."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def fitted(lines: Iterable[str]) -> list[str]:
+    """Return lines broken so that each fits the width of a report; what is longer in itself than that stays whole."""
+    from textwrap import wrap
+
+    found: list[str] = []
+    for line in (part for whole in lines for part in whole.split("\n")):
+        if len(line) <= WIDTH:
+            found.append(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip("> ")))
+        words = " ".join(word if _PLACE.search(word) else shortened(word, _LONGEST_WORD) for word in line.split(" "))
+        found += wrap(words, WIDTH, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+    return found
+
+
+def on_a_screen(lines: Iterable[str], advice: Sequence[str] = ()) -> str:
+    """Return lines, and at the end advice, as a text that fits a screen."""
+    found = fitted(lines)
+    most = MOST_LINES - len(advice)
+    if len(found) > most:
+        found = [*found[: most - 1], f"… and {count(len(found) - most + 1, 'line')} more"]
+    return "\n".join([*found, *advice])

@@ -58,10 +58,11 @@ def line(text: str) -> int:
     ("one", "other", "branch"),
     [
         ("barrier", "first", "if odd"),
-        ("second", "fifth", "for _"),
+        ("second", "fifth", None),  # a loop is told of as one
         ("third", "fourth", "if odd"),
         ("sixth", "seventh", "match odd"),
-        ("eighth", "ninth", "try"),
+        ("eighth", "ninth", None),  # nobody branches at the `try`
+        ("third", "second", None),  # whether it went on is not known: the loop has a `continue`
         ("tenth", "eleventh", None),
     ],
 )
@@ -96,27 +97,27 @@ def test_the_loop_that_a_line_has_left(file: str) -> None:
     assert source.loop_left(file, line("eighth("), line("first(")) is None
 
 
-def test_the_breaks_of_a_loop_are_its_own(tmp_path: Path) -> None:
+def test_the_conditions_on_which_a_loop_or_a_round_of_it_is_left_are_its_own(tmp_path: Path) -> None:
     path = tmp_path / "loops.py"
     path.write_text(
         "while True:\n"  # 1
-        "    if odd:\n"
-        "        break\n"  # 3
-        "    for _ in things:\n"  # 4
+        "    if odd:\n"  # 2
         "        break\n"
-        "    else:\n"
-        "        with thing: break\n"  # 7
-        "    def f():\n"
-        "        for _ in things: break\n"  # 9
-        "else:\n"
-        "    pass\n"
+        "    for _ in things:\n"  # 4
+        "        if even:\n"  # 5
+        "            continue\n"
+        "        if behind:\n"
+        "            break\n"
+        "    if other:\n"  # 9
+        "        log()\n"
+        "        break\n"
     )
-    assert source.breaks(str(path), 1) == [3, 7]
-    assert source.breaks(str(path), 4) == [5]
-    assert source.breaks(str(path), 9) == [9]
-    assert source.breaks(str(path), 2) == []
+    assert source.conditions_in(str(path), 1) == {"break": [2, 9]}
+    assert source.conditions_in(str(path), 4) == {"continue": [5]}
+    assert source.conditions_in(str(path), 2) == {}
     assert source.condition_of(str(path), 3) == 2
-    assert source.condition_of(str(path), 7) is None
+    assert source.is_in_one_loop(str(path), 4, 9)
+    assert not source.is_in_one_loop(str(path), 1, 9)
 
 
 def test_the_innermost_time_limit_around_a_line(file: str) -> None:
