@@ -16,13 +16,12 @@ from aiodist._core.findings import Findings, Step
 from aiodist._core.report import CallRecord, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
 from aiodist._core.text import WIDTH, count, fitted, ids_briefly, on_a_screen, place, shortened, shown, shown_file
 
-_MOST_PARTITIONS = 12
+_MOST_PARTITIONS = 8
 _MOST_PATHS = 4
 _MOST_PLACES = 6
 _MOST_STEPS = 6
 _MOST_DEVICES = 2
 _LONGEST_CALL = 60
-_SHORTEST_CALL = 24
 _SHORTEST_LINE = 30
 _LONGEST_PART = 80
 CYCLE_ADVICE = tuple(
@@ -231,21 +230,15 @@ def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
 
 
 def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
-    """Return rows in columns; where they do not fit, the call shortened, or the place on a line of its own."""
+    """Return rows in columns; where they do not fit, with the places on lines of their own."""
     who, device, what, where = (max(map(len, cells)) for cells in zip(*(row[1:] for row in rows), strict=True))
     room = WIDTH - (2 + who + 2 + device + 2)
-    if room - 3 - where < what:
-        brief = [(*row[:4], row[4].partition(" in ")[0]) for row in rows]
-        where = max(len(row[4]) for row in brief)
-        rows = rows if room - 3 - where < min(what, _SHORTEST_CALL) else brief
-    stacked = room - 3 - where < min(what, _SHORTEST_CALL)
-    what = min(what, room if stacked else room - 3 - where)
+    stacked = what + 3 + where > room
     lines = []
     for mark, *cells, at in rows:
-        cells[2] = shortened(cells[2], what)
         start = f"{'>' if mark else ' '} {cells[0]:<{who}}  {cells[1]:<{device}}  "
         if stacked:
-            lines += [f"{start}{cells[2]}".rstrip(), *([f"{'>' if mark else ' '}     {at}"] if at else [])]
+            lines += [f"{start}{shortened(cells[2], room)}".rstrip(), *([f"      {at}"] if at else [])]
         else:
             lines.append(f"{start}{cells[2]:<{what}}   {at}".rstrip())
     return lines
