@@ -113,7 +113,13 @@ def fitted(lines: Iterable[str]) -> list[str]:
             continue
         indent = " " * (len(line) - len(line.lstrip("> ")))
         words = " ".join(word if _PLACE.search(word) else shortened(word, _LONGEST_WORD) for word in line.split(" "))
-        found += wrap(words, WIDTH, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+        found += wrap(
+            words,
+            WIDTH,
+            subsequent_indent=f"{indent}    " if indent else "  ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
     return found
 
 
