@@ -56,6 +56,6 @@ def test_mismatch_shows_the_report_with_the_lines_of_the_program(capsys: pytest.
     (reduction,) = (number for number, line in numbered.items() if "ctx.all_reduce(" in line)
     report = out[out.index("CollectiveMismatchError: replicas disagree at collective #2") :]
     assert re.search(rf"^ *> replica 2 +CPU:2 +barrier\(\)\s+\S*mismatch\.py:{barrier} in learn$", report, re.MULTILINE)
-    others = rf"^ +replica [013] .*all_reduce\(MEAN, .*mismatch\.py:{reduction} in learn$"
-    assert len(re.findall(others, report, re.MULTILINE)) == 3
+    others = rf"^ +replicas 0, 1 and 3 .*all_reduce\(MEAN, .*\s+\S*mismatch\.py:{reduction} in learn$"
+    assert re.search(others, report, re.MULTILINE)
     assert "exit code is 0" in out
