@@ -29,8 +29,6 @@ from aiodist._core.report import (
     ReplicaReport,
     ReplicaState,
 )
-from aiodist._data.dataset import NumpyDataset
-from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.handle import CollectiveHandle
 from aiodist._strategy.aggregation import VariableAggregation, VariableSynchronization
@@ -57,17 +55,26 @@ from aiodist._version import __version__ as __version__
 from aiodist_kernels import ReduceOp
 
 if typing.TYPE_CHECKING:
+    from aiodist._data.dataset import NumpyDataset
+    from aiodist._data.distributed import DistributedDataset, DistributedIterator, InputContext, ValueContext
     from aiodist._strategy.multi_worker import MultiWorkerMirroredStrategy
 else:
+    _LATER = {
+        "MultiWorkerMirroredStrategy": "_strategy.multi_worker",
+        "NumpyDataset": "_data.dataset",
+        **dict.fromkeys(
+            ["DistributedDataset", "DistributedIterator", "InputContext", "ValueContext"], "_data.distributed"
+        ),
+    }
 
     def __getattr__(name: str) -> object:
-        """Load what connects workers for those who ask for it: it is a fifth of this package."""
-        if name != "MultiWorkerMirroredStrategy":
+        """Load what not every program needs for those who ask for it: several workers, and datasets."""
+        if name not in _LATER:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from aiodist._strategy.multi_worker import MultiWorkerMirroredStrategy
+        from importlib import import_module
 
-        globals()[name] = MultiWorkerMirroredStrategy
-        return MultiWorkerMirroredStrategy
+        found = globals()[name] = getattr(import_module(f"aiodist.{_LATER[name]}"), name)
+        return found
 
     def __dir__() -> list[str]:
         return sorted({*globals(), *__all__})

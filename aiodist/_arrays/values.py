@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from html import escape
 from numbers import Number
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
@@ -112,6 +111,8 @@ class DistributedValues(Generic[T]):
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks."""
+        from html import escape
+
         rows = self._lines(
             lambda ids, component: f"<tr><th>{ids}</th><td><pre>{escape(repr(component))}</pre></td></tr>",
             "<tr><th>…</th><td>{} more</td></tr>",

@@ -17,7 +17,6 @@ import os
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from hashlib import blake2b
 from types import CodeType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -135,6 +134,8 @@ class Function:
 
 def code_digest(code: CodeType) -> str:
     """Return a text that is equal for equal code, in this process and in others that run the same Python."""
+    from hashlib import blake2b  # for several workers alone
+
     found = blake2b(code.co_code, digest_size=12)
     for constant in code.co_consts:
         found.update((code_digest(constant) if isinstance(constant, CodeType) else repr(constant)).encode())
@@ -315,6 +316,8 @@ def path_of(sites: Iterable[Site]) -> tuple[Place, ...]:
 
 def digest(order_check: OrderCheck, posts: Sequence[Post]) -> bytes:
     """Return 16 bytes that differ where the fingerprints of some posts do, also between processes."""
+    from hashlib import blake2b
+
     found = blake2b(digest_size=16)
     for post in posts:
         found.update(repr(fingerprint(order_check, post)).encode())

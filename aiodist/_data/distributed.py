@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
 
-_END: Final = object()
+from aiodist._data.share import FillUp
 
-FillUp = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
-"""Returns a step's batches, after other workers have said whether they have some; none at the end."""
+_END: Final = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +42,6 @@ class StepRule:
                 "the workers agree at every step whether any has data left, and that is awaited: iterate with "
                 "`async for batch in dataset`"
             )
-
-
-class Share(NamedTuple):
-    """Which of a strategy's replicas this process has.
-
-    Attributes:
-        replicas: how many there are over all workers.
-        mine: the ids of those that are here.
-        workers: how many workers there are.
-        rank: which of them this is.
-        fill_up: how the workers agree on a step; None without other workers.
-    """
-
-    replicas: int
-    mine: range
-    workers: int = 1
-    rank: int = 0
-    fill_up: FillUp | None = None
 
 
 @dataclass(frozen=True, slots=True)

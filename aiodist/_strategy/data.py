@@ -5,16 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiodist._arrays.values import regroup_data, select_replica
 from aiodist._core.errors import ReplicaContextError
-from aiodist._data.batches import cut, group
-from aiodist._data.dataset import NumpyDataset
-from aiodist._data.distributed import DistributedDataset, InputContext, Share, StepRule, ValueContext
+from aiodist._data.share import Share
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
 from aiodist._strategy.scope import HasReplicas, require_cross_replica, strategy_in_force
+
+if TYPE_CHECKING:
+    from aiodist._data.dataset import NumpyDataset
+    from aiodist._data.distributed import DistributedDataset, InputContext, ValueContext
+
+# Datasets are imported by the methods that make one: most programs make none.
 
 
 class DataMethods(HasReplicas):
@@ -41,6 +45,8 @@ class DataMethods(HasReplicas):
         """
         require_cross_replica(self, "strategy.experimental_distribute_dataset")
         _check_options(options)
+        from aiodist._data.distributed import DistributedDataset, StepRule
+
         rule = StepRule(1, partial(_my_parts, self._replicas.share), _refuse_inside_replica)
         return DistributedDataset(dataset, rule)
 
@@ -72,6 +78,9 @@ class DataMethods(HasReplicas):
         require_cross_replica(self, "strategy.distribute_datasets_from_function")
         _check_options(options)
         share = self._replicas.share
+        from aiodist._data.batches import group
+        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule
+
         dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
         size = len(share.mine)
         rule = StepRule(size, partial(group, num_replicas=size), _refuse_inside_replica, share.fill_up)
@@ -104,6 +113,8 @@ class DataMethods(HasReplicas):
         """
         require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
         replicas, mine, *_ = self._replicas.share
+        from aiodist._data.distributed import ValueContext
+
         values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
         return regroup_data(values, "values", mine)
 
@@ -122,12 +133,16 @@ class DataMethods(HasReplicas):
         require_cross_replica(self, "strategy.experimental_make_numpy_dataset")
         if session is not None:
             raise TypeError(f"session must be None, there are no sessions here, got {session!r}")
+        from aiodist._data.dataset import NumpyDataset
+
         return NumpyDataset(numpy_input)
 
 
 def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
     """Return the parts of a step's only batch that belong to this process's replicas."""
     (batch,) = batches
+    from aiodist._data.batches import cut
+
     parts = cut(batch, share.replicas)
     if len(share.mine) == share.replicas:
         return parts

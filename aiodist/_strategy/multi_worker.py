@@ -12,7 +12,7 @@ from aiodist._arrays import environment
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
 from aiodist._core.report import ReplicaState
-from aiodist._data.distributed import Share
+from aiodist._data.share import Share
 from aiodist._data.workers import fill_up
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import CrossReplica, current

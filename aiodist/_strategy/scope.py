@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist._data.distributed import Share
+from aiodist._data.share import Share
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, Entries, MakesRuns, current
 
