@@ -25,7 +25,7 @@ from tests.collectives.kinds_of_values import (
 )
 from tests.runtime.programs import here, mirrored, on_each, replica, results
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.filterwarnings("ignore:every leaf of this value is None")]
 
 COUNTS = (1, 3)
 NUMBERS = {**ARRAYS, **SCALARS}
