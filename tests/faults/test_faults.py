@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import random
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import anyio
@@ -39,6 +42,10 @@ def check_error(case: Case, error: BaseException | None) -> None:
     if isinstance(error, CollectiveError):
         assert error.report.reason is case.reason, error
         assert case.suspects is None or error.report.suspects == case.suspects, error
+        lines = str(error.report).splitlines()
+        assert len(lines) <= 40
+        if case.reason is not Reason.DEADLOCK:  # a controlled loop lists the tasks that stand still
+            assert all(len(line) <= 100 for line in lines), error
         missing = [place for place in case.named_lines() if place not in str(error.report)]
         assert not missing, f"{missing} not named in\n{error.report}"
 
@@ -66,6 +73,28 @@ def test_case_on_every_event_loop(case: Case) -> None:
 
     for backend, options in loops(case):
         check_error(case, anyio.run(main, backend=backend, backend_options=options))
+
+
+@each([case for case in FAULTS if case.reason not in (None, Reason.DEADLOCK) and not case.scheduled])
+def test_lines_that_a_report_names_were_executed(case: Case) -> None:
+    executed: set[str] = set()
+
+    def note(frame: FrameType, event: str, arg: object) -> Any:
+        if "faults" in frame.f_code.co_filename:
+            executed.add(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
+            return note
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        found = run_under(program_of(case), Order(), seed=0, seconds=20).error
+    finally:
+        sys.settrace(before)
+    assert isinstance(found, CollectiveError)
+    named = set(re.findall(r"faults/(\w+\.py:\d+)", str(found.report)))
+    assert named
+    assert named <= executed, f"{named - executed} in\n{found.report}"
 
 
 def program_of(case: Case) -> Program:
