@@ -106,7 +106,7 @@ def test_notebook_prints_what_it_should_and_stands_in_the_page() -> None:
     file = EXAMPLES / "notebook.ipynb"
     cells = ["".join(cell["source"]) for cell in json.loads(file.read_text())["cells"] if cell["cell_type"] == "code"]
     page = (ROOT / "docs" / "how-to.md").read_text(encoding="utf-8")
-    assert all(f"```ipython\n{cell}\n```" in page for cell in cells[2:])
+    assert all(f"```py\n{cell}\n```" in page for cell in cells[2:])
     skip_without("nbclient", "ipykernel")
     program = (
         "import nbformat, nbclient, sys; book = nbformat.read(sys.argv[1], 4); nbclient.NotebookClient(book).execute();"
