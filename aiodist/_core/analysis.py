@@ -356,7 +356,8 @@ class _Case:
         if len(sides) == 1:
             return gone
         if len(sides[0]) == len(sides[1]):
-            return ()
+            undecided = len(missing) - len(gone)  # they may still come to those who wait
+            return gone if gone and undecided and len(there) == 1 else ()
         return tuple(sorted(i for side in sides[1:] for i in side))
 
     def _everyone(self) -> tuple[int, ...]:
