@@ -54,7 +54,7 @@ def _rule(op: ReduceOp, dtype: DType, accumulate: Accumulate, partial: bool) -> 
 def _on_host(specs: Sequence[Spec]) -> tuple[int, list[DeviceArray]]:
     """Make arrays in the host's memory that devices copy to and from; return where they begin, and each of them.
 
-    To lock pages takes a driver some tens of microseconds, so all that is brought together is in one piece.
+    To lock pages takes a driver some tens of microseconds, so all that is contributed together is in one piece.
     """
     begins = [0, *running_sums(room(*spec) for spec in specs)]
     driver, size = enqueue.queue().driver, max(1, begins.pop())
@@ -119,7 +119,7 @@ class LeafExecutor:
         Args:
             columns: by leaf, the inputs.
             takers: by leaf, the GPU, or the host, of each who gets a result.
-            outs: by leaf and taker, a buffer for the result; None where the taker brought none.
+            outs: by leaf and taker, a buffer for the result; None where the taker passed none.
 
         Raises:
             ImportError: what compiles or launches kernels is not installed.
@@ -167,7 +167,7 @@ class DeviceRun:
 
         Args:
             result: makes the result of those by leaf and taker, which are the frameworks' arrays, NumPy's in the host's
-                memory, and None for who brought a buffer; for the event loop's thread.
+                memory, and None for who passed a buffer; for the event loop's thread.
         """
         schedule = self._plan.schedule
         if not schedule.is_loaded() and any(array.stream == PER_THREAD_DEFAULT_STREAM for array in self._inputs):
@@ -236,7 +236,7 @@ class DeviceExecutor:
         absent: those that take part with nothing.
         accumulate: as in `aiodist_kernels.reduce`.
         devices: by position, the replicas' logical devices.
-        targets: the GPUs that get a result each, instead of those that bring something.
+        targets: the GPUs that get a result each, instead of those that contribute something.
 
     Attributes:
         shared: False: there is a result for each position, or target.
@@ -371,7 +371,7 @@ def bring_up(
         columns: by leaf, one result for all who take it, or one for each; all from one call of `staged`.
         takers: by leaf, the GPU of each.
         devices: the names of logical devices on whose streams buffers may be used.
-        outs: by leaf and taker, a buffer for the result; None where the taker brought none.
+        outs: by leaf and taker, a buffer for the result; None where the taker passed none.
     """
     plans = [LeafPlan(len(column), (), tuple([Result((place,)) for place in range(len(column))])) for column in columns]
     specs = tuple([(array.shape, array.dtype) for column in columns for array in column])
@@ -403,7 +403,7 @@ def to_host(
 
     Args:
         collective: what is asked for.
-        values: by position, what replicas bring, with arrays on GPUs; None for those that bring nothing.
+        values: by position, what replicas contribute, with arrays on GPUs; None for those that contribute nothing.
         devices: their logical devices.
         accumulate: as in `aiodist_kernels.reduce`.
         folded: arrays of GPUs are folded to one, a `Folded` in the first place, with None in the others.
@@ -447,7 +447,7 @@ def from_host(
 
     Args:
         collective: what was asked for.
-        values: by position, what replicas brought; None for those that brought nothing.
+        values: by position, what replicas contributed; None for those that contributed nothing.
         result: on the host: a leaf or a list of leaves for all, or a list of such, one for each.
         devices: the replicas' logical devices.
         outs: by position, buffers that the results are wanted in.
@@ -481,7 +481,7 @@ def from_host(
 
 
 def _given(mark: LeafMark, column: Sequence[Any], shared: bool, buffers: Sequence[Any]) -> Sequence[Any]:
-    """Return each replica's result of a leaf on the host, which is in its buffer where it brought one."""
+    """Return each replica's result of a leaf on the host, which is in its buffer where it passed one."""
     if shared:
         count = len(buffers)
         column = mark.give_each(column[0], count) if isinstance(mark, HostType) else [column[0]] * count

@@ -26,7 +26,7 @@ from aiodist._gpu.steps import APART, HOST, Job, Move, Place, View, whole
 from aiodist_kernels.rules import Rule
 
 Column: TypeAlias = Sequence[DeviceArray]
-"""One leaf of all that bring it, in order."""
+"""One leaf of all that contribute it, in order."""
 
 BYTE: Final = np.dtype(np.uint8)
 
@@ -77,7 +77,7 @@ class DevicePlan(NamedTuple):
         makes: arrays to be made, whose numbers follow.
         total: how many they are.
         results: for each leaf and taker, which of those it gets, or which in the host's memory: -1 for the first. None
-            for a taker that brought a buffer.
+            for a taker that passed a buffer.
         schedule: what is enqueued.
     """
 
@@ -96,10 +96,10 @@ class Leaf(NamedTuple):
 
 
 class Buffers:
-    """The buffers on devices that takers brought for their results.
+    """The buffers on devices that takers passed for their results.
 
     Args:
-        outs: by leaf and taker, a buffer; None where a taker brought none.
+        outs: by leaf and taker, a buffer; None where a taker passed none.
         columns: by leaf, the inputs.
 
     Attributes:
@@ -312,6 +312,6 @@ def plan_on_devices(
         columns: by leaf, the inputs. Those in the host's memory are in one piece.
         takers: by leaf, the GPU, or the host, of each who gets a result.
         rule: returns the rule that folds a dtype.
-        buffers: those that takers brought.
+        buffers: those that takers passed.
     """
     return _Planner(leaves, columns, takers, rule, buffers).plan()

@@ -18,7 +18,7 @@ class Executor(Protocol):
 
     Attributes:
         shared: one result serves all; else there is a list of results by position, with None for those that are absent
-            or brought buffers.
+            or passed buffers.
     """
 
     @property
@@ -30,7 +30,7 @@ class Executor(Protocol):
         """Carry it out.
 
         Args:
-            values: by position, what each replica brings: a leaf, or a list of leaves; anything for who is absent.
+            values: by position, what each replica contributes: a leaf, or a list of leaves; anything for who is absent.
             bytes_per_pack: how many bytes of consecutive leaves are one unit of work; see `host.packs`.
             outs: by position, buffers that the results are wanted in, from `out.checked`.
 

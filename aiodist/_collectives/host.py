@@ -33,7 +33,7 @@ Column = Sequence[Any]
 """One leaf of all replicas that take part, in replica order."""
 
 LOOK_FROM: Final = 256 * 1024
-"""Bytes brought by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
+"""Bytes contributed by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
 
 
 # One leaf.
@@ -139,7 +139,7 @@ def frozen(array: Array) -> Array:
 
 
 def in_native_order(value: Any) -> Any:
-    """Return what a replica brings, a leaf or a list of leaves, with its arrays in this machine's byte order."""
+    """Return what a replica contributes, a leaf or a list of leaves, with its arrays in this machine's byte order."""
     if isinstance(value, list):
         return [in_native_order(leaf) for leaf in value]
     if isinstance(value, np.ndarray) and not value.dtype.isnative:
@@ -221,7 +221,7 @@ class HostExecutor:
 
     Attributes:
         shared: one result serves all; else there is a list of results by position, with None for those that are absent
-            or brought buffers.
+            or passed buffers.
         run: carries it out; see `HostExecutor.general`.
     """
 
@@ -292,7 +292,7 @@ class HostExecutor:
         """Carry it out.
 
         Args:
-            values: by position, what each replica brings: a leaf, or a list of leaves; anything for who is absent.
+            values: by position, what each replica contributes: a leaf, or a list of leaves; anything for who is absent.
             bytes_per_pack: see `packs`.
             outs: buffers that the results are wanted in, from `out.checked`.
 

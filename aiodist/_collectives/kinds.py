@@ -88,7 +88,7 @@ class Collective(NamedTuple):
         op: the reduce op, for kinds that take one.
         detail: what the kind says: for AXIS and AXES a tuple with an item for each leaf, counted from the front; for
             SOURCE the position of the replica whose value counts.
-        spec: what each of them brings; None for nothing.
+        spec: what each of them contributes; None for nothing.
     """
 
     kind: Kind

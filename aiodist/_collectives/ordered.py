@@ -1,8 +1,8 @@
 """Ordered folds: the same bits however the replicas are laid out over workers.
 
 The fold is a balanced tree over positions: a node covers those from k·2^h to (k+1)·2^h, and is the fold of its two
-halves, or the one that exists. A worker brings the largest nodes that cover no positions but its own; what all bring
-goes up the rest of the tree.
+halves, or the one that exists. A worker contributes the largest nodes that cover no positions but its own; what all
+contribute goes up the rest of the tree.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _Node: TypeAlias = tuple[int, int]
 
 
 class Forest:
-    """What each worker brings to an ordered fold, and how it goes up the tree.
+    """What each worker contributes to an ordered fold, and how it goes up the tree.
 
     Attributes:
-        rows: by rank, how many nodes a worker brings.
+        rows: by rank, how many nodes a worker contributes.
     """
 
     def __init__(self, ids: Sequence[Sequence[int]]) -> None:
@@ -54,14 +54,14 @@ class Forest:
         return found
 
     def combine(self, op: ReduceOp, rows: Sequence[Array]) -> Array:
-        """Return the fold of what all workers bring, by rank; it lies in one of these arrays."""
+        """Return the fold of what all workers contribute, by rank; it lies in one of these arrays."""
         assert self._top is not None
         return _up(op, self._top, rows)
 
 
 @lru_cache(maxsize=256)
 def forest_of(ids: tuple[tuple[int, ...], ...]) -> Forest:
-    """Return what workers with replicas at these positions bring."""
+    """Return what workers with replicas at these positions contribute."""
     return Forest(ids)
 
 

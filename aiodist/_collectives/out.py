@@ -1,8 +1,8 @@
 """``out=``: callers' own buffers for results, and what memory may be written while other memory is read.
 
-Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. What other
-replicas bring is not known before all have come. Then memory is compared by its bounds: a result is written straight
-into a buffer unless that could change what another result is made of; else it is made apart, and copied.
+Each replica's buffers are checked at its call: there is one for each leaf, and no two share memory. What other replicas
+contribute is not known before all have come. Then memory is compared by its bounds: a result is written straight into a
+buffer unless that could change what another result is made of; else it is made apart, and copied.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def checked(collective: Collective, leaves: Sequence[Any], buffers: Sequence[Any
 
     Args:
         collective: what is asked for; a reduction.
-        leaves: what the replica brings, as it takes part.
+        leaves: what the replica contributes, as it takes part.
         buffers: the buffers as they were given, one for each leaf.
 
     Raises:

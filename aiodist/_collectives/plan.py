@@ -44,11 +44,11 @@ class Result(NamedTuple):
 
 
 class Folded(NamedTuple):
-    """What several replicas brought of a leaf, folded already; it stands in the first one's place.
+    """What several replicas contributed of a leaf, folded already; it stands in the first one's place.
 
     Attributes:
         array: the fold, in the accumulator's dtype.
-        dtype: of what they brought.
+        dtype: of what they contributed.
     """
 
     array: np.ndarray[Any, Any]

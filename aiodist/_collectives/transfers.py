@@ -1,10 +1,10 @@
 """Transfers: what workers exchange, flat and contiguous, and how it is read when it comes.
 
-Whoever moves a transfer takes from it what this worker brings, and gives it what all have brought. Nothing is copied
-that can be moved from where it lies, or read where it came to.
+Whoever moves a transfer takes from it what this worker contributes, and gives it what all have contributed. Nothing is
+copied that can be moved from where it lies, or read where it came to.
 
-A **reduction** has one row a worker: the left fold, in the accumulator, of what its replicas bring; an ordered one has
-more (`ordered`). The rows of all workers become one, which is scaled and rounded at the end. All this goes range by
+A **reduction** has one row a worker: the left fold, in the accumulator, of what its replicas contribute; an ordered one
+has more (`ordered`). The rows of all workers become one, which is scaled and rounded at the end. All this goes range by
 range, so that nothing of the size of a whole value is ever folded, copied or rounded at one go. The others move bytes:
 of all workers to all (**gathering**), of one to all (**broadcast**), of each for each (**exchange**).
 """
@@ -107,7 +107,7 @@ class Reduction:
         op: SUM, PRODUCT, MIN or MAX.
         dtype: the accumulator.
         size: how many elements a row has.
-        rows: by rank, how many rows a worker brings.
+        rows: by rank, how many rows a worker contributes.
         engine_may_reduce: the order in which rows become one does not matter.
         cost: about how many bytes could be moved in the time that it takes to fold this worker's rows.
     """
@@ -278,7 +278,7 @@ class Gathering:
     """Bytes of every worker, given to all.
 
     Attributes:
-        length_counts: by rank, how many numbers say what a worker brings; 0 where its plan says that.
+        length_counts: by rank, how many numbers say what a worker contributes; 0 where its plan says that.
         lengths: these numbers, of this worker.
     """
 
@@ -288,7 +288,7 @@ class Gathering:
         self.lengths: Array = _NO_LENGTHS
 
     def sizes(self, lengths: Sequence[Array]) -> list[int]:
-        """Return by rank how many bytes a worker brings that has these lengths."""
+        """Return by rank how many bytes a worker contributes that has these lengths."""
         raise NotImplementedError
 
     def data(self) -> Array:
@@ -315,7 +315,7 @@ class Numbers(Gathering):
         """By leaf, the numbers of all replicas, in their order."""
 
     def sizes(self, lengths: Sequence[Array]) -> list[int]:  # noqa: ARG002
-        """Return by rank how many bytes a worker brings."""
+        """Return by rank how many bytes a worker contributes."""
         one = sum(NUMBERS[kind].itemsize for kind in self._kinds)
         return [one * len(ids) for ids in self.members.ids]
 
@@ -349,7 +349,7 @@ class LargeIntegers(Gathering):
         """By leaf, the integers of all replicas, in their order."""
 
     def sizes(self, lengths: Sequence[Array]) -> list[int]:
-        """Return by rank how many bytes a worker brings."""
+        """Return by rank how many bytes a worker contributes."""
         return [int(each.sum()) for each in lengths]
 
     def data(self) -> Array:
@@ -372,7 +372,7 @@ class Arrays(Gathering):
 
     Args:
         members: who takes part.
-        columns: by leaf, what the local replicas bring.
+        columns: by leaf, what the local replicas contribute.
         specs: the leaves' shapes and dtypes.
         axes: along which the lengths of a leaf may differ; None where they do not.
     """
@@ -396,7 +396,7 @@ class Arrays(Gathering):
         """The only leaf, put together, where that is how it has come."""
 
     def sizes(self, lengths: Sequence[Array]) -> list[int]:
-        """Return by rank how many bytes a worker brings."""
+        """Return by rank how many bytes a worker contributes."""
         return [
             sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes(rank, each))
             for rank, each in enumerate(lengths)

@@ -1,4 +1,4 @@
-"""The executor over workers: what each worker brings to a collective, and what its replicas get of what all brought.
+"""The executor over workers: what each worker contributes to a collective, and what its replicas get of it.
 
     values ── begin ──▶ transfers ── moved, whichever way ──▶ result
 
@@ -62,7 +62,7 @@ class WorkerPlan:
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
-        one_fold: the results of each leaf are made of one fold of all that is brought.
+        one_fold: the results of each leaf are made of one fold of all that is contributed.
         folded: values on GPUs are brought down as one fold of what the local replicas bring.
     """
 
@@ -81,7 +81,7 @@ class WorkerPlan:
         self._host = HostExecutor(collective, len(members.own))
 
     def begin(self, values: Sequence[Any]) -> Crossing:
-        """Take what the local replicas bring, in their order, on the host; nothing is folded or copied yet."""
+        """Take what the local replicas contribute, in their order, on the host; nothing is folded or copied yet."""
         return Crossing(self, values)
 
     def hand_out(self, result: Any) -> Any:
@@ -96,7 +96,7 @@ class WorkerPlan:
         """Return the work that gives values with arrays on GPUs as `begin` takes them.
 
         Args:
-            values: what the local replicas bring.
+            values: what the local replicas contribute.
             devices: their logical devices.
         """
         from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
@@ -111,7 +111,7 @@ class WorkerPlan:
         """Return the work that gives the local replicas' results, on the GPUs that their values came from.
 
         Args:
-            values: what the local replicas bring.
+            values: what the local replicas contribute.
             result: from `Crossing.result`.
             devices: their logical devices.
             outs: by local position, buffers that the results are wanted in.
@@ -328,7 +328,7 @@ class Crossing:
         self._add(places, gathering, results)
 
     def _of_inputs(self, leaf: int, inputs: Sequence[Any]) -> list[Any]:
-        """Return a leaf's results for the local replicas, or the one for all, of what all replicas bring."""
+        """Return a leaf's results for the local replicas, or the one for all, of what all replicas contribute."""
         plan, op, mark = self._plan.plans[leaf], self._plan.collective.op, self._plan.leaves[leaf][2]
         if mark == LeafType.NUMPY_SCALAR:
             inputs = [array[()] for array in inputs]

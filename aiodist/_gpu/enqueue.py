@@ -2,7 +2,7 @@
 
     what replicas enqueued ──▶ event ──▶ each device's own stream: launches, copies ──▶ event ──▶ the replicas' streams
 
-So a replica's next kernel sees the result, and may write to what it brought, with no further care.
+So a replica's next kernel sees the result, and may write to what it contributed, with no further care.
 """
 
 from __future__ import annotations

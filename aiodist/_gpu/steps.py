@@ -1,4 +1,4 @@
-"""Steps: which launches, copies and meetings of streams reduce arrays on GPUs, and move parts of them. All is data.
+"""Steps: which launches, copies and joins of streams reduce arrays on GPUs, and move parts of them. All is data.
 
 **Reductions.** On one device one launch reduces all leaves into the first replica's results, and copies give the others
 theirs: one launch, too, where they are many. Of several devices that read each other's memory, each reads everything of

@@ -20,7 +20,7 @@ from aiodist._runtime.rendezvous import Rendezvous
 
 @dataclass(frozen=True, slots=True)
 class MergeCall:
-    """What a replica brings to a merge_call."""
+    """What a replica contributes to a merge_call."""
 
     fn: Callable[..., Any]
     args: Sequence[Any]

@@ -1,4 +1,4 @@
-"""A rendezvous: a slot of the ledger with what the replicas bring to it, who waits for it, and what comes out."""
+"""A rendezvous: a slot of the ledger with what the replicas contribute to it, who waits for it, and what comes out."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ NO_OPTIONS = CommunicationOptions()
 
 
 class Rendezvous(Slot):
-    """One collective: what each replica brings, and the result.
+    """One collective: what each replica contributes, and the result.
 
     Attributes:
         request: what the first post asked for.
-        values: by position, what each brings: a leaf, or a list of them; emptied on completion.
+        values: by position, what each contributes: a leaf, or a list of them; emptied on completion.
         options: how the result is to be made.
         started: when the first arrived, on the event loop's clock.
         deadline: when its time is up; None without a limit.
         last: the position of the replica whose arrival completed it.
         plain: one result serves all replicas, and goes into no buffers.
         shared: one result serves all replicas; else it is a list by position.
-        under_way: worker threads make the result, from what all have brought.
+        under_way: worker threads make the result, from what all have contributed.
         released: those who wait have been woken; who comes now need not wait.
         outs: by position, the buffers that replicas want the result in.
     """
@@ -123,13 +123,13 @@ class Rendezvous(Slot):
             self.waiters[self.waiters.index(waiter)] = None
 
     def compute(self, devices: Callable[[Group], tuple[str, ...]]) -> Work | None:
-        """Compute the result of what the replicas brought, and keep it; or return the work that it is.
+        """Compute the result of what the replicas contributed, and keep it; or return the work that it is.
 
         Args:
             devices: returns the replicas' devices, by position.
 
         Raises:
-            TypeError, ValueError: it cannot be carried out with what was brought.
+            TypeError, ValueError: it cannot be carried out with what was contributed.
         """
         request, options = self.request, self.options
         if request.compute is not None:
@@ -162,7 +162,7 @@ class Rendezvous(Slot):
 
         Args:
             position: the replica's, in the group.
-            build: makes a nest like the one that it brought; None for a single leaf.
+            build: makes a nest like the one that it contributed; None for a single leaf.
         """
         if self.outs is not None and position in self.outs:
             return self.outs[position].nest

@@ -40,7 +40,7 @@ class OverWorkers(NamedTuple):
     """How a request with a ``compute`` of its own is carried out where replicas live on several workers.
 
     Attributes:
-        collective: what is made of what all replicas bring.
+        collective: what is made of what all replicas contribute.
         bring: returns what local replicas bring to that, by position, of their values.
         finish: makes this worker's result of the values and of what came out.
     """

@@ -227,8 +227,8 @@ class Run:
             code: its caller's code, with
             offset: the offset of the call in it.
             path: its callers, as far as they are noted.
-            value: what it brings: a leaf, or a list of leaves for a nest.
-            build: makes a nest like the one that it brings; None for a single leaf.
+            value: what it contributes: a leaf, or a list of leaves for a nest.
+            build: makes a nest like the one that it contributes; None for a single leaf.
             extras: what few calls have; None for the others.
 
         Raises:

@@ -1,7 +1,8 @@
 """What all workers do together outside of replicas, and reductions over the replicas of all of them.
 
-Each worker brings the components of its own replicas. With one local replica a plain value is its component, as `run`
-returns it; with several it is the component of each, so that workers with other numbers of replicas mean the same.
+Each worker contributes the components of its own replicas. With one local replica a plain value is its component, as
+`run` returns it; with several it is the component of each, so that workers with other numbers of replicas mean the
+same.
 """
 
 from __future__ import annotations

@@ -261,7 +261,7 @@ class Change:
     Args:
         state: the variable's.
         method: what they called on it.
-        values: what each brought.
+        values: what each contributed.
         options: how the values are aggregated.
     """
 

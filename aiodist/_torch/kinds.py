@@ -1,6 +1,6 @@
 """What each collective asks for, and what it computes.
 
-A `Contribution` is what one rank brings: the call that is compared, the tensors that are read, and those that are
+A `Contribution` is what one rank contributes: the call that is compared, the tensors that are read, and those that are
 written. `compute` carries a collective out on all ranks' contributions once every rank has come. Reductions are left
 folds in the order of ranks, in the tensors' own dtype.
 """
@@ -21,7 +21,7 @@ Tensor: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a rank brings to a collective.
+    """What a rank contributes to a collective.
 
     Attributes:
         call: what it asks for.
@@ -225,7 +225,7 @@ def compute(members: Sequence[Contribution]) -> None:
     """Carry a collective out.
 
     Args:
-        members: what each rank of the group brings, in the order of ranks.
+        members: what each rank of the group contributes, in the order of ranks.
     """
     with torch.no_grad():
         _COMPUTE[members[0].call.kind](members)

@@ -81,7 +81,7 @@ def _here() -> Sites:
 
 
 class Collective(Slot):
-    """A collective of a job's ranks: what they bring, and who waits for it.
+    """A collective of a job's ranks: what they contribute, and who waits for it.
 
     Attributes:
         brought: what each member brings, by position.
@@ -97,7 +97,7 @@ class Collective(Slot):
 
     @property
     def values(self) -> list[Sequence[Tensor]]:
-        """By position, what members that have come bring; what a trace measures."""
+        """By position, what members that have come contribute; what a trace measures."""
         return [() if each is None else each.inputs for each in self.brought]
 
 

@@ -12,7 +12,7 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `layout`: which replicas live on which worker.
 - `record`: the record that opens every step.
 - `session`: one order of steps, as a state machine: slots in; records and decisions out.
-- `channel`: a session over a communicator: brings its records and has its steps carried out.
+- `channel`: a session over a communicator: contributes its records and has its steps carried out.
 - `exchange`: carries out the transfers of a plan over an engine, segment by segment.
 - `moving`: what becomes of a collective's values: plan, record or exchange, result.
 - `messages`: what workers and the coordinator tell each other, as JSON.

@@ -1,9 +1,9 @@
 """Exchanges: carries out the transfers of a plan (`_collectives.workers`) over an engine, segment by segment.
 
-A plan says what each worker brings of a step and what is made of what all have brought; this module moves it. What is
-small travels in the step's record. The rest goes in segments of 1 MiB: while one is on its way, the next is folded and
-the one before is finished, and no operation holds up the event loop for long. What takes long by itself, with many
-local replicas, is folded in worker threads.
+A plan says what each worker contributes of a step and what is made of what all have contributed; this module moves it.
+What is small travels in the step's record. The rest goes in segments of 1 MiB: while one is on its way, the next is
+folded and the one before is finished, and no operation holds up the event loop for long. What takes long by itself,
+with many local replicas, is folded in worker threads.
 
 An engine reduces a segment where it does so with our meaning. Else each worker is given a share of it from all others,
 folds that, and all gather the shares. A row that needs no folding is sent from where it lies.

@@ -1,12 +1,12 @@
 """Moving: what becomes of a collective's values over workers: plan, record or exchange, result.
 
-A plan (`_collectives.workers`) says what each worker brings and what is made of it. Small values travel in the record
-that all agree by; the rest is exchanged afterwards. Values on GPUs go through the host.
+A plan (`_collectives.workers`) says what each worker contributes and what is made of it. Small values travel in the
+record that all agree by; the rest is exchanged afterwards. Values on GPUs go through the host.
 
-Where replicas have joined, each worker tells all others what each of its replicas brings, and makes the result as one
-machine would that had all the replicas that are there. A worker whose replicas have all joined does not know what the
-step is, and need not. There are few such steps, the last ones of uneven data. What was rejected: neutral values in the
-engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
+Where replicas have joined, each worker tells all others what each of its replicas contributes, and makes the result as
+one machine would that had all the replicas that are there. A worker whose replicas have all joined does not know what
+the step is, and need not. There are few such steps, the last ones of uneven data. What was rejected: neutral values in
+the engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Moving:
         return plan.hand_out(result)
 
     def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
-        """Tell all workers what each replica brings that is there; return what comes of it.
+        """Tell all workers what each replica contributes that is there; return what comes of it.
 
         Args:
             channel: the group's.

@@ -17,12 +17,13 @@ then a MIN all-reduce of 102 bytes tells all that is needed, each byte for itsel
     complement 17         of both
     least       1         the least notice
     greatest    1         the complement of the greatest notice
-    first       1         the first worker's flags; the others bring 255
+    first       1         the first worker's flags; the others contribute 255
     free       64         a byte a channel, 1 where it is free
                 2         nothing
 
 A worker sees its own digest in both least ones only if nobody has another: so all workers see the same. The digest of a
-worker whose replicas have all joined does not count, for it does not know what the step is: it brings 255 throughout.
+worker whose replicas have all joined does not count, for it does not know what the step is: it contributes 255
+throughout.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class Agreement(enum.Enum):
 
 
 class Record(NamedTuple):
-    """What a worker brings."""
+    """What a worker contributes."""
 
     digest: bytes
     flags: int = NO_FLAGS

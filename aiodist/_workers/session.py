@@ -4,17 +4,17 @@ One class serves a run, what is called outside of replicas, and a group of repli
 goes in: steps, as all local replicas have posted them (or that all have joined, or ended); what the workers' records
 said; that a step's values have been moved. What comes out: the next record to bring, and what follows from the records.
 
-**The rule.** Workers take steps one at a time. Each brings a record, whose digest stands for all calls of the session
-up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved. Different
-ones: nothing is moved, now or later; every worker sees it in the same records, and has it analysed.
+**The rule.** Workers take steps one at a time. Each contributes a record, whose digest stands for all calls of the
+session up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved.
+Different ones: nothing is moved, now or later; every worker sees it in the same records, and has it analysed.
 
-**Joining.** A worker some of whose replicas have joined says so, and one whose replicas have all joined brings without
-a call: it takes part in the others' steps, whatever they are. Where any worker says such a thing, all tell each other
-which replicas are there and what they bring (`Decision.GATHER`). When all replicas of all workers have joined, the join
-itself is the step that they have in common.
+**Joining.** A worker some of whose replicas have joined says so, and one whose replicas have all joined contributes
+without a call: it takes part in the others' steps, whatever they are. Where any worker says such a thing, all tell each
+other which replicas are there and what they contribute (`Decision.GATHER`). When all replicas of all workers have
+joined, the join itself is the step that they have in common.
 
-**The end.** A worker whose replicas have all ended brings a record that says so. Where all do, the session is over;
-where another makes a call, that call can never be complete. A group that has been used has been made by all its
+**The end.** A worker whose replicas have all ended contributes a record that says so. Where all do, the session is
+over; where another makes a call, that call can never be complete. A group that has been used has been made by all its
 members' workers; of others, the workers tell each other at the end.
 
 What was rejected: to agree on what happens behind a difference, so that the session can go on. A worker would have to
@@ -58,7 +58,7 @@ class Decision(enum.Enum):
 
     Attributes:
         MOVE: all have agreed on the step; its values are to be moved.
-        GATHER: they have, and some replicas have joined: all workers tell each other what each replica brings.
+        GATHER: they have, and some replicas have joined: all workers tell each other what each replica contributes.
         FINISH_JOIN: all replicas have joined: all workers tell each other which was the last.
         OVER: all replicas have ended.
         COMPARE_GROUPS: they have, and the workers tell each other which groups they have made.
@@ -78,10 +78,10 @@ class State(enum.Enum):
 
     Attributes:
         IDLE: nothing is under way.
-        AGREEING: a record has been brought.
+        AGREEING: a record has been contributed.
         MOVING: values are being moved.
         OVER: all have ended.
-        FROZEN: the workers have diverged, or one of them is in trouble: nothing is brought any more.
+        FROZEN: the workers have diverged, or one of them is in trouble: nothing is contributed any more.
     """
 
     IDLE = enum.auto()

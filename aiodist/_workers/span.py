@@ -7,8 +7,8 @@ coordinator says when all its workers have come to that.
 
 **Trouble.** Whatever is wrong, here or elsewhere, ends in one message to the coordinator (`tell`), once local replicas
 have settled. A record that differs, a replica's own exception and a collective whose time is up are found here; of the
-rest the coordinator tells (`asked`). From the number on that is in trouble, no record is brought any more. What lies
-before it is carried out as ever, so that every worker's replicas get as far as they would on one machine.
+rest the coordinator tells (`asked`). From the number on that is in trouble, no record is contributed any more. What
+lies before it is carried out as ever, so that every worker's replicas get as far as they would on one machine.
 """
 
 from __future__ import annotations

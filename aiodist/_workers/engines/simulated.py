@@ -58,7 +58,7 @@ class SimulatedRequest:
 
 
 class _Operation:
-    """One collective operation: what each worker brought."""
+    """One collective operation: what each worker contributed."""
 
     def __init__(self, kind: _Kind, size: int) -> None:
         self.kind = kind
