@@ -123,6 +123,11 @@ class Job:
         assert await self.values(program) == [n * (n - 1) // 2] * n
 
 
+def unwrapped(error: BaseException) -> str:
+    """An error's text without its line breaks, which come where lines would be too long."""
+    return " ".join(str(error).split())
+
+
 def _replica(program: Program) -> Awaitable[Any]:
     return program(aiodist.get_replica_context())
 

@@ -202,7 +202,7 @@ def test_drag_and_arrows_move(browser: Browser, tmp_path: Path) -> None:
 def test_disagreement_is_marked_and_found(browser: Browser, tmp_path: Path) -> None:
     browser.open(page(tmp_path, 8, parts_ways=True))
     assert text(browser, "#trouble summary strong") == "CollectiveMismatchError: replicas disagree at collective #4"
-    assert "> replica 1  CPU:1  all_reduce(SUM, float)" in text(browser, "#trouble pre")
+    assert "> replica 1           CPU:1       all_reduce(SUM, float)" in text(browser, "#trouble pre")
     browser.js("document.querySelector('#trouble summary button').click()")
     browser.frame()
     chosen = text(browser, "#chosen")
