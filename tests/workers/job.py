@@ -199,7 +199,7 @@ def main() -> None:
         os.environ["AIODIST_STALL_SECONDS"] = "0.5"
         last = environment.worker_rank() == (environment.launched_workers() or 1) - 1
         if last:
-            time.sleep(2)
+            time.sleep(6)  # the others may start seconds apart
         asyncio.run(stalls(MultiWorkerMirroredStrategy(), last=last))
         return
     strategy = MultiWorkerMirroredStrategy(devices=["CPU:0", "CPU:1"] if what == "values" else None)
