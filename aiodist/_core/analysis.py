@@ -142,9 +142,7 @@ def cannot_complete(snapshot: Snapshot) -> bool:
                 return True
         join = group.join
         if join is not None and any(_is_gone(group, member, join, ended) for member in _missing(group, join)):
-            begun = min(member.sequence for member in group.members if member.joined)
-            if not any(slot.number >= begun and slot.posts[0][0].call.kind == "join" for slot in group.history):
-                return True
+            return True
     return False
 
 

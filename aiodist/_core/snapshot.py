@@ -196,6 +196,11 @@ def _merge_group(order_check: OrderCheck, parts: Sequence[GroupRecord], known: C
         complete.clear()  # each process makes a group for its own members
     made_at = {part.made_at for part in parts}
     joins = [part.join for part in parts if part.join is not None]
+    if joins:  # a part of an earlier moment may show one that another has seen complete
+        begun = min(member.sequence for member in members if member.joined)
+        seen = [slot for slot in slots if slot.number in complete and slot.number >= begun]
+        if any(post.call.kind == "join" for slot in seen for post, _ in slot.posts[:1]):
+            joins = []
     number = max((member.sequence for member in members), default=0)
     return GroupRecord(
         parts[0].key,

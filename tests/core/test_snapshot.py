@@ -9,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aiodist._core.analysis import analyse
+from aiodist._core.analysis import analyse, cannot_complete, find_cycle
+from aiodist._core.call import Call, OrderCheck, Place, Post
 from aiodist._core.report import CollectiveReport
-from aiodist._core.snapshot import Snapshot, from_json, merge, part, to_json
+from aiodist._core.snapshot import (
+    GroupRecord,
+    MemberRecord,
+    ReplicaFacts,
+    SlotRecord,
+    Snapshot,
+    from_json,
+    merge,
+    part,
+    to_json,
+)
 from tests.core.programs import Drawn, drawn, turns
 
 many = settings(max_examples=300)
@@ -70,3 +81,22 @@ def test_several_processes_know_together_what_one_would(program: Drawn, order: l
     assert together.went_well == alone.went_well
     if not alone.went_well:
         assert told(analyse(merge(map(sent, together.snapshots())))) == told(analyse(alone.snapshot()))
+
+
+def test_a_join_that_one_part_has_seen_complete_keeps_nobody_whom_an_earlier_part_shows_in_it() -> None:
+    """Replica 0 waits in a group's join when its part is taken; replica 1 has left it for the run's next collective."""
+
+    def snapshot(replica_id: int, pair: GroupRecord, root: Sequence[SlotRecord]) -> Snapshot:
+        run = GroupRecord(((0, 1), None, -1), None, (MemberRecord(replica_id, len(root)),), (), tuple(root))
+        return Snapshot(OrderCheck.CALL_SITE, (ReplicaFacts(replica_id, "CPU:0"),), (run, pair), (replica_id,))
+
+    def slot(kind: str, replica_id: int, *, waits: bool = True) -> SlotRecord:
+        place = Place("program.py", 1, 0, "train")
+        return SlotRecord(0, ((Post(Call(kind), (place,)), (replica_id,)),), (replica_id,) if waits else ())
+
+    key = (0, 1), "pair", 0
+    earlier = GroupRecord(key, None, (MemberRecord(0, 0, joined=True),), (), (), slot("join", 0))
+    later = GroupRecord(key, None, (MemberRecord(1, 1),), (slot("join", 1, waits=False),), ())
+    whole = merge([snapshot(0, earlier, []), snapshot(1, later, [slot("barrier", 1)])])
+    assert not find_cycle(whole)
+    assert not cannot_complete(whole)

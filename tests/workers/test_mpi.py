@@ -93,9 +93,6 @@ def test_job_that_has_caught_its_errors_ends_well_also_where_something_stays_in_
     assert len(re.findall(r"worker \d caught it", output)) == 4
 
 
-@pytest.mark.xfail(
-    reason="known fault: on a busy machine a join over workers sometimes ends in 'cannot be completed'", strict=False
-)
 def test_groups_and_joins_over_mpi_and_two_groups_in_opposite_order() -> None:
     program = JOB.with_name("group_job.py")
     code, output = job(3, program=program)
