@@ -126,6 +126,7 @@ class ReplicaContext(Block):
     def retire(self) -> None:
         """Let every collective raise from now on: the replica's function has ended."""
         self.thread = _RETIRED
+        self.awaits.frame = None
         for branch in self.branches or ():
             branch.thread = _RETIRED
 
@@ -239,10 +240,8 @@ class ReplicaContext(Block):
         if get_current() is not self or self.thread != get_ident():
             self.check("all_reduce")
         frame, awaits = _getframe(1), self.awaits
-        code = frame.f_code
-        if code is not awaits.code:
+        if frame is not awaits.frame and frame.f_code is not awaits.code:
             frame = self._caller(frame, name)
-            code = frame.f_code
         request: Request | None = None
         leaves: Any = value
         build: Build | None = None
@@ -262,7 +261,8 @@ class ReplicaContext(Block):
         awaits.request = request
         if options is None and experimental_hints is None and out is None:
             run = self.run
-            return run.post(self, request, code, frame.f_lasti, run.callers(frame), leaves, build, None)
+            path = () if frame is awaits.frame else run.callers(frame)
+            return run.post(self, request, frame.f_code, frame.f_lasti, path, leaves, build, None)
         options = requests.options(options, experimental_hints)
         buffers = None if out is None else self._out_buffers(out, request, leaves)
         return self.issue(frame, request, leaves, build, options=options, out=buffers)
@@ -399,12 +399,13 @@ class ReplicaContext(Block):
         """
         if get_current() is not self or self.thread != get_ident():
             self.check("barrier")
-        frame = _getframe(1)
-        if frame.f_code is not self.awaits.code:
+        frame, awaits = _getframe(1), self.awaits
+        if frame is not awaits.frame and frame.f_code is not awaits.code:
             frame = self._caller(frame, name)
         if name is None:
             run = self.run
-            return run.post(self, _BARRIER, frame.f_code, frame.f_lasti, run.callers(frame), None, None, None)
+            path = () if frame is awaits.frame else run.callers(frame)
+            return run.post(self, _BARRIER, frame.f_code, frame.f_lasti, path, None, None, None)
         request = requests.request(kinds.BARRIER, None, None, requests.checked_name(name), None, None)
         return self.issue(frame, request, None, None)
 

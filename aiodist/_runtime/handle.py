@@ -12,7 +12,7 @@ import warnings
 from asyncio import CancelledError, Future
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NoReturn, TypeVar, cast
 
 from anyio import get_cancelled_exc_class
@@ -37,15 +37,17 @@ class Awaits:
 
     Attributes:
         code: that of the program from which it issued a collective before; an event loop's code is never this.
+        frame: the frame of its function, which has no callers; None where that is not known.
         latest: the handle that was issued last, until it is awaited.
         request: what was reduced last; what is reduced next is mostly what followed that before.
         seat: where its task waits on asyncio.
     """
 
-    __slots__ = ("_earlier", "code", "latest", "request", "seat")
+    __slots__ = ("_earlier", "code", "frame", "latest", "request", "seat")
 
     def __init__(self) -> None:
         self.code: CodeType | None = None
+        self.frame: FrameType | None = None
         self.request: Request = START
         self.latest: CollectiveHandle[Any] | None = None
         self.seat: Seat | None = None

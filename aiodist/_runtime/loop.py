@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from anyio import CancelScope, current_effective_deadline, sleep_until
@@ -68,6 +69,7 @@ class AsyncioLoop(_TaskLoop):
         handle: the class of handles.
         wakes_later: `wake` resumes nobody in the current callback of the loop, and who awaits in it is resumed, too.
         clock: tells the time, in seconds; ``fine_clock`` in small steps, also within a turn of uvloop.
+        wake: resume those who wait in a complete collective, in replica order, after what is ready now.
         call_soon, call_soon_threadsafe: call a function in the loop, after what is ready now; from any thread.
     """
 
@@ -85,6 +87,8 @@ class AsyncioLoop(_TaskLoop):
         self.call_soon = self.loop.call_soon
         self.call_soon_threadsafe = self.loop.call_soon_threadsafe
         self._run_next = getattr(self.loop, "run_next", None)  # of the controlled loop, which reorders tasks
+        call_soon: Callable[..., object] = self.loop.call_soon
+        self.wake: Callable[[Rendezvous], object] = partial(call_soon, self._resume, context=self._context)
         self._over: Future[None] = Future(loop=self.loop)
         self._over.set_result(None)
 
@@ -92,10 +96,6 @@ class AsyncioLoop(_TaskLoop):
         """Start the replicas, in this order."""
         for replica, name in zip(replicas, names, strict=True):
             self._tasks.start_soon(replica, name=name)
-
-    def wake(self, slot: Rendezvous) -> None:
-        """Resume those who wait in a complete collective, in replica order, after what is ready now."""
-        self.loop.call_soon(self._resume, slot, context=self._context)
 
     def wake_failed(self, slot: Rendezvous) -> None:
         """Resume those who wait in a collective that has failed, in replica order."""

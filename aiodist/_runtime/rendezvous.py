@@ -131,14 +131,17 @@ class Rendezvous(Slot):
         Raises:
             TypeError, ValueError: it cannot be carried out with what was contributed.
         """
-        request, options = self.request, self.options
+        request, options, values = self.request, self.options, self.values
         if request.compute is not None:
             self.shared = True
-            values = [value for position, value in enumerate(self.values) if position not in self.absent]
+            values = [value for position, value in enumerate(values) if position not in self.absent]
             result = request.compute(values, options)
         else:
-            values = self.values if self.others is None else list(map(in_native_order, self.values))
-            executor = request.executor(len(values), self.absent, options.accumulate, devices, self.group)
+            if self.others is not None:
+                values = list(map(in_native_order, values))
+            executor = request.usual
+            if len(values) != request.usual_size or self.absent or options.accumulate != "native":
+                executor = request.executor(len(values), self.absent, options.accumulate, devices, self.group)
             self.shared = executor.shared
             if self.outs is None:
                 result = executor.run(values, options.bytes_per_pack)

@@ -65,11 +65,13 @@ class Request:
         over_workers: the same over several workers; None where there is no ``compute``.
         on_devices: whether there are arrays on GPUs among the leaves.
         checked_for: for how many replicas it was last found to be one that can be carried out.
+        usual: the executor that serves where all take part, in the native way, on the host; for ``usual_size`` of them.
     """
 
     __slots__ = (
-        "_executor", "_executors", "_misses", "_size", "call", "checked_for", "collective", "compute", "dtype",
+        "_executors", "_misses", "call", "checked_for", "collective", "compute", "dtype",
         "following", "kind", "on_devices", "op", "over_workers", "shape", "spelling", "structure", "template",
+        "usual", "usual_size",
     )  # fmt: skip
 
     def __init__(
@@ -98,8 +100,8 @@ class Request:
         self.following: Request | None = None
         self.checked_for: int = 0
         self._misses = 0
-        self._executor: Any = None  # of the commonest kind: everybody takes part, on the host, in the native way
-        self._size = 0
+        self.usual: Any = None
+        self.usual_size = 0
         self._executors: dict[Any, Any] = {}
 
     @classmethod
@@ -142,8 +144,6 @@ class Request:
         Raises:
             ValueError: it takes a value of a replica that has joined.
         """
-        if size == self._size and not absent and accumulate == "native":
-            return self._executor
         names = devices(group) if self.on_devices else ()
         key = size, absent, accumulate, names
         found = self._executors.get(key)
@@ -152,7 +152,7 @@ class Request:
                 self.collective.check_present(absent)
             found = self._executors[key] = executor(self.collective, size, absent, accumulate, names)
             if not (absent or names) and accumulate == "native":
-                self._executor, self._size = found, size
+                self.usual, self.usual_size = found, size
         return found
 
 

@@ -67,7 +67,7 @@ from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
 from aiodist._runtime.span import Span
-from aiodist._runtime.stacks import all_callers, await_chain, drives_tasks, lines_here, nearest_callers
+from aiodist._runtime.stacks import all_callers, await_chain, drives_tasks, is_plumbing, lines_here, nearest_callers
 from aiodist._runtime.stall import PROOF_SECONDS, StallWatch, watch_here
 from aiodist._runtime.waits import Look
 
@@ -182,6 +182,8 @@ class Run:
         self.loop, self.threads, self.thread = loop, threads, thread
         self._handle = loop.handle
         self._clock = loop.clock
+        self._wake = loop.wake
+        self._wakes_later = loop.wakes_later
 
     def observe(self, observer: Observer, handle: type[CollectiveHandle[Any]]) -> None:
         """Tell an observer what happens, with handles that tell it of awaits."""
@@ -242,7 +244,10 @@ class Run:
         slot: Any = group.post(member, request.call, code, offset, path)
         position = member.position
         if slot.request is None:
-            self._begin(slot, request)
+            slot.request = request
+            slot.started = self._clock()
+            if self._has_options:
+                self._begin(slot)
         if extras is not None:
             self._add(slot, position, extras)
         slot.values[position] = value
@@ -256,22 +261,17 @@ class Run:
             awaits.latest = handle
         if self.observer is not None:
             self.observer.posted(member, slot)
-        if self.closed:
-            return handle
-        if slot.matched:
+        if slot.matched and not self.closed:
             self._carry_out(slot, position)
         elif group.doomed is not None:
             self.reconsider(group, member)
         return handle
 
-    def _begin(self, slot: Rendezvous, request: Request) -> None:
-        """Note what the first post of a collective asks for."""
-        slot.request = request
-        slot.started = self._clock()
-        if self._has_options:
-            slot.options = self.options
-            if self.options.timeout_seconds is not None:
-                self._limit(slot, self.options.timeout_seconds)
+    def _begin(self, slot: Rendezvous) -> None:
+        """Note the run's options for a collective."""
+        slot.options = self.options
+        if self.options.timeout_seconds is not None:
+            self._limit(slot, self.options.timeout_seconds)
 
     def _add(self, slot: Rendezvous, position: int, extras: Extras) -> None:
         """Note the options and the buffers of one post."""
@@ -305,17 +305,10 @@ class Run:
         """Take a collective on that all replicas of this process have posted alike."""
         if self.span is not None and self._spans(slot.group):
             self.span.matched(slot)
-        elif slot.request.kind is kinds.MERGE_CALL and not slot.absent:
+            return
+        if slot.request.kind is kinds.MERGE_CALL and not slot.absent:
             self.start_merge(slot)
-        else:
-            self._compute(slot, last)
-
-    def _spans(self, group: Group) -> bool:
-        """Whether a group's collectives are the span's: it has members on other workers, or the span takes all."""
-        return self.span is not None and (self.span.takes_all or group.size != len(group.members))
-
-    def _compute(self, slot: Rendezvous, last: int) -> None:
-        group = slot.group
+            return
         try:
             work = slot.compute(self.devices_of)
             if work is not None:
@@ -326,10 +319,14 @@ class Run:
         slot.last = last
         self._complete(slot)
         # The last to come takes its place among the others when it awaits, which it normally does in this very step.
-        if self.loop.wakes_later or last == len(group.members) - 1:
-            self.loop.wake(slot)
+        if self._wakes_later or last == len(slot.waiters) - 1:
+            self._wake(slot)
         else:
             self.loop.call_soon(partial(self.release, slot))
+
+    def _spans(self, group: Group) -> bool:
+        """Whether a group's collectives are the span's: it has members on other workers, or the span takes all."""
+        return self.span is not None and (self.span.takes_all or group.size != len(group.members))
 
     def _compute_in_threads(self, slot: Rendezvous, work: Work) -> None:
         """Let worker threads make the result. Nobody is missing: the slot can be neither late nor abandoned."""
@@ -367,7 +364,7 @@ class Run:
     def release(self, slot: Rendezvous) -> None:
         """Wake those who wait in a complete collective, in replica order; from now on nobody need wait in it."""
         if not slot.released:
-            self.loop.wake(slot)
+            self._wake(slot)
 
     # merge_call and join.
 
@@ -864,6 +861,8 @@ class _Replicas:
                 if inspect.isawaitable(result):
                     state.stack = partial(await_chain, result)
                     frame = getattr(result, "cr_frame", None)  # held, it knows when it is over where it returned
+                    if frame is not None and not is_plumbing(frame):
+                        context.awaits.frame = frame
                     result = await result
                 check_awaited(result, "result")
                 state.returned = (result, frame)
