@@ -17,6 +17,7 @@ by their launcher.
 ``OMPI_COMM_WORLD_RANK``, ``PMI_RANK``, ``SLURM_PROCID``, ``RANK``: which of them this is.
 ``TORCHELASTIC_RUN_ID``, ``MASTER_ADDR``: that they were started for torch.distributed.
 ``TF_CONFIG``: the cluster that tf.distribute would make, and this process's place in it.
+``_ARGCOMPLETE``: a shell asks how words of the command line can go on.
 """
 
 from __future__ import annotations
@@ -101,6 +102,11 @@ def fix_hashes(seed: int) -> None:
         os.execve(  # noqa: S606  (the same interpreter with the same arguments)
             sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | {"PYTHONHASHSEED": str(seed)}
         )
+
+
+def completes_words() -> bool:
+    """Return whether a shell has started this process for how words of the command line can go on."""
+    return "_ARGCOMPLETE" in os.environ
 
 
 def launched() -> Launched | None:

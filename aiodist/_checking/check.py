@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import io
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TextIO
@@ -32,8 +32,7 @@ class Request:
     """What is to be checked, and how.
 
     Attributes:
-        text: the function, as a person named it.
-        target: the function.
+        target: the function, as a person names it.
         replicas: on how many replicas it runs; None for a function that makes its own strategies.
         schedules: how many schedules are explored; None for as many as suit the number of replicas.
         seed: what they are drawn from.
@@ -42,8 +41,7 @@ class Request:
         arguments: the target's own, as on its command line.
     """
 
-    text: str
-    target: Target
+    target: str
     replicas: int | None
     schedules: int | None
     seed: int
@@ -68,14 +66,7 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checked:
-    """The result of a check.
-
-    Attributes:
-        request: what was checked.
-        exploration: the schedules that were run.
-        statistics: the collectives of the first of them.
-        held_up: what held up the event loop for more than a second in it, the longest first.
-    """
+    """The schedules of a check, the collectives of the first, and what held up the event loop in it, longest first."""
 
     request: Request
     exploration: Exploration
@@ -83,12 +74,16 @@ class Checked:
     held_up: tuple[HeldUp, ...]
 
     @property
+    def error(self) -> Exception | None:
+        """What the program ended with under the schedule that failed; None when none did."""
+        return None if self.exploration.failure is None else self.exploration.failure.error
+
+    @property
     def outcome(self) -> Outcome:
         """How it ended."""
-        if self.exploration.failure is None:
+        if self.error is None:
             return Outcome.AGREED
-        disagreed = isinstance(self.exploration.failure.error, CollectiveError)
-        return Outcome.DISAGREED if disagreed else Outcome.FAILED
+        return Outcome.DISAGREED if isinstance(self.error, CollectiveError) else Outcome.FAILED
 
 
 def check(
@@ -112,26 +107,22 @@ def check(
         else:
             schedules, seed, seconds = request.most_schedules(), request.seed, request.seconds
             exploration = explore(subject.run, schedules=schedules, seed=seed, seconds=seconds, before=before)
-    if exploration.failure is not None and isinstance(exploration.failure.error, TargetError):
-        raise exploration.failure.error
-    assert subject.statistics is not None
-    return Checked(request, exploration, subject.statistics, tuple(sorted(subject.held_up, reverse=True)))
+    held_up = tuple(sorted(subject.watch.found.values(), reverse=True))
+    checked = Checked(request, exploration, subject.statistics, held_up)
+    if isinstance(checked.error, TargetError):
+        raise checked.error
+    return checked
 
 
 class _Subject:
-    """A target as a program: loaded again for each run, and observed.
-
-    Attributes:
-        source: what it is loaded from.
-        statistics: of its first run, and
-        held_up: what held up the event loop in it.
-    """
+    """A target as a program: loaded again for each run, and observed; the first run gives statistics."""
 
     def __init__(self, request: Request, output: TextIO) -> None:
-        self.source = Source(request.target, request.arguments)
-        self.statistics: Statistics | None = None
-        self.held_up: list[HeldUp] = []
+        self.source = Source(Target.parse(request.target), request.arguments)
+        self.statistics = Statistics()
+        self.watch = BlockingWatch()
         self._output = output
+        self._is_first = True
         self._strategy = None
         if request.replicas is not None:
             self._strategy = MirroredStrategy([f"CPU:{index}" for index in range(request.replicas)])
@@ -145,29 +136,32 @@ class _Subject:
             TargetExitError: it ended the process.
             Exception: what it raised.
         """
-        first = self.statistics is None
-        runs = Runs()
-        if first:
-            runs = self.statistics = Statistics()
-        output = self._output if first else io.StringIO()
-        errors = nullcontext() if first else redirect_stderr(output)
-        with observing(runs), redirect_stdout(output), _disagreements_first(runs), errors, self._watch(watches=first):
-            function_program(self._call)(partial(self._new_loop, new_loop))
+        runs = self.statistics if self._is_first else Runs()
+        with ExitStack() as meanwhile:
+            meanwhile.enter_context(observing(runs))
+            if self._is_first:
+                meanwhile.enter_context(redirect_stdout(self._output))
+                meanwhile.enter_context(self.watch)
+            else:
+                meanwhile.enter_context(redirect_stdout(io.StringIO()))
+                meanwhile.enter_context(redirect_stderr(io.StringIO()))
+            self._is_first = False
+            try:
+                function_program(self._call)(partial(self._new_loop, new_loop))
+            except SystemExit as end:
+                if end.code not in {None, 0} and not runs.errors:
+                    raise TargetExitError(f"the target ended with exit code {end.code}") from end
+            except Exception:
+                if not (runs.errors or runs.refusal):
+                    raise
+        if runs.refusal is not None:
+            raise runs.refusal
+        if runs.errors:
+            raise runs.errors[0]
         if not runs.runs:
             raise TargetError(
                 "the target ended without a run of a strategy: a function that is to run on replicas needs --replicas"
             )
-
-    @contextmanager
-    def _watch(self, *, watches: bool) -> Iterator[None]:
-        if not watches:
-            yield
-            return
-        with BlockingWatch() as watch:
-            try:
-                yield
-            finally:
-                self.held_up = list(watch.found.values())
 
     def _new_loop(self, new_loop: NewLoop) -> ControlledLoop:
         self.source.loop_is_made()
@@ -176,20 +170,3 @@ class _Subject:
     def _call(self) -> Any:
         function = self.source.load()
         return function() if self._strategy is None else self._strategy.run(function)
-
-
-@contextmanager
-def _disagreements_first(runs: Runs) -> Iterator[None]:
-    """Raise what a run is to end with: before all else, that replicas disagreed."""
-    try:
-        yield
-    except SystemExit as end:
-        if end.code not in {None, 0} and not runs.errors:
-            raise TargetExitError(f"the target ended with exit code {end.code}") from end
-    except Exception:
-        if not (runs.errors or runs.refusal):
-            raise
-    if runs.refusal is not None:
-        raise runs.refusal
-    if runs.errors:
-        raise runs.errors[0]

@@ -15,10 +15,10 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from types import CodeType
 from typing import Any, TypeAlias, TypeVar
 
@@ -321,35 +321,24 @@ def _reduce(program: Program, failed: Result, *, seconds: float | None) -> tuple
 
 
 def minimise(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> list[T]:
-    """Return a part of items that fails, and of which no single item can be left out: delta debugging, Zeller's ddmin.
+    """Return a part of items that fails, and of which no single item can be left out.
+
+    Large pieces are tried first, as in delta debugging (Zeller and Hildebrandt, 2002).
 
     Args:
         items: they fail together, and not without any of them.
         fails: whether a part fails. One that raises `StopIteration` ends the search; what is found until then counts.
     """
-    found, parts = list(items), 2
-    try:
-        while len(found) > 1:
-            smaller = _smaller(found, parts, fails)
-            if smaller is not None:
-                found, parts = smaller, max(2, parts - 1 if len(smaller) > len(found) // parts else 2)
-            elif parts >= len(found):
-                break
-            else:
-                parts = min(len(found), parts * 2)
-    except StopIteration:
-        return found
+    found, size = list(items), (len(items) + 1) // 2
+    with suppress(StopIteration):
+        while size and len(found) > 1:
+            before, begin = len(found), 0
+            while begin < len(found):
+                rest = [*found[:begin], *found[begin + size :]]
+                if rest and fails(rest):
+                    found = rest
+                else:
+                    begin += size
+            if size > 1 or len(found) == before:
+                size //= 2
     return found
-
-
-def _smaller(items: Sequence[T], parts: int, fails: Callable[[Sequence[T]], bool]) -> list[T] | None:
-    """Return a part that fails, or what is left without one that does; None when neither does."""
-    bounds = [len(items) * i // parts for i in range(parts + 1)]
-    ranges = list(pairwise(bounds))
-    for begin, end in ranges:
-        if fails(part := list(items[begin:end])):
-            return part
-    for begin, end in ranges if parts > 2 else ():
-        if fails(rest := [*items[:begin], *items[end:]]):
-            return rest
-    return None

@@ -19,9 +19,10 @@ None when there is nothing at all. That is all that a virtual clock and a proof 
 
 What it relies on beside documented interfaces (a selector of one's own, `call_soon`, `time`, `create_task`): that
 tasks and futures schedule by ``loop.call_soon``, which every alternative loop relies on; and `asyncio.Handle`'s
-constructor, ``_run``, ``_callback`` and ``_args``, which have been the same since they were written. What must not be
-reordered never enters our queue: asyncio puts timers and I/O into its own. For the order of what threads send it looks
-which task waits for that (``_waiters``, ``_callbacks``); where it cannot be seen, the order is by the threads' names.
+attributes and ``_run``, which have been the same since they were written. What must not be reordered never enters our
+queue: asyncio puts timers and I/O into its own. ``_signal_handlers`` says whether the program handles signals. For the
+order of what threads send it looks which task waits for that (``_waiters``, ``_callbacks``); where it cannot be seen,
+the order is by the threads' names.
 """
 
 from __future__ import annotations
@@ -30,14 +31,12 @@ import asyncio
 import itertools
 import math
 import selectors
-import signal
-import sys
 import threading
 import time
 from asyncio import Handle, Task, TimerHandle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import Context
+from contextvars import Context, copy_context
 from types import FrameType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -68,11 +67,19 @@ class Callback(Handle):
 
     __slots__ = ()
 
+    def __init__(self, callback: Any, args: Any, loop: ControlledLoop, context: Context | None = None) -> None:
+        self._context = copy_context() if context is None else context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = self._source_traceback = None  # asyncio's own __init__ asks for the debug mode, each time
+
     run = Handle._run  # noqa: SLF001  (what asyncio's loop calls; see above)
 
     def wakes(self) -> Iterator[Task[Any]]:
         """Yield the tasks that wait for a future among its arguments, or for the event that it sets."""
-        for thing in (*(self._args or ()), getattr(self._callback, "__self__", None)):  # type: ignore[attr-defined]
+        for thing in (*(self._args or ()), getattr(self._callback, "__self__", None)):
             event = getattr(thing, "_event", thing)  # anyio's event has asyncio's inside
             for future in getattr(event, "_waiters", None) or (event,):
                 for callback, _ in getattr(future, "_callbacks", None) or ():
@@ -89,20 +96,18 @@ class Step(Callback):
     @property
     def task(self) -> Task[Any]:
         """The task."""
-        task: Task[Any] = self._callback.__self__  # type: ignore[attr-defined]
+        task: Task[Any] = self._callback.__self__
         return task
 
     @property
     def context(self) -> Context:
         """The task's context variables."""
-        context: Context = self._context  # type: ignore[attr-defined]
-        return context
+        return self._context
 
     @property
     def follows_cancellation(self) -> bool:
         """Whether what the task awaited has been cancelled."""
-        args = self._args
-        return bool(args) and bool(args[0].cancelled())
+        return bool(self._args) and bool(self._args[0].cancelled())
 
 
 OnPoint: TypeAlias = "Callable[[int, Step, Step | None, Iterable[Callback]], object]"
@@ -150,80 +155,17 @@ class Execution:
         return choice
 
 
-class _Selector(selectors.DefaultSelector):
-    """A selector that jumps over time in which nothing happens, and knows when nothing can happen any more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._own = 0
-        self._alarm_handler = _alarm_handler()
-
-    def serve(self, loop: ControlledLoop) -> None:
-        """Serve a loop; what it has registered up to now, its wake-up pipe, is its own."""
-        self._loop = loop
-        self._own = len(self.get_map())
-
-    def watches(self) -> bool:
-        """Return whether file descriptors of the program's are watched."""
-        return len(self.get_map()) > self._own
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready; with nothing ready, wait, or let the clock jump, or report a deadlock."""
-        loop = self._loop
-        loop.check_time_limit()
-        if timeout is not None and timeout <= 0:
-            return super().select(0) if self.watches() else []
-        # The second look is for a thread that has sent something and gone since the first; before a proof, it comes
-        # after a longer pause.
-        for pause in (_BEFORE_A_JUMP, *((_BEFORE_A_PROOF,) if timeout is None else ()), None):
-            ready = super().select(0)
-            if ready or loop.take_calls_of_threads():
-                return ready
-            if pause is not None and self._outside_may_act(pause):
-                return self._wait(timeout)
-        if timeout is not None:
-            loop.jump(timeout)
-        else:
-            loop.report_deadlock()
-        return []
-
-    def _outside_may_act(self, pause: float) -> bool:
-        if self.watches() or self._loop.handles_signals():
-            return True
-        if _alarm_is_set() and _alarm_handler() is not self._alarm_handler:  # an older one is not the program's
-            return True
-        return bool(busy_threads(pause=pause))
-
-    def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait in real time, which the loop's clock follows; not for long, for a thread may end without a word."""
-        began = time.monotonic()
-        ready = super().select(_POLL_SECONDS if timeout is None else min(timeout, _POLL_SECONDS))
-        self._loop.advance(time.monotonic() - began)
-        return ready
-
-
-def _alarm_handler() -> Any:
-    """Return what is called when the process's timer is up (`signal.alarm`, `signal.setitimer`)."""
-    return signal.getsignal(signal.SIGALRM) if sys.platform != "win32" else None
-
-
-def _alarm_is_set() -> bool:
-    return sys.platform != "win32" and signal.getitimer(signal.ITIMER_REAL)[0] > 0
-
-
 class ControlledLoop(asyncio.SelectorEventLoop):
-    """An event loop whose order of ready tasks and whose clock are controlled.
-
-    Args:
-        execution: the execution that it belongs to.
-    """
+    """An event loop whose order of ready tasks and whose clock are controlled; it belongs to an execution."""
 
     proves_deadlock = True  # so the stall watch sets no timer, which would look like something to come
 
     def __init__(self, execution: Execution) -> None:
-        selector = _Selector()
+        selector = selectors.DefaultSelector()
         super().__init__(selector)
-        self._controlled_selector = selector
+        self._poll, selector.select = selector.select, self._select  # type: ignore[method-assign]
+        self._watched = selector.get_map()
+        self._own = len(self._watched)  # its wake-up pipe
         self.execution = execution
         self._now = 0.0
         self._jumps = 0
@@ -237,56 +179,62 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         self._turn_is_due = False
         self._turns_left = 0
         self._timer_is_due = False
-        self._signals: set[int] = set()
         self._from_threads: list[tuple[str, Callback]] = []  # with the name of the thread
         self._turns_unread = 0
         self._numbers: WeakKeyDictionary[Task[Any], int] = WeakKeyDictionary()
         self._count = itertools.count()
-        selector.serve(self)
 
     # Time, and what is outside.
+
+    def _select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return what is ready; with nothing ready, wait, or let the clock jump, or report a deadlock."""
+        deadline = self.execution.deadline
+        if deadline is not None and time.monotonic() > deadline:
+            self.execution.on_stuck(self, Reason.TIMEOUT)
+        if timeout is not None and timeout <= 0:
+            return self._poll(0) if len(self._watched) > self._own else []
+        # The second look is for a thread that has sent something and gone since the first; before a proof, it comes
+        # after a longer pause.
+        for pause in (_BEFORE_A_JUMP, *((_BEFORE_A_PROOF,) if timeout is None else ()), None):
+            ready = self._poll(0)
+            if ready or self._take_calls_of_threads():
+                return ready
+            if pause is not None and (self._watches() or busy_threads(pause=pause)):
+                return self._wait(timeout)
+        if timeout is not None:
+            self._jump(timeout)
+        else:
+            self.execution.on_stuck(self, Reason.DEADLOCK)
+        return []
+
+    def _watches(self) -> bool:
+        """Whether file descriptors or signals of the program's may come."""
+        return len(self._watched) > self._own or bool(getattr(self, "_signal_handlers", None))
+
+    def _wait(self, timeout: float | None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait in real time, which the loop's clock follows; not for long, for a thread may end without a word."""
+        began = time.monotonic()
+        ready = self._poll(_POLL_SECONDS if timeout is None else min(timeout, _POLL_SECONDS))
+        self._advance(time.monotonic() - began)
+        return ready
 
     def time(self) -> float:
         """Return the virtual time, in seconds since the loop was made."""
         return self._now
 
-    def advance(self, seconds: float) -> None:
+    def _advance(self, seconds: float) -> None:
         """Put the clock forward."""
         self._now += seconds
         if self._now + _RESOLUTION == self._now:  # so late that asyncio would find no timer to be due
             self._now = math.nextafter(self._now, math.inf)
 
-    def check_time_limit(self) -> None:
-        """End the execution when it has taken too long, in real time."""
-        deadline = self.execution.deadline
-        if deadline is not None and time.monotonic() > deadline:
-            self.execution.on_stuck(self, Reason.TIMEOUT)
-
-    def jump(self, seconds: float) -> None:
+    def _jump(self, seconds: float) -> None:
         """Put the clock forward to the next timer; after a day of nothing but that, say so."""
-        self.advance(seconds)
+        self._advance(seconds)
         self._jumps += 1
         if self._now >= self._look_at and self._jumps >= _MOST_JUMPS:
             self._jumps, self._look_at = 0, self._now + _DAY
             self.execution.on_stuck(self, Reason.LIVELOCK)
-
-    def report_deadlock(self) -> None:
-        """End what runs here: nothing can ever run again."""
-        self.execution.on_stuck(self, Reason.DEADLOCK)
-
-    def add_signal_handler(self, sig: int, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
-        """Call a function when a signal comes: from now on something outside may act."""
-        super().add_signal_handler(sig, callback, *args)
-        self._signals.add(sig)
-
-    def remove_signal_handler(self, sig: int) -> bool:
-        """Call nothing any more when a signal comes."""
-        self._signals.discard(sig)
-        return super().remove_signal_handler(sig)
-
-    def handles_signals(self) -> bool:
-        """Return whether the program has set handlers of signals."""
-        return bool(self._signals)
 
     def number_of(self, task: Task[Any]) -> int:
         """Return a task's number: tasks are counted as they are created."""
@@ -306,7 +254,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             raise
         return handle
 
-    def take_calls_of_threads(self) -> bool:
+    def _take_calls_of_threads(self) -> bool:
         """Let what other threads have sent run in the next turn; return whether there was anything.
 
         Threads that are at work get a moment to send what they have, so that a run does not depend on who was faster.
@@ -316,7 +264,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             return False
         began = time.monotonic()
         let_threads_finish()
-        self.advance(time.monotonic() - began)
+        self._advance(time.monotonic() - began)
         sent, self._from_threads = self._from_threads, []
         self._queue.extend(callback for _, callback in sorted(sent, key=self._rank))
         self._ask_for_a_turn()
@@ -396,7 +344,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
     def _turns(self) -> None:
         """Run turn after turn, as long as asyncio's own loop would find nothing else to do between them."""
         self._turn_is_due = True
-        others_may_come = self._timer_is_due or self._signals or self._controlled_selector.watches()
+        others_may_come = self._timer_is_due or self._watches()
         self._turns_left = 1 if others_may_come else _TURNS_AT_ONCE
         self._timer_is_due = False
         try:
@@ -410,7 +358,7 @@ class ControlledLoop(asyncio.SelectorEventLoop):
             if self._from_threads:
                 self._turns_unread += 1
                 if self._turns_unread > _MOST_TURNS:  # a task that waits for a thread in a loop of sleep(0) never rests
-                    self.take_calls_of_threads()
+                    self._take_calls_of_threads()
 
     def _turn(self) -> None:
         """Run what is in the queue now; what comes meanwhile runs in the next turn."""
@@ -421,16 +369,19 @@ class ControlledLoop(asyncio.SelectorEventLoop):
         try:
             while batch:
                 handle = batch.popleft()
-                if type(handle) is Step:
-                    self._steps -= 1
-                    if self._steps:
-                        execution.points = point = execution.points + 1
-                        if point > execution.next_point:
-                            handle = self._choose(point - 1, handle)
-                            if handle is None:
-                                continue
-                if not handle.cancelled():
-                    handle.run()
+                if type(handle) is not Step:
+                    if not handle.cancelled():
+                        handle.run()
+                    continue
+                self._steps -= 1
+                if self._steps:
+                    execution.points = point = execution.points + 1
+                    if point > execution.next_point:
+                        handle = self._choose(point - 1, handle)
+                        if handle is None:
+                            continue
+                # As Handle._run, which catches what a callback raises: a task's step raises what ends the loop alone.
+                handle._context.run(handle._callback, *handle._args)  # noqa: SLF001
         finally:
             self._end_turn()
 

@@ -48,7 +48,7 @@ class Site:
 
 
 class Runs(Observer):
-    """An observer that counts a program's runs, and keeps their reports.
+    """An observer that counts a program's runs.
 
     Attributes:
         runs: how many runs of strategies there were.
@@ -66,11 +66,7 @@ class Runs(Observer):
         self.refusal: TargetError | None = None
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        """Count a run.
-
-        Raises:
-            TargetError: it is on a loop that is not controlled.
-        """
+        """Count a run, unless its loop is not controlled: that is a `TargetError`."""
         if not _is_controlled():
             self.refusal = TargetError(
                 f"{getattr(fn, '__qualname__', fn)} runs on an event loop that the target chose itself (trio, uvloop); "
@@ -106,11 +102,7 @@ class Statistics(Runs):
         return sum(site.times for site in self._sites.values())
 
     def run_begun(self, run: ObservedRun, fn: Callable[..., Any]) -> None:
-        """Count a run.
-
-        Raises:
-            TargetError: it is on a loop that is not controlled.
-        """
+        """Count a run."""
         super().run_begun(run, fn)
         self._clock = run.clock
 

@@ -18,11 +18,10 @@ from aiodist._checking.check import SECONDS, Checked
 from aiodist._checking.statistics import Site, Statistics
 from aiodist._checking.target import TargetExitError
 from aiodist._core.errors import CollectiveError
-from aiodist._core.text import count, shown
+from aiodist._core.text import count, duration, shown, size
 
-_HERE = Path(_checking.__file__).parent.parent
 _PLUMBING = (
-    str(_HERE),
+    str(Path(_checking.__file__).parent.parent),
     *(str(Path(module.__file__ or "").parent) for module in (aiodist_kernels, asyncio, anyio, importlib)),
     "<frozen importlib",
 )
@@ -49,29 +48,24 @@ def agreement(checked: Checked) -> str:
 def held_up_lines(checked: Checked) -> list[str]:
     """Return who held up the event loop for more than a second, and where."""
     return [
-        f"{one.who} held up the event loop for {one.seconds:.1f} s at {shown(one.location)}: meanwhile no other "
+        f"{one.who} held up the event loop for {duration(one.seconds)} at {shown(one.location)}: meanwhile no other "
         "replica goes on (await ctx.run_sync(function) runs it in a thread)"
         for one in checked.held_up[:_MOST_HELD_UP]
     ]
 
 
 def table(statistics: Statistics) -> tuple[list[str], list[list[str]], int]:
-    """Return the summary of collectives: headings, rows, and how many rows were left out.
-
-    Where replicas waited, the rows with the longest waits come first.
-    """
+    """Return headings, rows, and how many rows were left out; where replicas waited, the longest waits come first."""
     waited = any(site.waited for site in statistics.sites)
     headings = ["collective", "called at", "times", "bytes", *(["waited", "longest", "last to come"] if waited else [])]
     ordered = sorted(statistics.sites, key=lambda site: -site.waited)
-    rows = [_row(site, waited=waited) for site in ordered[:_MOST_ROWS]]
+    rows = [_row(site)[: len(headings)] for site in ordered[:_MOST_ROWS]]
     return headings, rows, len(ordered) - len(rows)
 
 
-def _row(site: Site, *, waited: bool) -> list[str]:
-    row = [site.call, shown(site.location), str(site.times), _size(site.bytes)]
-    if waited:
-        row += [_time(site.waited), _time(site.longest), _last(site)]
-    return row
+def _row(site: Site) -> list[str]:
+    row = [site.call, shown(site.location), str(site.times), size(site.bytes)]
+    return [*row, duration(site.waited), duration(site.longest), _last(site)] if site.waited else [*row, "", "", ""]
 
 
 def _last(site: Site) -> str:
@@ -81,35 +75,18 @@ def _last(site: Site) -> str:
     return f"replica {replica_id}" if not others else f"replica {replica_id} ({times} of {site.last.total()})"
 
 
-def _size(number: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.3g} {unit}" if unit != "B" else f"{number} B"
-        number /= 1000
-    return f"{number:.3g} TB"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds else ""
-
-
 # What failed.
 
 
 def failure_text(checked: Checked) -> str:
     """Return the report on what went wrong: the error as the program would see it."""
-    error = _error_of(checked)
+    error = checked.error
+    assert error is not None
     if isinstance(error, CollectiveError):
         return "\n".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
     if isinstance(error, TargetExitError) and error.__cause__ is not None:
         return "".join([*_program_traceback(error.__cause__), str(error)])
     return "".join(_program_traceback(error)).rstrip()
-
-
-def _error_of(checked: Checked) -> Exception:
-    assert checked.exploration.failure is not None
-    assert checked.exploration.failure.error is not None
-    return checked.exploration.failure.error
 
 
 def _program_traceback(error: BaseException) -> Iterator[str]:
@@ -134,24 +111,23 @@ def schedule_lines(checked: Checked) -> list[str]:
     exploration = checked.exploration
     assert exploration.failure is not None
     changes = exploration.failure.schedule.changes
+    where = "Found in the default order"
     if checked.request.replay is not None:
         where = "In the given schedule"
     elif changes:
         where = f"Found in schedule {exploration.schedules} of {checked.request.most_schedules()}"
+    if changes:
+        where += f", with {count(len(changes), 'change')} to the default order, in which nothing fails:"
     else:
-        where = "Found in the default order"
-    again = f"Again:  {replay_command(checked)}"
-    if not changes:
-        return [f"{where}.", again]
-    difference = f"{count(len(changes), 'change')} to the default order, in which nothing fails"
-    return [f"{where}, with {difference}:", *(f"  {line}" for line in exploration.changes), again]
+        where += "."
+    return [where, *(f"  {line}" for line in exploration.changes if changes), f"Again:  {replay_command(checked)}"]
 
 
 def replay_command(checked: Checked) -> str:
     """Return the command that runs the failing schedule again."""
     request, failure = checked.request, checked.exploration.failure
     assert failure is not None
-    words = ["aiodist", "check", request.text]
+    words = ["aiodist", "check", request.target]
     if request.replicas is not None:
         words += ["--replicas", str(request.replicas)]
     if request.seconds != SECONDS:
@@ -165,27 +141,26 @@ def replay_command(checked: Checked) -> str:
 
 def as_json(checked: Checked) -> dict[str, Any]:
     """Return a check as a dict of strings, numbers, lists and dicts, as JSON has them."""
-    request, failure = checked.request, checked.exploration.failure
+    request, statistics, error = checked.request, checked.statistics, checked.error
     found: dict[str, Any] = {
-        "target": request.text,
+        "target": request.target,
         "outcome": str(checked.outcome),
-        "replicas": checked.statistics.replicas,
-        "runs": checked.statistics.runs,
+        "replicas": statistics.replicas,
+        "runs": statistics.runs,
         "seed": request.replay.seed if request.replay is not None else request.seed,
         "schedules": checked.exploration.schedules,
         "held_up": [
             {"who": one.who, "seconds": round(one.seconds, 1), "location": shown(one.location)}
             for one in checked.held_up
         ],
-        "collectives": [_site_as_json(site) for site in checked.statistics.sites],
+        "collectives": [_site_as_json(site) for site in statistics.sites],
     }
-    if failure is not None:
-        error = _error_of(checked)
+    if error is not None and checked.exploration.failure is not None:
         found["failure"] = {
             "error": type(error).__name__,
             "text": failure_text(checked),
             "report": error.report.to_dict() if isinstance(error, CollectiveError) else None,
-            "schedule": str(failure.schedule),
+            "schedule": str(checked.exploration.failure.schedule),
             "changes": list(checked.exploration.changes),
             "replay": replay_command(checked),
         }

@@ -1,7 +1,8 @@
-"""Ids, counts and places as a person reads them."""
+"""Ids, counts, times, sizes and places as a person reads them."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -50,6 +51,27 @@ def _runs(numbers: Sequence[int]) -> list[tuple[int, int]]:
 def count(number: int, noun: str) -> str:
     """Return a number of things: ``1 call``, ``2 calls``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """Return a time with three digits: ``1.23 s``, ``45.6 ms``, ``7.89 µs``."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= scale * 0.9995:
+            return f"{_three_digits(seconds / scale)} {unit}"
+    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
+
+
+def size(nbytes: float) -> str:
+    """Return a number of bytes with three digits: ``48 B``, ``1.50 KiB``, ``3.00 GiB``."""
+    unit = 0
+    while nbytes >= 1024 and unit < 4:
+        nbytes /= 1024
+        unit += 1
+    return f"{_three_digits(nbytes)} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{max(0, 2 - math.floor(math.log10(max(value, 1))))}f}"
 
 
 def shown(location: Location) -> str:

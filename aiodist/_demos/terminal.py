@@ -24,13 +24,17 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def open_console(*, quiet: bool = False) -> Console:
-    """Return a console on standard output, which obeys NO_COLOR and prints what it is given as it is.
+def open_console(*, quiet: bool = False, stderr: bool = False) -> Console:
+    """Return a console on standard output, or standard error, which prints what it is given as it is.
+
+    All commands print on it. What it can do is rich's decision: colour obeys NO_COLOR, FORCE_COLOR and TERM, and lines
+    are drawn anew on an interactive console alone.
 
     Args:
         quiet: it prints nothing, as on all workers but the first.
+        stderr: it is on standard error.
     """
-    return _Console(highlight=False, markup=False, emoji=False, quiet=quiet)
+    return _Console(highlight=False, markup=False, emoji=False, quiet=quiet, stderr=stderr)
 
 
 class Watch:
@@ -48,7 +52,7 @@ class Watch:
 
     def __init__(self, console: Console, steps: int, title: str, describe: Callable[[float], str]) -> None:
         self._console, self._steps, self._title, self._describe = console, steps, title, describe
-        self._in_place = console.is_terminal and not console.is_dumb_terminal
+        self._in_place = console.is_interactive
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),

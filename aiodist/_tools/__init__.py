@@ -1,6 +1,7 @@
 """The command line, and the traces that it shows. Each module or package imports only earlier ones.
 
 - `usage`: exit codes, bad usage, types of arguments.
+- `output`: what commands print.
 - `trace`: traces of runs, and the command that shows them.
 - `launch`: the command that runs a program on several workers.
 - `demo`: the command that runs the demos.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 import aiodist
-from aiodist._arrays.environment import fix_hashes
+from aiodist._arrays.environment import completes_words, fix_hashes
 from aiodist._demos.interruption import INTERRUPTIONS, InterruptedRun
 from aiodist._tools.check import add_check
 from aiodist._tools.demo import add_demo
@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _print_anything()
     parser = build_parser()
+    if completes_words():
+        _complete(parser)
     words = list(sys.argv[1:] if argv is None else argv)
     at = words.index("--") if "--" in words else len(words)
     own = words[at + 1 :]  # the arguments of a program that is to be checked
@@ -66,6 +68,14 @@ def build_parser() -> ArgumentParser:
     for add in (add_check, add_demo, add_doctor, add_explain, add_run, add_trace):
         add(commands)
     return parser
+
+
+def _complete(parser: ArgumentParser) -> None:
+    """Print what the shell may complete the words with, and end; the shell asks so by an environment variable."""
+    with suppress(ImportError):  # the extra "completion"
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
 
 
 def run(arguments: Namespace) -> int:

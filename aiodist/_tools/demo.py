@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,22 +15,24 @@ from aiodist._tools.usage import Exit, UsageError, devices, natural, positive, p
 if TYPE_CHECKING:
     from argparse import _SubParsersAction
 
+_TEXT = """\
+Train a character language model in NumPy on the manual pages of the standard library (pydoc_data.topics). Every replica
+computes on its part of each batch in the worker thread of its device; gradients are summed, and the weights changed, in
+one merge_call a step. Exit code 1 if the replicas end with different weights.
+"""
+
 
 def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `demo` command with a command for each demo."""
-    demo = commands.add_parser("demo", help="a training run and an error report, to see the library at work")
+    what = "a training run and an error report, to see the library at work"
+    demo = commands.add_parser("demo", help=what, description=f"Two programs: {what}. Neither needs data or a network.")
     demos = demo.add_subparsers(title="demos", metavar="DEMO")
     demo.set_defaults(command=partial(print_help, demo))
     text = demos.add_parser(
-        "text",
-        help="train a character language model on the Python manual",
-        description="Train a character language model in NumPy on the manual pages of the standard library "
-        "(pydoc_data.topics). Every replica computes on its part of each batch in the worker thread of its device; "
-        "gradients are summed, and the weights changed, in one merge_call a step. Exit code 1 if the replicas end "
-        "with different weights.",
-    )
+        "text", help="train a character language model on the Python manual", description=_TEXT
+    )  # fmt: skip
     option = text.add_argument
-    option("--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
+    option("-n", "--replicas", type=positive, metavar="N", help="how many replicas (default: 4)")
     option("--workers", type=positive, metavar="N", help="distribute them over N processes")
     option("--steps", type=positive, metavar="N", default=1300, help="how many steps (default: %(default)s)")
     same = "the same seed gives the same weights (default: %(default)s)"
@@ -50,41 +51,33 @@ def add_demo(commands: _SubParsersAction[ArgumentParser]) -> None:
 def _run_text(arguments: Namespace) -> int:
     from aiodist._demos.text import run_text
 
-    devices = arguments.devices
+    devices, workers = arguments.devices, arguments.workers
     replicas = arguments.replicas or (len(devices) if devices else 4)
     if devices and len(devices) != replicas:
         raise UsageError(f"--replicas {replicas} with {len(devices)} --devices: name one device for each replica")
-    if arguments.workers is not None and replicas < arguments.workers:
-        raise UsageError(f"--replicas {replicas} with --workers {arguments.workers}: each worker needs one at least")
+    if workers is not None and replicas < workers:
+        raise UsageError(f"--replicas {replicas} with --workers {workers}: each worker needs one at least")
+    started = environment.launched_workers()
+    if started is None and workers is not None and workers > 1:
+        return launch(workers, [sys.executable, *sys.orig_argv[1:]])
+    if workers is not None and workers != (started or 1):
+        raise UsageError(f"--workers {workers} in a job of {started}: leave --workers out, or the launcher")
     devices = devices or tuple(f"CPU:{index}" for index in range(replicas))
-    if arguments.workers is None:
-        strategy: aiodist.Strategy = _strategy(devices)
-    elif environment.launched_workers() is None and arguments.workers > 1:
-        return launch(arguments.workers, [sys.executable, *sys.orig_argv[1:]])
-    else:
-        strategy = _strategy_on_workers(devices, arguments.workers)
-    return Exit.DONE if run_text(strategy, steps=arguments.steps, seed=arguments.seed) else Exit.FAILED
+    return (
+        Exit.DONE if run_text(_strategy(devices, workers), steps=arguments.steps, seed=arguments.seed) else Exit.FAILED
+    )
 
 
-def _strategy(devices: Sequence[str]) -> aiodist.MirroredStrategy:
+def _strategy(devices: tuple[str, ...], workers: int | None) -> aiodist.Strategy:
+    """Return a strategy; one on several workers has this one's part of the devices here."""
+    if workers is not None:
+        rank = environment.worker_rank()
+        begin, end = (len(devices) * k // workers for k in (rank, rank + 1))
+        return aiodist.MultiWorkerMirroredStrategy(devices=devices[begin:end])
     try:
         return aiodist.MirroredStrategy(devices)
     except ValueError as error:  # there is no such device, or one is named twice
         raise UsageError(f"--devices: {error}") from error
-
-
-def _strategy_on_workers(devices: Sequence[str], workers: int) -> aiodist.MultiWorkerMirroredStrategy:
-    """Return a strategy on several workers, of which this one has its part of the devices.
-
-    Raises:
-        UsageError: a launcher has started another number of workers.
-    """
-    started = environment.launched_workers() or 1
-    if started != workers:
-        raise UsageError(f"--workers {workers} in a job of {started}: leave --workers out, or the launcher")
-    rank = environment.worker_rank()
-    begin, end = (len(devices) * k // workers for k in (rank, rank + 1))
-    return aiodist.MultiWorkerMirroredStrategy(devices=devices[begin:end])
 
 
 def _run_mismatch(_: Namespace) -> Exit:

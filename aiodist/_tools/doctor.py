@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -10,7 +9,7 @@ import subprocess
 import sys
 from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
@@ -19,6 +18,7 @@ import numpy as np
 
 import aiodist
 from aiodist._arrays import gpus
+from aiodist._core.text import size
 from aiodist._tools.launch.mpiexec import WHEELS, find_mpiexec
 from aiodist._tools.usage import Exit, UsageError
 from aiodist_kernels import KernelSpec, ReduceOp, is_ready, warm
@@ -27,6 +27,7 @@ NEEDED: Final = ("anyio", "numba", "numpy", "optree", "rich", "threadpoolctl")
 OPTIONAL: Final = {
     "trio": "pip install 'aiodist[trio]' to run replicas on trio",
     "uvloop": "pip install 'aiodist[uvloop]' for a faster asyncio event loop",
+    "torch": "pip install 'aiodist[torch]' to check torch.distributed scripts",
     "ml_dtypes": "pip install ml_dtypes for bfloat16",
 }
 GPU_PACKAGES: Final = ("numba-cuda", "cuda-core")
@@ -41,26 +42,15 @@ _ENOUGH_SHARED_MEMORY: Final = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One finding.
+    """One finding: what was looked at, what was found, and what to do about it, if anything.
 
-    Attributes:
-        name: what was looked at.
-        value: what was found.
-        remedy: what to do about it; None where there is nothing to do.
-        needed: aiodist does not work as it should until the remedy is applied.
+    Where that is needed, aiodist does not work as it should until it is done.
     """
 
     name: str
     value: str
     remedy: str | None = None
     needed: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.value}: {self.remedy}" if self.remedy else self.value
-
-    def as_json(self) -> dict[str, object]:
-        """Return all but the name as JSON's types."""
-        return {"value": self.value, "remedy": self.remedy, "needed": self.needed}
 
 
 def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
@@ -76,25 +66,28 @@ def add_doctor(commands: _SubParsersAction[ArgumentParser]) -> None:
 
 
 def _run(arguments: Namespace) -> Exit:
+    from aiodist._tools.output import console, print_json, print_table
+
     sections = {"this machine": [*this_machine()], "GPUs": [*gpu_rows()], "several workers": [*workers()]}
-    missing = [row.name for rows in sections.values() for row in rows if row.needed]
+    rows = [row for section in sections.values() for row in section]
+    missing = [row.name for row in rows if row.needed]
     if arguments.json:
-        found = {title: {row.name: row.as_json() for row in rows} for title, rows in sections.items()}
-        print(json.dumps({"ok": not missing, "sections": found}, indent=2, ensure_ascii=False))
-    else:
-        for title, rows in sections.items():
-            width = max(len(row.name) for row in rows)
-            print(title, *(f"  {row.name:{width}}  {row}" for row in rows), "", sep="\n")
-        print(f"Missing: {', '.join(missing)}." if missing else "Everything that is needed is installed.")
+        found = {title: {row.name: asdict(row) for row in section} for title, section in sections.items()}
+        print_json({"ok": not missing, "sections": found})
+        return Exit.FAILED if missing else Exit.DONE
+    out = console()
+    out.print(f"aiodist {aiodist.__version__} on Python {platform.python_version()} ({platform.machine()})")
+    columns = 3 if any(row.remedy for row in rows) else 2
+    cells = [(row.name, row.value, row.remedy or "")[:columns] for row in rows]
+    print_table(out, ("", "found", "what to do")[:columns], cells)
+    out.print(f"\nMissing: {', '.join(missing)}." if missing else "\nEverything that is needed is installed.")
     return Exit.FAILED if missing else Exit.DONE
 
 
 def this_machine() -> Iterator[Row]:
-    """Yield the interpreter, the cores that it may use (a container may limit them), and the libraries."""
+    """Yield the cores that this process may use, where a container may limit them, and the libraries."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    yield Row("Python", f"{platform.python_version()} ({platform.python_implementation()}, {platform.machine()})")
     yield Row("usable cores", str(cores))
-    yield Row("aiodist", aiodist.__version__)
     for name in NEEDED:
         yield _package(name, f"pip install {name}", needed=True)
     for name, remedy in OPTIONAL.items():
@@ -157,9 +150,9 @@ def workers() -> Iterator[Row]:
         yield Row("MPI", "none", remedy, needed=True)
     yield _mpiexec(library)
     if _SHARED_MEMORY.is_dir():
-        size = shutil.disk_usage(_SHARED_MEMORY).total
+        total = shutil.disk_usage(_SHARED_MEMORY).total
         remedy = "MPI keeps messages between workers there, and dies when it is full: docker run --shm-size=1g"
-        yield Row("shared memory", f"{size >> 20} MiB", remedy if size < _ENOUGH_SHARED_MEMORY else None)
+        yield Row("shared memory", size(total), remedy if total < _ENOUGH_SHARED_MEMORY else None)
 
 
 def _mpiexec(library: str) -> Row:
@@ -168,11 +161,11 @@ def _mpiexec(library: str) -> Row:
         found = find_mpiexec(None)
     except UsageError:
         return Row("mpiexec", "not found", _INSTALL_MPI)
-    told = f"{found.path}, of {found.mpi}"
+    value = f"{found.path}, of {found.mpi}"
     if not library or found.mpi in library:
-        return Row("mpiexec", told)
+        return Row("mpiexec", value)
     remedy = f"mpi4py uses {library}, so each worker would believe that it is alone: aiodist run --launcher PATH"
-    return Row("mpiexec", told, remedy, needed=True)
+    return Row("mpiexec", value, remedy, needed=True)
 
 
 def library_of_mpi4py() -> str:

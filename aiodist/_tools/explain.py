@@ -30,8 +30,9 @@ def add_explain(commands: _SubParsersAction[ArgumentParser]) -> None:
     )  # fmt: skip
     explain.add_argument("dumps", metavar="DUMP", nargs="+", type=Path, help="a dump, or a folder of them")
     explain.add_argument(
-        "--world-size", type=positive, metavar="N", help="how many ranks the job had, where the dumps do not say"
-    )
+        "--ranks", "--world-size", type=positive, metavar="N", dest="world_size",
+        help="how many ranks the job had, where the dumps do not say",
+    )  # fmt: skip
     explain.add_argument("--json", action="store_true", help="print it as JSON")
     explain.set_defaults(command=_run_explain)
 

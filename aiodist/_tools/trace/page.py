@@ -6,6 +6,7 @@ import json
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -64,7 +65,7 @@ def _data(trace: TraceFile, name: str) -> dict[str, Any]:
         "runs": [_run(run, min(trace.devices[run.pid])) for run in trace.runs.values()],
         **_collectives(trace, texts),
         "texts": [{"kind": kind, "call": call, "at": at} for kind, call, at in texts],
-        "statistics": count_up(trace).as_json(),
+        "statistics": asdict(count_up(trace)),
     }
 
 

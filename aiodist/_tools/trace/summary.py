@@ -8,24 +8,20 @@ replica held up each of the others, by no more than the time that that one was i
 
 from __future__ import annotations
 
-import json
-import math
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from aiodist._core.text import count
+from aiodist._core.text import count, duration, size
+from aiodist._tools.output import print_report, print_table
 from aiodist._tools.trace.reader import TracedCollective, TracedRun, TraceFile
 
 _MOST_ROWS = 12
-_WIDE = 200
 
 
 @dataclass(slots=True)
@@ -75,10 +71,6 @@ class Statistics:
 
     sites: list[SiteRow]
     replicas: list[ReplicaRow]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as JSON's types."""
-        return asdict(self)
 
 
 def count_up(trace: TraceFile) -> Statistics:
@@ -161,8 +153,8 @@ def outcome(run: TracedRun) -> str:
     return ", ".join(sorted(ends)) or "returned"
 
 
-def as_json(trace: TraceFile) -> str:
-    """Return the summary of a trace as JSON."""
+def as_json(trace: TraceFile) -> dict[str, Any]:
+    """Return the summary of a trace as JSON's types."""
     runs = [
         {
             "number": run.number,
@@ -175,7 +167,7 @@ def as_json(trace: TraceFile) -> str:
         }
         for run in trace.runs.values()
     ]
-    return json.dumps({"about": trace.about, "runs": runs, **count_up(trace).as_json()}, indent=2)
+    return {"about": trace.about, "runs": runs, **asdict(count_up(trace))}
 
 
 # In the terminal.
@@ -183,92 +175,44 @@ def as_json(trace: TraceFile) -> str:
 
 def show(trace: TraceFile, console: Console) -> None:
     """Print the summary of a trace: runs, call sites, stragglers, and the disagreement if there is one."""
-    if not console.is_terminal:
-        console.width = _WIDE  # a pipe has no width: let lines be as long as they are
     statistics = count_up(trace)
     arrivals = sum(len(found.replicas) for found in trace.collectives)
     counts = (len(trace.runs), "run"), (len(trace.collectives), "collective"), (arrivals, "call")
     headline = f"{', '.join(count(*each) for each in counts)}; traced {trace.about.get('began', '')}"
     console.print(Text(headline, style="bold"), soft_wrap=True)
-    _show_runs(trace, console)
-    if statistics.sites:
-        _show_sites(statistics.sites, console)
-        _show_replicas(statistics.replicas, console)
-    for run in trace.runs.values():
-        if run.report is not None:
-            console.print()
-            console.print(Text(f"run {run.number}: {run.report['error']}: {run.report['text']}"), soft_wrap=True)
-
-
-def _show_runs(trace: TraceFile, console: Console) -> None:
     collectives = Counter(collective.run for collective in trace.collectives)
-    runs = list(trace.runs.values())
-    notable = [run for run in runs[_MOST_ROWS:] if outcome(run) != "returned"][:_MOST_ROWS]
+    failed = [run for run in trace.runs.values() if outcome(run) != "returned"]
+    runs = sorted({run.number: run for run in [*islice(trace.runs.values(), _MOST_ROWS), *failed[:_MOST_ROWS]]}.items())
     rows = [
         (
-            str(run.number), run.name, str(len(run.started)), str(collectives[run.number]),
+            str(number), run.name, str(len(run.started)), str(collectives[number]),
             duration((run.end - run.begin) / 1e6), outcome(run),
         )
-        for run in [*runs[:_MOST_ROWS], *notable]
+        for number, run in runs
     ]  # fmt: skip
-    columns = ("run", ">"), ("of", "<"), ("replicas", ">"), ("collectives", ">"), ("took", ">"), ("", "<")
-    _print_table(console, "Runs", columns, rows, len(runs))
-
-
-def _show_sites(sites: Sequence[SiteRow], console: Console) -> None:
+    headings = "run", "of", "replicas", "collectives", "took", "outcome"
+    print_table(console, headings, rows, len(trace.runs) - len(rows), title="Runs")
     rows = [
         (
             row.call, row.at, str(row.count), size(row.nbytes), duration(row.wait_seconds),
             duration(row.largest_wait_seconds),
         )
-        for row in sites[:_MOST_ROWS]
+        for row in statistics.sites[:_MOST_ROWS]
     ]  # fmt: skip
-    columns = ("collective", "<"), ("at", "<"), ("times", ">"), ("bytes", ">"), ("waited", ">"), ("longest", ">")
-    _print_table(console, "Collectives, by the total time waited in them", columns, rows, len(sites))
-
-
-def _show_replicas(replicas: Sequence[ReplicaRow], console: Console) -> None:
+    headings = "collective", "called at", "times", "bytes", "waited", "longest"
+    title = "Collectives, by the total time waited in them"
+    print_table(console, headings, rows, len(statistics.sites) - len(rows), title=title)
     rows = [
         (
             str(row.replica), row.device, duration(row.held_up_seconds), f"{row.last} of {row.collectives}",
             duration(row.own_seconds), duration(row.wait_seconds),
         )
-        for row in replicas[:_MOST_ROWS]
+        for row in statistics.replicas[:_MOST_ROWS] if statistics.sites
     ]  # fmt: skip
-    times = ("held up others", ">"), ("came last", ">"), ("own time", ">"), ("waited", ">")
-    columns = ("replica", ">"), ("device", "<"), *times
-    _print_table(console, "Stragglers, by how long they held up the others", columns, rows, len(replicas))
-
-
-def _print_table(
-    console: Console, title: str, columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[str]], total: int
-) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, side in columns:
-        table.add_column(name, justify="right" if side == ">" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console.print(table)
-    if total > len(rows):
-        console.print(f"… and {total - len(rows)} more (--json has them all)")
-
-
-def duration(seconds: float) -> str:
-    """Return a time as a person reads it: ``1.23 s``, ``45.6 ms``, ``7.89 µs``."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= scale * 0.9995:
-            return f"{_three_digits(seconds / scale)} {unit}"
-    return f"{seconds * 1e9:.0f} ns" if seconds else "0"
-
-
-def size(nbytes: float) -> str:
-    """Return a number of bytes as a person reads it."""
-    unit = 0
-    while nbytes >= 1024 and unit < 4:
-        nbytes /= 1024
-        unit += 1
-    return f"{_three_digits(nbytes)} {'KMGT'[unit - 1]}iB" if unit else f"{nbytes:.0f} B"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.{max(0, 2 - math.floor(math.log10(max(value, 1))))}f}"
+    headings = "replica", "device", "held up others", "came last", "own time", "waited"
+    title = "Stragglers, by how long they held up the others"
+    print_table(console, headings, rows, len(statistics.replicas) - len(rows), title=title)
+    for run in trace.runs.values():
+        if run.report is not None:
+            console.print()
+            print_report(console, f"run {run.number}: {run.report['error']}: {run.report['text']}")

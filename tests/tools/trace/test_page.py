@@ -95,6 +95,17 @@ def test_data_cannot_end_its_script(tmp_path: Path) -> None:
 
 
 @needs_chromium
+def test_trace_without_a_run_says_so(browser: Browser, tmp_path: Path) -> None:
+    with aiodist.trace(tmp_path / "run.json"):
+        pass
+    write_page(read_trace(tmp_path / "run.json"), "run.json", tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    assert text(browser, "body").split("\n")[0] == "run.json"
+    assert "This trace has no run" in text(browser, "body")
+    assert browser.js("document.querySelector('main').offsetHeight") == 0
+
+
+@needs_chromium
 def test_names_are_text_and_never_markup(browser: Browser, tmp_path: Path) -> None:
     browser.open(page(tmp_path, 2, name="</script><img src=x onerror=alert(1)>"))
     assert "</script><img src=x onerror=alert(1)>" in text(browser, "#sites")

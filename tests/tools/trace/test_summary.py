@@ -16,7 +16,7 @@ from aiodist import CollectiveError
 from aiodist._tools.cli import main
 from aiodist._tools.trace.page import page_of
 from aiodist._tools.trace.reader import TraceFileError, read_trace
-from aiodist._tools.trace.summary import ReplicaRow, as_json, count_up, duration, size
+from aiodist._tools.trace.summary import ReplicaRow, as_json, count_up
 from aiodist.testing import run_replicas
 from tests.tools.trace.traced import run_with_clock
 
@@ -190,10 +190,3 @@ def test_trace_with_a_bad_field_is_refused_or_shown(file: Path) -> None:
                 assert page_of(trace, "run.json")
         container[key] = kept
     assert refused > 1000
-
-
-def test_times_and_sizes_have_three_digits() -> None:
-    seconds = {0: "0", 2e-9: "2 ns", 1.234e-6: "1.23 µs", 45.6e-6: "45.6 µs", 0.9996: "1.00 s", 123.4: "123 s"}
-    assert {value: duration(value) for value in seconds} == seconds
-    nbytes = {0: "0 B", 1023: "1023 B", 1536: "1.50 KiB", 3 << 30: "3.00 GiB", 5 << 50: "5120 TiB"}
-    assert {value: size(value) for value in nbytes} == nbytes

@@ -161,4 +161,10 @@ class Page {
   }
 }
 
-window.aiodistPage = new Page(readTrace(JSON.parse(byId("data").textContent)));
+const trace = readTrace(JSON.parse(byId("data").textContent));
+if (trace.tracks.length) window.aiodistPage = new Page(trace);
+else {
+  fillFacts(trace);
+  byId("empty").hidden = false;
+  for (const part of document.querySelectorAll("main, header label, header .tools")) part.hidden = true;
+}

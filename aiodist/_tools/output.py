@@ -1,0 +1,53 @@
+"""What commands print: on one console, with one style of tables, reports and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from aiodist._demos.terminal import open_console
+
+_WIDE = 200
+
+
+def console() -> Console:
+    """Return the console of a command; a pipe has no width, so there lines may be long."""
+    found = open_console()
+    if not found.is_terminal:
+        found.width = _WIDE
+    return found
+
+
+def print_table(
+    console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]], more: int = 0, *, title: str = ""
+) -> None:
+    """Print a table, if it has rows; columns of numbers are aligned on the right. `more` counts rows left out."""
+    if not rows:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left", title_style="bold")
+    for heading, cells in zip(headings, zip(*rows, strict=True), strict=True):
+        numbers = all(cell[:1].isdigit() or not cell for cell in cells)
+        table.add_column(heading, justify="right" if numbers else "left", no_wrap=numbers, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print()
+    console.print(table)
+    if more:
+        console.print(f"… and {more} more (--json has them all)")
+
+
+def print_report(console: Console, text: str) -> None:
+    """Print the report on an error: what went wrong, and the suspects, in red."""
+    for number, line in enumerate(text.splitlines()):
+        style = "bold red" if number == 0 else "red" if line.startswith(">") else ""
+        console.print(Text(line, style), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON."""
+    print(json.dumps(value, indent=2))

@@ -1,0 +1,65 @@
+"""What all commands have in common: units, colour, options, help, and the completion of words."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aiodist._core.text import duration, size
+from aiodist._tools.cli import build_parser
+from tests.tools.command import environment, in_terminal
+
+
+def test_times_and_sizes_have_three_digits() -> None:
+    seconds = {0: "0", 2e-9: "2 ns", 1.234e-6: "1.23 µs", 45.6e-6: "45.6 µs", 0.9996: "1.00 s", 123.4: "123 s"}
+    assert {value: duration(value) for value in seconds} == seconds
+    nbytes = {0: "0 B", 1023: "1023 B", 1536: "1.50 KiB", 3 << 30: "3.00 GiB", 5 << 50: "5120 TiB"}
+    assert {value: size(value) for value in nbytes} == nbytes
+
+
+def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """Return a parser, and those of its commands."""
+    below = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    return [parser, *(found for action in below for inner in action.choices.values() for found in parsers(inner))]
+
+
+def test_every_command_describes_itself_and_each_option_of_it() -> None:
+    for parser in parsers(build_parser()):
+        assert parser.description, parser.prog
+        actions = (a for a in parser._actions if not isinstance(a, argparse._SubParsersAction))
+        assert [action.dest for action in actions if not action.help] == []
+
+
+def test_options_mean_the_same_in_every_command() -> None:
+    meanings: dict[str, set[str]] = {}
+    for parser in parsers(build_parser()):
+        for action in parser._actions:
+            for option in action.option_strings:
+                if option.startswith("--"):
+                    meanings.setdefault(option, set()).add(str((action.metavar, type(action).__name__)))
+    assert {option: found for option, found in meanings.items() if len(found) > 1} == {}
+    assert {"--replicas", "--workers", "--ranks", "--seed", "--json"} <= set(meanings)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="terminals are POSIX here")
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
+def test_terminal_gets_colour_unless_it_must_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], coloured: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("def fails():\n    raise LookupError\n")
+    ended = in_terminal(["check", "program.py:fails"], variables=variables)
+    assert "LookupError" in ended.output
+    assert ("\x1b[1;31m" in ended.output) is coloured
+
+
+@pytest.mark.skipif(importlib.util.find_spec("argcomplete") is None, reason="argcomplete is not installed")
+def test_shell_completes_words() -> None:
+    asked = {"COMP_LINE": "aiodist trace s", "COMP_POINT": "15", "_ARGCOMPLETE_STDOUT_FILENAME": "/dev/stdout"}
+    variables = environment(_ARGCOMPLETE="1", **asked)
+    assert subprocess.check_output([sys.executable, "-m", "aiodist"], env=variables, text=True).strip() == "show"
