@@ -117,8 +117,10 @@ def copied(leaf: Any) -> Any:
 
 
 def put_together(arrays: Sequence[Array], axis: int) -> Array:
-    """Return arrays one behind the other along an axis, in this machine's byte order."""
+    """Return arrays one behind the other along an axis, in this machine's byte order; strings in the widest's width."""
     native = arrays[0].dtype.newbyteorder("=")
+    if native.kind in "US":
+        native = np.result_type(*arrays)
     if sum([array.nbytes for array in arrays]) < pool.POOLED_FROM:
         return np.concatenate([array.astype(native, copy=False) for array in arrays], axis=axis)
     shape = list(arrays[0].shape)

@@ -1,9 +1,4 @@
-"""What all workers do together outside of replicas, and reductions over the replicas of all of them.
-
-Each worker contributes the components of its own replicas. With one local replica a plain value is its component, as
-`run` returns it; with several it is the component of each, so that workers with other numbers of replicas mean the
-same.
-"""
+"""What all workers do together outside of replicas, and reductions over the replicas of all of them."""
 
 from __future__ import annotations
 
@@ -18,32 +13,15 @@ from typing import Any, NamedTuple
 import anyio
 import anyio.lowlevel
 
-from aiodist._arrays import nests
-from aiodist._arrays.device import DeviceType
-from aiodist._arrays.host import HostType
-from aiodist._arrays.leaves import LeafMark, Spec
-from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._collectives.host import frozen, in_native_order
-from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, Collective
 from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
 from aiodist._runtime.requests import array_text, dtype_text
 from aiodist._runtime.stacks import all_callers
 from aiodist._strategy.extended import StrategyExtended
-from aiodist._strategy.operands import (
-    Operand,
-    combine_parts,
-    components,
-    gathered_operand,
-    given,
-    parts_along,
-    reduced_operand,
-    total,
-)
-from aiodist._strategy.reductions import Targets, ThroughHost
+from aiodist._strategy.operands import Operand, Operation, values_of
+from aiodist._strategy.reductions import Combination, OnHost, combine_parts, parts_along
 from aiodist._strategy.scope import require_all_workers
-from aiodist._strategy.variable import as_distributed
 from aiodist._workers.bootstrap import WorkerRendezvous
 from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import gather_objects
@@ -51,7 +29,6 @@ from aiodist._workers.moving import accumulate_of, moved
 from aiodist._workers.record import Found
 from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps
-from aiodist_kernels import ReduceOp
 
 
 class CallSite(NamedTuple):
@@ -166,21 +143,16 @@ class Workers:
                     await before()
         return self.begin(call, site, move)
 
-    async def perform(self, call: Call, site: CallSite, move: Move) -> Any:
-        """Carry out a call that all workers make; see `begin`.
+    async def perform(
+        self, call: Call, site: CallSite, move: Move, before: Callable[[], Awaitable[object]] | None = None
+    ) -> Any:
+        """Carry out a call that all workers make; see `begin_in_order`.
 
         Raises:
             CollectiveError: the workers disagree, or one is gone.
         """
-        pending = await self.begin_in_order(call, site, move)
+        pending = await self.begin_in_order(call, site, move, before)
         return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
-
-    async def _perform_through_host(
-        self, call: Call, site: CallSite, move: Move, through: ThroughHost, targets: Sequence[Targets] | None
-    ) -> Any:
-        pending = await self.begin_in_order(call, site, move, through.down)  # values on GPUs are copied down first
-        result = await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
-        return await through.up(result, targets)
 
     @contextmanager
     def telling_refusal(self, kind: str, site: CallSite) -> Iterator[None]:
@@ -195,177 +167,92 @@ class Workers:
                 self.team.outside.refuse(Call(kind), site.code, site.offset, told)
             raise
 
-    def reduce(
+    def combine(
         self,
         kind: str,
         site: CallSite,
-        op: ReduceOp,
-        value: Any,
-        axis: Any,
+        operation: Operation,
+        values: Sequence[Any],
         replicas: Sequence[int],
-        targets: Sequence[Targets] | None = None,
-    ) -> Coroutine[Any, Any, Any]:
-        """Check a reduction on this worker, and return what carries it out.
+        destinations: Sequence[Sequence[str]] | None = None,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Check an operation over the replicas of all workers, and return what carries it out; see `Combination`.
+
+        With several local replicas a plain value is that of each, and what is the same everywhere each worker makes by
+        itself; unless some worker has a single replica, whose component nothing tells from such a value.
 
         Args:
             kind: what the workers call it.
             site: where it was made.
-            op: the reduce op.
-            value: the nest.
-            axis: None, or what to reduce along.
+            operation: what is made of each leaf.
+            values: the nests.
             replicas: the ids of its replicas, over all workers.
-            targets: for each leaf on GPUs, those that get a result; None: that of its first component.
+            destinations: for each nest, the devices that get a result.
 
         Raises:
-            TypeError: the op does not take a leaf's dtype.
-            ValueError: a SUM of a plain value on several local replicas; shapes differ; an axis out of range.
+            TypeError, ValueError: a leaf cannot take part.
         """
-        through = ThroughHost(self._extended.devices, value, replicas)
+        devices, local = self._extended.devices, len(replicas)
+        combination = Combination(operation, values, devices, destinations)
+        operands = combination.operands
         bare = 1 in self.team.layout.counts
-        prepared = _prepared(through, partial(_reduced_leaf, op, axis, replicas, bare))
-        axes = tuple(leaf.axes for leaf in prepared.leaves)
-        along = [leaf for leaf in prepared.leaves if leaf.axes is not None]
-        if along:  # an axis holds for every leaf but IndexedSlices, which take none
-            move: Move = partial(_reduce_along, op, along, prepared)
-        else:
-            move = partial(_moved, Collective(ALL_REDUCE, op, None, _spec(prepared)), prepared, self.team)
-        call = _call(kind, op, axes if along else None, prepared)
-        return self._perform_through_host(call, site, move, through, targets)
+        shared = [place for place, each in operands.items() if len(each.arrays) < local and not bare]
+        moved_places = [place for place in operands if place not in shared]
+        described = [operands[place] for place in moved_places]
+        through = OnHost([_of_each(each, local) for each in described], devices)
+        move: Move = partial(_move, operation, through.operands, self.team)
+        call = _call(kind, operation, described)
 
-    def gather(
-        self, kind: str, site: CallSite, value: Any, axis: Any, replicas: Sequence[int]
-    ) -> Coroutine[Any, Any, Any]:
-        """Check a gathering on this worker, and return what carries it out; see `reduce` for the arguments.
+        async def carry_out() -> list[Any]:
+            totals = await self.perform(call, site, move, through.down)  # values on GPUs are copied down first
+            results = await combination.lifted(moved_places, totals)
+            if shared:
+                results |= await combination.results(shared)
+            return combination.rebuilt(results)
 
-        Raises:
-            TypeError: a component is no array.
-            ValueError: the axis is out of range, or the components differ in more than the size along it.
-        """
-        through = ThroughHost(self._extended.devices, value, replicas)
-        prepared = _prepared(through, partial(_gathered_leaf, axis, replicas))
-        axes = tuple(leaf.axes[0] for leaf in prepared.leaves if leaf.axes)
-        move = partial(_moved, Collective(ALL_GATHER, None, axes, _spec(prepared)), prepared, self.team)
-        return self._perform_through_host(_call(kind, None, axes or None, prepared), site, move, through, None)
+        return carry_out()
 
 
 _OWN = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
 
 
-# What takes part.
+def _of_each(operand: Operand, count: int) -> Operand:
+    """Return an operand with an array for each local replica, where one may stand for all."""
+    return operand if len(operand.arrays) == count else operand._replace(arrays=[operand.arrays[0]] * count)
 
 
-class _Same(NamedTuple):
-    """A leaf that is the same everywhere: each worker makes the result by itself."""
-
-    make: Callable[[], Any]
-    mark: LeafMark
-
-
-class _Prepared(NamedTuple):
-    """An operation, checked and described, before any worker is disturbed.
-
-    Attributes:
-        leaves: what takes part.
-        rebuild: makes the nest of the leaves' results.
-    """
-
-    leaves: list[Operand]
-    rebuild: Callable[[Sequence[Any]], Any]
-
-
-def _prepared(through: ThroughHost, leaf_of: Callable[[Any], Operand | _Same | None]) -> _Prepared:
-    """Take a nest apart into leaves that take part, those that are the same everywhere, and others, which stay."""
-    given_leaves, structure = nests.flatten_with_none(through.value)
-    found = [leaf_of(as_distributed(leaf)) for leaf in given_leaves]
-    for place, mark in enumerate(through.marks or ()):
-        leaf = found[place]
-        if mark is not None and leaf is not None:
-            found[place] = leaf._replace(mark=mark)
-    taking_part = [leaf for leaf in found if isinstance(leaf, Operand)]
-
-    def rebuild(results: Sequence[Any]) -> Any:
-        totals, leaves = iter(results), list(given_leaves)
-        for place, leaf in enumerate(found):
-            if leaf is not None:
-                leaves[place] = given(leaf.mark, next(totals) if isinstance(leaf, Operand) else leaf.make())
-        return nests.unflatten(structure, leaves)
-
-    return _Prepared(taking_part, rebuild)
-
-
-def _reduced_leaf(op: ReduceOp, axis: Any, local: Sequence[int], bare: bool, leaf: Any) -> Operand | _Same | None:
-    """Describe a leaf that is reduced.
-
-    Args:
-        op: the reduce op.
-        axis: None, or what to reduce along.
-        local: the ids of local replicas.
-        bare: some worker has a single replica, whose component nothing tells from a value that is the same for all.
-        leaf: the leaf.
-    """
-    if leaf is None:
-        return None
-    parts = components(op, leaf, local)
-    if not (bare or _differs(op, leaf, local)):
-        operand = reduced_operand(op, axis, parts, local)
-        return _Same(partial(total, op, "native", operand), operand.mark)
-    if len(parts) < len(local):  # one stands for all of them
-        parts = [parts[0]] * len(local)
-    return reduced_operand(op, axis, parts, local)
-
-
-def _differs(op: ReduceOp, leaf: Any, local: Sequence[int]) -> bool:
-    """Whether a leaf differs by worker. A mirrored value is the same everywhere, and a plain one must be."""
-    if isinstance(leaf, Mirrored):
-        return op in (ReduceOp.SUM, ReduceOp.PRODUCT)
-    return isinstance(leaf, DistributedValues) or len(local) == 1
-
-
-def _gathered_leaf(axis: Any, local: Sequence[int], leaf: Any) -> Operand | None:
-    if leaf is None or (len(local) > 1 and not isinstance(leaf, DistributedValues)):
-        return None
-    return gathered_operand(axis, components(None, leaf, local), local)
-
-
-def _call(kind: str, op: ReduceOp | None, axes: Any, prepared: _Prepared) -> Call:
+def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
     """Return what the workers compare."""
-    leaves = prepared.leaves
+    axes: list[Any] = [operand.axes for operand in operands if operand.axes is not None]
+    if operation.op is None:
+        axes = [axis for (axis,) in axes]
     return Call(
         kind,
-        op=None if op is None else op.name,
-        axis=axes,
-        structure=f"[{', '.join([LEAF] * len(leaves))}]",
-        paths=tuple(f"[{place}]" for place in range(len(leaves))),
-        shapes=tuple(leaf.shape for leaf in leaves),
-        dtypes=tuple(dtype_text(leaf.dtype) for leaf in leaves),
-        arrays=tuple(array_text(leaf.mark) for leaf in leaves),
+        op=None if operation.op is None else operation.op.name,
+        axis=tuple(axes) or None,
+        structure=f"[{', '.join([LEAF] * len(operands))}]",
+        paths=tuple(f"[{place}]" for place in range(len(operands))),
+        shapes=tuple(operand.shape for operand in operands),
+        dtypes=tuple(dtype_text(operand.dtype) for operand in operands),
+        arrays=tuple(array_text(operand.mark) for operand in operands),
     )
 
 
-def _spec(prepared: _Prepared) -> Spec:
-    leaves = prepared.leaves
-    marks = [None if isinstance(leaf.mark, (DeviceType, HostType)) else leaf.mark for leaf in leaves]
-    return Spec(tuple(leaf.shape for leaf in leaves), tuple(leaf.dtype for leaf in leaves), tuple(marks), single=False)
-
-
-# What is moved, once all workers have agreed.
-
-
-def _moved(collective: Collective, prepared: _Prepared, team: Team, channel: Channel, found: Found) -> Steps[Any]:
-    leaves, layout = prepared.leaves, team.layout
-    if not leaves:
-        return prepared.rebuild([])
-    values = [[in_native_order(leaf.arrays[position]) for leaf in leaves] for position in range(layout.local)]
-    results = yield from moved(channel, layout, collective, values, found, team.threads, ordered=team.settings.ordered)
-    return prepared.rebuild(results)
-
-
-def _reduce_along(
-    op: ReduceOp, leaves: Sequence[Operand], prepared: _Prepared, channel: Channel, found: Found
-) -> Steps[Any]:
-    """Reduce each component along its axes here, and fold what comes of them in the order of all replicas."""
-    own = [parts_along(op, leaf, accumulate_of(found)) for leaf in leaves]
-    told = yield from gather_objects(channel.communicator, own)
-    columns = [[part for worker in told for part in worker[i]] for i in range(len(leaves))]
-    totals = [combine_parts(op, leaf, column) for leaf, column in zip(leaves, columns, strict=True)]
-    return prepared.rebuild([frozen(each) for each in totals])
+def _move(
+    operation: Operation, operands: Sequence[Operand], team: Team, channel: Channel, found: Found
+) -> Steps[Sequence[Any]]:
+    """Return the results of operands, once all workers have agreed on them."""
+    if not operands:
+        return []
+    op = operation.op
+    if op is not None and operands[0].axes is not None:  # an axis holds for every leaf
+        # Each component is reduced along its axes here; what comes of them is folded in the order of all replicas.
+        own = [parts_along(op, operand, accumulate_of(found)) for operand in operands]
+        told = yield from gather_objects(channel.communicator, own)
+        columns = [[part for worker in told for part in worker[i]] for i in range(len(operands))]
+        return [combine_parts(op, operand, column) for operand, column in zip(operands, columns, strict=True)]
+    ordered, collective = team.settings.ordered, operation.collective(operands)
+    result = yield from moved(
+        channel, team.layout, collective, values_of(operands), found, team.threads, ordered=ordered
+    )
+    return [result] if len(operands) == 1 else result

@@ -13,9 +13,11 @@ from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
-from aiodist._strategy import creation, reductions
+from aiodist._strategy import creation
 from aiodist._strategy.data import DataMethods
 from aiodist._strategy.extended import StrategyExtended, bind
+from aiodist._strategy.operands import gathering, reduction
+from aiodist._strategy.reductions import combine
 from aiodist._strategy.scope import Replicas, Scope, components_here, replicas_here, require_cross_replica
 from aiodist._strategy.v1 import ClusterSettings, V1Strategy
 from aiodist._strategy.variable import as_distributed
@@ -189,9 +191,10 @@ class Strategy(DataMethods, V1Strategy):
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op, value)
         arguments.check_not_all_none(value, 3)
-        replicas = replicas_here(self)
         accumulate = self._extended.communication_options.accumulate
-        return await reductions.reduce(op, value, axis, replicas, self._extended.devices, accumulate)
+        operation = reduction(op, axis, replicas_here(self), accumulate)
+        (result,) = await combine(operation, [value], self._extended.devices)
+        return result
 
     async def gather(self, value: Any, axis: int) -> Any:
         """Concatenate the components of a per-replica value along an axis, in replica order.
@@ -211,7 +214,8 @@ class Strategy(DataMethods, V1Strategy):
         """
         require_cross_replica(self, "strategy.gather")
         arguments.check_not_all_none(value, 3)
-        return await reductions.gather(value, axis, replicas_here(self), self._extended.devices)
+        (result,) = await combine(gathering(axis, replicas_here(self)), [value], self._extended.devices)
+        return result
 
     async def warmup(self, *specs: Any) -> None:
         """Compile the kernels that reductions will need, in a worker thread.

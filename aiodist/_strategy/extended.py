@@ -24,8 +24,8 @@ from aiodist._runtime.current import current
 from aiodist._strategy import cross_device_ops
 from aiodist._strategy.aggregation import check_equal, converted, update_differs, updated
 from aiodist._strategy.cross_device_ops import CrossDeviceOps
-from aiodist._strategy.operands import reduction
-from aiodist._strategy.reductions import combine, copy, devices_of
+from aiodist._strategy.operands import COPY, reduction
+from aiodist._strategy.reductions import combine, devices_of
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.variable import Variable, state_of
 
@@ -270,7 +270,8 @@ class StrategyExtended:
             ValueError, DeviceNotFoundError: for destinations, as `reduce_to`.
         """
         self._required("extended.broadcast_to")
-        return await copy(value, devices_of(destinations, self.devices), self.devices)
+        (result,) = await combine(COPY, [value], self.devices, [devices_of(destinations, self.devices)])
+        return result
 
     async def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

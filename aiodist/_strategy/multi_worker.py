@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from types import CoroutineType
+from typing import Any, cast
 
 import anyio
 
@@ -21,7 +22,8 @@ from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
 from aiodist._strategy.extended import StrategyExtended, Update, new_extended, pairs_of
-from aiodist._strategy.reductions import devices_of, gpus_by_leaf, placed
+from aiodist._strategy.operands import gathering, reduction
+from aiodist._strategy.reductions import devices_of
 from aiodist._strategy.scope import HasReplicas, Replicas, replicas_here, replicas_of, require_cross_replica
 from aiodist._strategy.sharing import OverAllWorkers
 from aiodist._strategy.v1 import ClusterSettings
@@ -155,7 +157,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,
-    ) -> Any:
+    ) -> CoroutineType[Any, Any, Any]:
         """Run a function on every replica of every worker; return what this worker's replicas return.
 
         Args:
@@ -172,7 +174,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             WorkerLostError: a worker is gone.
             ExceptionGroup, ReplicaContextError, TypeError, ValueError, Exception: as `Strategy.run`.
         """
-        return self._run_from(self._workers.caller(), fn, args, kwargs, options)
+        return _as_method(self._run_from(self._workers.caller(), fn, args, kwargs, options))
 
     async def _run_from(self, site: CallSite, fn: Any, args: Any, kwargs: Any, options: Any) -> Any:
         with self._workers.telling_refusal("strategy.run", site):
@@ -227,7 +229,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._workers.run_numbers[run.ledger] = of_opening
         return span
 
-    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
+    def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
         """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
 
         Args:
@@ -246,12 +248,15 @@ class MultiWorkerMirroredStrategy(Strategy):
         site = self._workers.caller()
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
-            return super().reduce(reduce_op, value, axis)
+            return _as_method(super().reduce(reduce_op, value, axis))
         with self._workers.telling_refusal("strategy.reduce", site):
-            op = arguments.reduce_op(reduce_op, value)
-            return self._workers.reduce("strategy.reduce", site, op, value, axis, replicas_here(self))
+            op, replicas = arguments.reduce_op(reduce_op, value), replicas_here(self)
+            arguments.check_not_all_none(value, 3)
+            operation = reduction(op, axis, replicas, self._extended.communication_options.accumulate)
+            doing = self._workers.combine("strategy.reduce", site, operation, [value], replicas)
+        return _as_method(_only(doing))
 
-    def gather(self, value: Any, axis: int) -> Any:
+    def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
 
         Args:
@@ -268,9 +273,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         site = self._workers.caller()
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
-            return super().gather(value, axis)
+            return _as_method(super().gather(value, axis))
         with self._workers.telling_refusal("strategy.gather", site):
-            return self._workers.gather("strategy.gather", site, value, axis, replicas_here(self))
+            replicas = replicas_here(self)
+            arguments.check_not_all_none(value, 3)
+            operation = gathering(axis, replicas, bare=len(replicas) == 1)
+            doing = self._workers.combine("strategy.gather", site, operation, [value], replicas)
+        return _as_method(_only(doing))
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -279,6 +288,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         this call leaves them, too, with a `ResourceWarning`.
         """
         self._workers.close()
+
+
+async def _only(doing: Awaitable[list[Any]]) -> Any:
+    (result,) = await doing
+    return result
+
+
+def _as_method(doing: Coroutine[Any, Any, Any]) -> CoroutineType[Any, Any, Any]:
+    """Return a coroutine as checkers know the result of an ``async`` method, which these override."""
+    return cast("CoroutineType[Any, Any, Any]", doing)
 
 
 def _open(team: Team, channel: Channel, found: Found) -> Steps[tuple[int, Any, int]]:  # noqa: ARG001  (nothing is added up)
@@ -301,10 +320,11 @@ class MultiWorkerExtended(StrategyExtended):
             op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
             targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
-            values, replicas = [value for value, _ in targets], replicas_here(strategy)
-            doing = workers.reduce("extended.reduce_to", site, op, values, None, replicas, gpus_by_leaf(targets))
-        results = await doing
-        return [placed(result, devices) for result, (_, devices) in zip(results, targets, strict=True)]
+            values, goals = [value for value, _ in targets], [names for _, names in targets]
+            replicas = replicas_here(strategy)
+            operation = reduction(op, None, replicas, self.communication_options.accumulate)
+            doing = workers.combine("extended.reduce_to", site, operation, values, replicas, goals)
+        return await doing
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
         strategy = self._required("extended.update")

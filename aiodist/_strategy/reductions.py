@@ -1,87 +1,198 @@
-"""Reducing, gathering and copying values outside of replicas, where they lie: on the host, on GPUs, or on both.
+"""Reducing, gathering and copying values outside of replicas, by the plans and the executors of the collectives.
 
-Large values on the host are worked on in a worker thread. Values on GPUs are combined there, as the collectives do it:
-all that are alike are enqueued together. What is done on the host alone, such as reductions along an axis, values on
-GPUs reach by way of page-locked memory (`ThroughHost`): NumPy adds along an axis in an order of its own, which no
-framework's sum does, and results have the same bits wherever the values lie.
+The leaves that are alike are one collective: those of as many components, on the host or with results on the same GPUs.
+What holds up the event loop is made in a worker thread, and the devices are waited for, whoever is cancelled.
+
+NumPy alone reduces along an axis, in an order of its own, which no framework's sum has. Values on GPUs get there, and
+to other workers, by way of page-locked memory (`OnHost`), so results have the same bits wherever the values lie.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeAlias
 
 import anyio.to_thread
 import numpy as np
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint, checkpoint_if_cancelled
 
+import aiodist_kernels as kernels
 from aiodist._arrays import gpus, nests
-from aiodist._arrays.device import DeviceArray, DeviceType
 from aiodist._arrays.devices import resolve
-from aiodist._arrays.host import host_type_of
-from aiodist._arrays.leaves import LeafMark, Spec
+from aiodist._arrays.host import Array, HostType
+from aiodist._arrays.leaves import LeafType
+from aiodist._arrays.slices import IndexedSlices
 from aiodist._arrays.values import DistributedValues, Mirrored
-from aiodist._collectives import kinds
-from aiodist._collectives.execution import device_executor
-from aiodist._collectives.host import packs
-from aiodist._collectives.kinds import Collective, Detail
+from aiodist._collectives.execution import device_executor, executor
+from aiodist._collectives.host import frozen
+from aiodist._collectives.kinds import Collective
 from aiodist._collectives.work import Work
-from aiodist._strategy.operands import COPY, Operand, Operation, device_arrays, gathering, is_on_gpus, reduction
-from aiodist._strategy.variable import Variable, as_distributed
+from aiodist._strategy.aggregation import frozen_copy
+from aiodist._strategy.operands import COPY, Operand, Operation, is_foreign_array, values_of
+from aiodist._strategy.variable import Variable
 from aiodist_kernels import Accumulate, ReduceOp, policy
+from aiodist_kernels.rules import rule_for
 
-T = TypeVar("T")
-Targets = tuple[int, ...]
+Targets: TypeAlias = tuple[int, ...]
 """The GPUs that get a result each."""
 
 _LOOKS = 3
 """Turns of the event loop in which it looks whether the devices are done, before a thread waits for them."""
 
 
-async def reduce(
-    op: ReduceOp, value: Any, axis: Any, replicas: Sequence[int], devices: tuple[str, ...], accumulate: Accumulate
-) -> Any:
-    """Reduce a nest; see `Strategy.reduce`.
+class Combination:
+    """An operation on nests, checked and described, before anything is done.
 
     Args:
-        op: the reduce op.
-        value: the nest.
-        axis: None, or what to reduce along.
-        replicas: the ids of those that have a component each.
+        operation: what is made of each leaf.
+        values: the nests.
         devices: the strategy's, on whose replicas' streams arrays may have been made.
-        accumulate: the accumulator.
+        destinations: for each nest, the devices that get a result; None: the host, or the GPU of the first component.
+
+    Attributes:
+        operation: what is made of each leaf.
+        operands: the leaves that take part, by their place among those of all nests.
+
+    Raises:
+        TypeError, ValueError: a leaf cannot take part, or go where it is to go.
     """
-    operation = reduction(op, axis, replicas, accumulate)
-    if axis is None:
-        (result,) = await combine(operation, [value], devices)
-        return result
-    through = ThroughHost(devices, value, replicas)
-    await through.down()
-    (result,) = await combine(operation, [through.value], devices)
-    return await through.up(result)
 
+    def __init__(
+        self,
+        operation: Operation,
+        values: Sequence[Any],
+        devices: tuple[str, ...],
+        destinations: Sequence[Sequence[str]] | None = None,
+    ) -> None:
+        self.operation = operation
+        self.operands: dict[int, Operand] = {}
+        self._devices = devices
+        self._leaves: list[Any] = []
+        self._structures: list[nests.Structure] = []
+        self._goals: list[Sequence[str] | None] = []
+        for number, value in enumerate(values):
+            leaves, structure = nests.flatten_with_none(value)
+            for leaf in leaves:
+                operand = operation.operand(leaf)
+                if operand is not None:
+                    self.operands[len(self._leaves)] = operand
+                self._leaves.append(leaf)
+                self._goals.append(None if destinations is None else destinations[number])
+            self._structures.append(structure)
+        self._targets = {place: self._ordinals(place) for place, each in self.operands.items() if each.on_gpus}
 
-async def gather(value: Any, axis: Any, replicas: Sequence[int], devices: tuple[str, ...]) -> Any:
-    """Gather a nest along an axis; see `reduce` for the arguments, and `Strategy.gather`."""
-    (result,) = await combine(gathering(axis, replicas), [value], devices)
-    return result
+    def _ordinals(self, place: int) -> Targets:
+        goals = self._goals[place]
+        if goals is None:
+            return (self.operands[place].arrays[0].ordinal,)
+        for name in goals:
+            if not name.startswith("GPU:"):
+                raise TypeError(
+                    f"an array on a GPU goes to GPUs, got the destination {name!r}; copy what it becomes to the host, "
+                    "or what it is before"
+                )
+        return tuple([gpus.logical.ordinal(name) for name in goals])
 
+    async def results(self, places: Iterable[int], bytes_per_pack: int = 0) -> dict[int, Any]:
+        """Carry it out for some of the operands; return their results by place, as `rebuilt` takes them.
 
-async def copy(value: Any, destinations: Sequence[str], devices: tuple[str, ...]) -> Any:
-    """Copy a nest onto devices; see `StrategyExtended.broadcast_to`."""
-    (result,) = await combine(COPY, [value], devices, [destinations])
-    return result
+        Args:
+            places: those of the operands.
+            bytes_per_pack: how many bytes of consecutive leaves are one unit of work on the host.
+        """
+        await checkpoint()
+        on_axes: list[int] = []
+        here: dict[int, list[int]] = {}
+        there: dict[tuple[int, Targets], list[int]] = {}
+        for place in places:
+            operand = self.operands[place]
+            if operand.axes is not None and self.operation.op is not None:
+                on_axes.append(place)
+            elif place in self._targets:
+                there.setdefault((len(operand.arrays), self._targets[place]), []).append(place)
+            else:
+                here.setdefault(len(operand.arrays), []).append(place)
+        found = await self._along_axes(on_axes) if on_axes else {}
+        works: list[tuple[list[int], Work]] = []
+        # What is made here at once comes first, for it may raise.
+        for size, among in here.items():
+            collective, values = self._collective(among)
+            result = executor(collective, size, (), self.operation.accumulate).run(values, bytes_per_pack)
+            if type(result) is Work:
+                works.append((among, result))
+            else:
+                found.update(zip(among, [result] if len(among) == 1 else result, strict=True))
+        for (size, targets), among in there.items():
+            collective, values = self._collective(among)
+            made = device_executor(collective, size, self.operation.accumulate, self._devices, targets)
+            works.append((among, made.run(values)))
+        if works:
+            with CancelScope(shield=True):
+                for among, work in reversed(works):  # devices are at work already, threads are not
+                    result = await _waited(work)
+                    rows = result if among[0] in self._targets else [result]  # by target
+                    columns = zip(*([row] if len(among) == 1 else row for row in rows), strict=True)
+                    for place, column in zip(among, columns, strict=True):
+                        found[place] = list(column) if place in self._targets else column[0]
+            await checkpoint_if_cancelled()
+        return found
 
+    def _collective(self, places: Sequence[int]) -> tuple[Collective, list[Any]]:
+        operands = [self.operands[place] for place in places]
+        return self.operation.collective(operands), values_of(operands)
 
-class _Column(NamedTuple):
-    """An operand on GPUs, where it stands, and the GPUs that get a result."""
+    async def _along_axes(self, places: Sequence[int]) -> dict[int, Any]:
+        op, accumulate = self.operation.op, self.operation.accumulate
+        assert op is not None
+        through = OnHost([self.operands[place] for place in places], self._devices)
+        await through.down()
 
-    number: int
-    place: int
-    operand: Operand
-    targets: Targets
+        def totals() -> list[Array]:
+            return [combine_parts(op, each, parts_along(op, each, accumulate)) for each in through.operands]
+
+        arrays = [array for each in through.operands for array in each.arrays]
+        return await self.lifted(places, await _called(totals, arrays))
+
+    async def lifted(self, places: Sequence[int], results: Sequence[Any]) -> dict[int, Any]:
+        """Return results on the host by place, and those of operands on GPUs there."""
+        found = dict(zip(places, results, strict=True))
+        there = [place for place in places if place in self._targets]
+        if there:
+            from aiodist._collectives.device import bring_up, staged  # loaded where there are arrays on GPUs
+
+            arrays = [np.asarray(found[place]) for place in there]
+            columns = [[array] for array in await _called(partial(staged, arrays), arrays)]
+            marks: Any = [self.operands[place].mark for place in there]
+            run = bring_up(marks, columns, [self._targets[place] for place in there], self._devices)
+            found.update(zip(there, await _finished(run), strict=True))
+            await checkpoint_if_cancelled()
+        return found
+
+    def rebuilt(self, results: Mapping[int, Any]) -> list[Any]:
+        """Return the nests of results by place: one on the host, or a list of those on GPUs, one for each.
+
+        A result for several destinations is mirrored.
+        """
+        leaves = []
+        for place, leaf in enumerate(self._leaves):
+            operand, goals = self.operands.get(place), self._goals[place]
+            count = 1 if goals is None else len(goals)
+            if leaf is None:
+                each: list[Any] = [None]
+            elif operand is None:
+                each = [_copied(leaf) if self.operation is COPY else leaf] * count
+            elif operand.on_gpus:
+                each = results[place]
+            elif isinstance(operand.mark, HostType):
+                each = operand.mark.give_each(results[place], count)
+            else:
+                each = [results[place]] * count
+            leaves.append(each[0] if len(each) == 1 else Mirrored(each))
+        found = iter(leaves)
+        return [nests.unflatten(each, [next(found) for _ in range(each.num_leaves)]) for each in self._structures]
 
 
 async def combine(
@@ -91,94 +202,24 @@ async def combine(
     destinations: Sequence[Sequence[str]] | None = None,
     bytes_per_pack: int = 0,
 ) -> list[Any]:
-    """Return what an operation makes of nests.
-
-    Args:
-        operation: what is made of each leaf.
-        values: the nests.
-        devices: the strategy's, on whose replicas' streams arrays may have been made.
-        destinations: for each nest, the devices that get a result; None: the host, or the GPU of the first component.
-        bytes_per_pack: how many bytes of consecutive nests are one unit of work on the host.
-
-    Raises:
-        TypeError, ValueError: a leaf cannot take part.
-    """
-    flat = [nests.flatten_with_none(value) for value in values]
-    operands = [[operation.operand(leaf) for leaf in leaves] for leaves, _ in flat]
-    columns = [
-        _Column(number, place, operand, ordinals_of(destinations[number]) if destinations else _first(operand))
-        for number, row in enumerate(operands)
-        for place, operand in enumerate(row)
-        if operand is not None and operand.on_gpus
-    ]
-    results = [list(leaves) for leaves, _ in flat]
-
-    def on_host(numbers: Sequence[int]) -> None:
-        for number in numbers:
-            for place, operand in enumerate(operands[number]):
-                if operand is not None and not operand.on_gpus:
-                    results[number][place] = operation.result(operand)
-
-    sizes = [sum(0 if each is None or each.on_gpus else each.nbytes for each in row) for row in operands]
-    for pack in packs(sizes, bytes_per_pack):
-        blocking = operation is not COPY and policy.blocks(sum(sizes[number] for number in pack))
-        await _called(partial(on_host, pack), blocking=blocking)
-    if columns:
-        await _on_devices(operation, columns, devices, results)
-    made = [nests.unflatten(structure, leaves) for leaves, (_, structure) in zip(results, flat, strict=True)]
-    if destinations is None:
-        return made
-    return [placed(result, names) for result, names in zip(made, destinations, strict=True)]
+    """Return what an operation makes of nests; see `Combination` for the arguments, and `Combination.results`."""
+    combination = Combination(operation, values, devices, destinations)
+    return combination.rebuilt(await combination.results(combination.operands, bytes_per_pack))
 
 
-async def _called(fn: Callable[[], T], *, blocking: bool) -> T:
-    """Call a function, in a worker thread where it blocks. A cancellation is raised once it has returned."""
-    if blocking:
-        return await anyio.to_thread.run_sync(fn)
-    await checkpoint()
-    return fn()
+def _copied(leaf: Any) -> Any:
+    """Return a copy of a leaf that is no array: of `IndexedSlices`; anything else is left as it is."""
+    if not isinstance(leaf, IndexedSlices):
+        return leaf
+    return IndexedSlices(frozen_copy(leaf.values), frozen_copy(leaf.indices), leaf.dense_shape)
 
 
-def _first(operand: Operand) -> Targets:
-    return (operand.arrays[0].ordinal,)
+# Waiting.
 
 
-# On GPUs.
-
-
-async def _on_devices(
-    operation: Operation, columns: Sequence[_Column], devices: tuple[str, ...], results: Sequence[list[Any]]
-) -> None:
-    """Put the results of columns into their places; the devices are waited for, whoever is cancelled."""
-    alike: dict[Any, list[_Column]] = {}
-    for column in columns:
-        alike.setdefault((len(column.operand.arrays), column.targets), []).append(column)
-    works = [(group, _work(operation, group, devices)) for group in alike.values()]
-    with CancelScope(shield=True):
-        for group, work in works:
-            by_target = await _waited(work)
-            for index, column in enumerate(group):
-                found = [row[index] for row in by_target]
-                results[column.number][column.place] = found[0] if len(found) == 1 else Mirrored(found)
-    await checkpoint_if_cancelled()
-
-
-def _work(operation: Operation, columns: Sequence[_Column], devices: tuple[str, ...]) -> Work:
-    operands = [column.operand for column in columns]
-    spec = Spec(
-        tuple([tuple(operand.arrays[0].shape) for operand in operands]),
-        tuple([operand.arrays[0].dtype for operand in operands]),
-        tuple([operand.mark for operand in operands]),
-    )
-    detail: Any = 0 if operation.kind.detail is Detail.SOURCE else None
-    if operation.kind.detail is Detail.AXIS:
-        detail = tuple([operand.axes[0] for operand in operands if operand.axes])
-        spec = kinds.ragged(spec, detail)
-    values = [list(row) for row in zip(*[operand.arrays for operand in operands], strict=True)]
-    collective = Collective(operation.kind, operation.op, detail, spec)
-    found = device_executor(collective, len(values), operation.accumulate, devices, columns[0].targets)
-    work: Work = found.run(values)
-    return work
+async def _called(fn: Callable[[], Any], arrays: Sequence[Array]) -> Any:
+    """Call a function that reads arrays, in a worker thread where that holds up the event loop."""
+    return await anyio.to_thread.run_sync(fn) if policy.blocks(sum(array.nbytes for array in arrays)) else fn()
 
 
 async def _waited(work: Work) -> Any:
@@ -190,106 +231,102 @@ async def _waited(work: Work) -> Any:
     return await anyio.to_thread.run_sync(work.carry_out)
 
 
-class ThroughHost:
-    """A nest that is worked on on the host, with values on GPUs among its leaves, or none.
-
-    The memory on the host is there before anything is in it: so whatever is wrong with the arrays is found at the call.
-
-    Args:
-        devices: the strategy's, on whose replicas' streams arrays may have been made.
-        value: the nest.
-        replicas: the ids of those that have a component each, for errors.
-
-    Attributes:
-        value: the nest on the host; what was on GPUs is there when `down` has returned.
-        marks: for each leaf whose arrays it has, if they are on GPUs; None where no leaf's are.
-
-    Raises:
-        ImportError: what copies to and from GPUs is not installed.
-        TypeError: a component that cannot take part.
-        ValueError: components that are not all on GPUs and of one framework.
-    """
-
-    def __init__(self, devices: tuple[str, ...], value: Any, replicas: Sequence[int]) -> None:
-        self._devices = devices
-        self._leaves, structure = nests.flatten_with_none(value)
-        self._there: dict[int, tuple[DeviceType, list[DeviceArray]]] = {}
-        for place, leaf in enumerate(self._leaves):
-            if is_on_gpus(leaf):
-                self._there[place] = device_arrays(_components(leaf), replicas)
-        self._landed: dict[int, Any] = {}
-        self._run: Any = None
-        self.value = value
-        self.marks: Sequence[LeafMark] | None = None
-        if self._there:
-            self.marks = [self._there[place][0] if place in self._there else None for place in range(len(self._leaves))]
-            self.value = nests.unflatten(structure, self._land())
-
-    def _land(self) -> list[Any]:
-        """Make ready to copy down; return the leaves on the host."""
-        from aiodist._collectives.device import bring_down  # loaded where there are arrays on GPUs
-
-        marks = [mark for mark, arrays in self._there.values() for _ in arrays]
-        columns = [[array] for _, arrays in self._there.values() for array in arrays]
-        self._run = bring_down(marks, columns, [0], self._devices)
-        landed, leaves = iter(self._run.landed()), list(self._leaves)
-        for place, (_, there) in self._there.items():
-            parts = [next(landed)[0] for _ in there]
-            leaf = as_distributed(leaves[place])
-            self._landed[place] = leaves[place] = type(leaf)(parts) if isinstance(leaf, DistributedValues) else parts[0]
-        return leaves
-
-    async def down(self) -> None:
-        """Copy what is on GPUs down; the devices are waited for, whoever is cancelled."""
-        if self._run is not None:
-            await _finished(self._run)
-
-    async def up(self, result: Any, targets: Sequence[Targets] | None = None) -> Any:
-        """Return what the host has made of the nest, with the results of what is on GPUs there.
-
-        Args:
-            result: the nest of results.
-            targets: for each leaf, the GPUs that get a result each: bare for one, mirrored for several. None: where the
-                first of its components came from; what is still what came down stays as it was.
-        """
-        if not self._there:
-            return result
-        leaves, structure = nests.flatten_with_none(result)
-        alike: dict[Targets, list[int]] = {}
-        for place, (_, there) in self._there.items():
-            if targets is None and leaves[place] is self._landed[place]:
-                leaves[place] = self._leaves[place]
-            else:
-                alike.setdefault(targets[place] if targets else (there[0].ordinal,), []).append(place)
-        for ordinals, places in alike.items():
-            rows = await self._lifted([leaves[place] for place in places], places, ordinals)
-            for place, found in zip(places, rows, strict=True):
-                leaves[place] = found[0] if len(found) == 1 else Mirrored(found)
-        await checkpoint_if_cancelled()
-        return nests.unflatten(structure, leaves)
-
-    async def _lifted(self, leaves: Sequence[Any], places: Sequence[int], ordinals: Targets) -> list[list[Any]]:
-        """Return arrays with the values of leaves on the host: by leaf, one on each GPU."""
-        from aiodist._collectives.device import bring_up, staged
-
-        arrays = [np.asarray(leaf) for leaf in leaves]
-        blocking = policy.blocks(sum(array.nbytes for array in arrays))
-        columns = [[array] for array in await _called(partial(staged, arrays), blocking=blocking)]
-        marks = [self._there[place][0] for place in places]
-        return await _finished(bring_up(marks, columns, [ordinals] * len(columns), self._devices))
-
-
-def _components(leaf: Any) -> Sequence[Any]:
-    leaf = as_distributed(leaf)
-    return leaf.values if isinstance(leaf, DistributedValues) else [leaf]
-
-
 async def _finished(run: Any) -> list[list[Any]]:
     """Return results by leaf and taker; the devices are waited for, whoever is cancelled."""
     found: list[list[Any]] = []
     with CancelScope(shield=True):
         found.extend(await _waited(run.work(lambda by_leaf: by_leaf)))
     return found
+
+
+class OnHost:
+    """Operands on the host, where the arrays of some come from GPUs.
+
+    The memory on the host is there before anything is in it: so what is wrong with it is found at the call.
+
+    Args:
+        operands: the operands.
+        devices: the strategy's, on whose replicas' streams arrays may have been made.
+
+    Attributes:
+        operands: the same on the host; what was on GPUs is there when `down` has returned.
+
+    Raises:
+        ImportError: what copies to and from GPUs is not installed.
+    """
+
+    def __init__(self, operands: Sequence[Operand], devices: tuple[str, ...]) -> None:
+        self.operands = list(operands)
+        self._run: Any = None
+        there = [number for number, operand in enumerate(operands) if operand.on_gpus]
+        if there:
+            from aiodist._collectives.device import bring_down  # loaded where there are arrays on GPUs
+
+            marks: Any = [operands[number].mark for number in there for _ in operands[number].arrays]
+            columns = [[array] for number in there for array in operands[number].arrays]
+            self._run = bring_down(marks, columns, [0], devices)
+            landed = iter(self._run.landed())
+            for number in there:
+                arrays = [next(landed)[0] for _ in operands[number].arrays]
+                self.operands[number] = operands[number]._replace(arrays=arrays, mark=LeafType.NUMPY_ARRAY)
+
+    async def down(self) -> None:
+        """Copy what is on GPUs down; the devices are waited for, whoever is cancelled."""
+        if self._run is not None:
+            await _finished(self._run)
+            await checkpoint_if_cancelled()
+
+
+# Along axes.
+
+
+Part: TypeAlias = tuple[Array | None, int]
+"""An array, reduced along the axes, and how many elements each of its numbers is made of; None for what has none."""
+
+_ALONG: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.add.reduce,
+    ReduceOp.MEAN: np.add.reduce,
+    ReduceOp.PRODUCT: np.multiply.reduce,
+    ReduceOp.MIN: np.minimum.reduce,
+    ReduceOp.MAX: np.maximum.reduce,
+}
+
+
+def parts_along(op: ReduceOp, operand: Operand, accumulate: Accumulate) -> list[Part]:
+    """Reduce each component along the axes; a MEAN is a sum until it is divided."""
+    assert operand.axes is not None
+    return [_part(op, array, operand.axes, accumulate) for array in operand.arrays]
+
+
+def _part(op: ReduceOp, array: Array, axes: tuple[int, ...], accumulate: Accumulate) -> Part:
+    count = math.prod(array.shape[axis] for axis in axes)
+    if op in (ReduceOp.MIN, ReduceOp.MAX):
+        return (np.asarray(_ALONG[op](array, axis=axes)) if count else None), count
+    dtype = kernels.result_dtype(op, array.dtype)
+    mean = op is ReduceOp.MEAN
+    wide = np.promote_types(dtype, np.float64) if mean else rule_for(op, dtype, accumulate).accumulator
+    with np.errstate(all="ignore"):  # infinities and NaN are values like others
+        return np.asarray(_ALONG[op](array, axis=axes, dtype=wide), wide), count
+
+
+def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Array:
+    """Return the parts of all replicas, folded in their order; a MEAN divides once, by the true count.
+
+    Raises:
+        ValueError: MIN or MAX of no elements.
+    """
+    result = kernels.result_dtype(op, operand.dtype)
+    arrays = [array for array, _ in parts if array is not None]
+    if not arrays:
+        raise ValueError(
+            f"{op.name} along axis {operand.axes} needs at least one element, got empty components on every replica"
+        )
+    with np.errstate(all="ignore"):
+        if op is not ReduceOp.MEAN:
+            return frozen(np.asarray(kernels.reduce(op, arrays).astype(result)))
+        # the mean of nothing is NaN, as in TensorFlow
+        total = kernels.reduce(ReduceOp.SUM, arrays) / np.float64(sum(count for _, count in parts))
+        return frozen(np.asarray(total.astype(result)))
 
 
 # Destinations.
@@ -318,7 +355,7 @@ def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
         return tuple(replicas)
     if isinstance(destinations, str):
         return resolve([destinations])
-    if len(replicas) == 1 and _is_array(destinations):
+    if len(replicas) == 1 and (isinstance(destinations, np.ndarray) or is_foreign_array(destinations)):
         return tuple(replicas)
     if not isinstance(destinations, Sequence):
         raise TypeError(
@@ -326,57 +363,3 @@ def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
             f"got {destinations!r}"
         )
     return resolve(destinations)
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or host_type_of(value) is not None or is_on_gpus(value)
-
-
-def placed(value: Any, devices: Sequence[str]) -> Any:
-    """Return a nest of results as it stands on these devices: bare on one, each leaf mirrored on several.
-
-    What is mirrored already stands there.
-    """
-    if len(devices) == 1:
-        return value
-    return nests.map_leaves(
-        lambda leaf: leaf if leaf is None or isinstance(leaf, Mirrored) else Mirrored(_each(leaf, len(devices))), value
-    )
-
-
-def _each(leaf: Any, count: int) -> list[Any]:
-    foreign = host_type_of(leaf)
-    if foreign is None:
-        return [leaf] * count
-    return [leaf, *foreign.give_each(foreign.view(leaf).copy(order="K"), count - 1)]
-
-
-def ordinals_of(names: Sequence[str]) -> tuple[int, ...]:
-    """Return the GPUs that results go to.
-
-    Raises:
-        TypeError: one of the destinations is none.
-    """
-    for name in names:
-        if not name.startswith("GPU:"):
-            raise TypeError(
-                f"an array on a GPU goes to GPUs, got the destination {name!r}; copy what it becomes to the host, or "
-                "what it is before"
-            )
-    return tuple([gpus.logical.ordinal(name) for name in names])
-
-
-def gpus_by_leaf(pairs: Sequence[tuple[Any, Sequence[str]]]) -> list[tuple[int, ...]]:
-    """Return for each leaf of values the GPUs that its results go to, where it is on GPUs; none for the others.
-
-    Args:
-        pairs: each value, and its destinations.
-
-    Raises:
-        TypeError: one of them is no GPU, and the value has leaves on GPUs.
-    """
-    return [
-        ordinals_of(names) if is_on_gpus(leaf) else ()
-        for value, names in pairs
-        for leaf in nests.flatten_with_none(value)[0]
-    ]

@@ -187,8 +187,8 @@ def _check(op: ReduceOp, dtype: DType) -> None:
     """
     if not (dtype.kind in "biufc" or is_bfloat16(dtype)):
         raise TypeError(
-            f"{op.name} of {dtype}: expected bool, integers, floats (bfloat16 too) or complex "
-            f"numbers, got {_kind_name(dtype)}; reduce the numbers in it as arrays of their own"
+            f"{op.name} of {dtype}: expected numbers, got {_kind_name(dtype)}; reduce the numbers in it as arrays of "
+            "their own"
         )
     ordered = op in (ReduceOp.MIN, ReduceOp.MAX)
     if dtype.kind == "b" and not ordered:

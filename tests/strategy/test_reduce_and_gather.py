@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from aiodist import CommunicationOptions, IndexedSlices, Mirrored, MirroredStrategy, PerReplica, ReduceOp
-from aiodist._strategy import operands
+from aiodist._collectives.work import Work
 from aiodist_kernels import KernelSpec, policy, warm
 from tests.runtime.programs import mirrored
 
@@ -277,24 +276,18 @@ async def test_accumulator_holds_here_too() -> None:
 # Large values.
 
 
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that grows by the thread that each reduction or gathering is done in."""
-    seen: list[int] = []
-
-    def spy(plain: Any, *args: Any) -> Any:
-        seen.append(threading.get_ident())
-        return plain(*args)
-
-    monkeypatch.setattr(operands, "given", partial(spy, operands.given))
-    return seen
-
-
 @pytest.mark.parametrize("nest", [False, True])
-async def test_large_values_leave_the_loop(threads: list[int], monkeypatch: pytest.MonkeyPatch, nest: bool) -> None:
-    strategy = mirrored(2)
-    value: Any = PerReplica([np.arange(6.0), np.arange(6.0) / 3])
+async def test_large_values_leave_the_loop(monkeypatch: pytest.MonkeyPatch, nest: bool) -> None:
+    strategy, seen = mirrored(2), list[int]()
+    value: Any = PerReplica([np.arange(50_000.0), np.arange(50_000.0) / 3])
     value = {"a": [value]} if nest else value
+    plain = Work.carry_out
+
+    def spy(work: Work) -> Any:
+        seen.append(threading.get_ident())
+        return plain(work)
+
+    monkeypatch.setattr(Work, "carry_out", spy)
 
     async def each() -> list[Any]:
         return [
@@ -303,13 +296,14 @@ async def test_large_values_leave_the_loop(threads: list[int], monkeypatch: pyte
             await strategy.extended.reduce_to("MEAN", value, "CPU:0"),
         ]
 
+    warm([KernelSpec(op, np.dtype(float), 2) for op in (ReduceOp.SUM, ReduceOp.MEAN)])
     on_loop = await each()
-    assert set(threads) == {threading.get_ident()}
-    threads.clear()
+    assert not seen
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 8)
-    assert repr(await each()) == repr(on_loop)
-    assert len(threads) == 3
-    assert threading.get_ident() not in threads
+    for found, wanted in zip(await each(), on_loop, strict=True):
+        np.testing.assert_array_equal(*([v["a"][0] for v in (found, wanted)] if nest else (found, wanted)))
+    assert len(seen) == 3
+    assert threading.get_ident() not in seen
 
 
 # Masked arrays, whose mask would be lost, and what it hides would count.
