@@ -8,6 +8,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `requests`: what a call asks for, checked and described.
 - `rendezvous`: a slot of the ledger with values, waiters and the result.
 - `handle`: what a collective call returns, and where a replica waits.
+- `outcome`: the one error that comes out of a run.
 - `loop`: asyncio and trio, as the scheduler needs them.
 - `threads`: the process-wide cache of idle threads.
 - `device_thread`: the thread in which `run_sync` works.
@@ -18,7 +19,6 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `suspension`: what one task is suspended in.
 - `inspection`: who waits for whom.
 - `stall`: the warning of a run that stands still.
-- `outcome`: the one error that comes out of a run.
 - `observed`: runs that a tool observes; races.
 - `scheduler`: one run: its replicas' tasks, and collectives carried to their end.
 """

@@ -506,7 +506,8 @@ class ReplicaContext(Block):
         """Run a plain function in the worker thread of this replica's device, and wait for it.
 
         Other replicas run meanwhile. The function has this replica's context variables, but cannot issue collectives.
-        If the replica is cancelled, the cancellation is raised once ``fn`` has returned.
+        If the replica is cancelled, the cancellation is raised once ``fn`` has returned; after a Ctrl-C, a second later
+        at most: the thread is left then, and a line on standard error names ``fn``.
 
         Args:
             fn: the function.

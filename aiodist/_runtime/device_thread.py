@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 import anyio
-from anyio import CancelScope, get_cancelled_exc_class
+from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
+from aiodist._core.text import ids
 from aiodist._runtime import threads
 
 T = TypeVar("T")
+
+_PATIENCE_SECONDS = 1.0
+_PAUSE_SECONDS = 0.1
 
 
 class DeviceThread:
@@ -21,18 +27,24 @@ class DeviceThread:
 
     Args:
         device: the device's name, which the thread bears.
-        call_soon_threadsafe: calls a function in the event loop, from any thread.
+        replica_id: whose work it does.
+        loop: the event loop.
+        siblings: the threads of all replicas of the run.
     """
 
-    def __init__(self, device: str, call_soon_threadsafe: Callable[..., object]) -> None:
+    def __init__(self, device: str, replica_id: int, loop: Any, siblings: Sequence[DeviceThread]) -> None:
         self._device = device
+        self._replica_id = replica_id
+        self._loop = loop
+        self._siblings = siblings
         self._worker: threads.Worker | None = None
-        self._call_soon_threadsafe = call_soon_threadsafe
+        self._left: dict[anyio.Event, str] = {}  # work that nobody waits for any more, unless it ends at once
 
     async def run(self, fn: Callable[..., T], *args: Any) -> T:
         """Return ``fn(*args)``, called in the worker thread, in the caller's context variables.
 
-        A thread cannot be stopped: when the caller is cancelled, the cancellation is raised once ``fn`` has returned.
+        A thread cannot be stopped: when the caller is cancelled, the cancellation is raised once ``fn`` has returned;
+        after a Ctrl-C, once a second has gone by.
         """
         if self._worker is None:
             self._worker = threads.take(f"aiodist {self._device}")
@@ -47,11 +59,17 @@ class DeviceThread:
             except BaseException as error:  # noqa: BLE001  (whatever it is, it is for the caller)
                 errors.append(error)
             with suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-                self._call_soon_threadsafe(finished.set)
+                self._loop.call_soon_threadsafe(finished.set)
 
         context = contextvars.copy_context()
         self._worker.submit(work)
-        await _outwait(finished)
+        try:
+            await finished.wait()
+        except get_cancelled_exc_class():
+            self._left[finished] = _name(fn)
+            with CancelScope(shield=True):
+                await self._outwait(finished)
+            raise
         if errors:
             try:
                 raise errors[0]
@@ -59,26 +77,54 @@ class DeviceThread:
                 errors.clear()  # an exception keeps this frame, which keeps the exception
         return result[0]
 
+    async def _outwait(self, finished: anyio.Event) -> None:
+        """Wait until the work is done, whatever is cancelled meanwhile, or until a Ctrl-C has been for a second."""
+        until: float | None = None
+        while not finished.is_set():
+            with suppress(get_cancelled_exc_class()), move_on_after(_PAUSE_SECONDS):  # asyncio's own: no shield helps
+                await finished.wait()
+            if until is None:
+                until = time.monotonic() + _PATIENCE_SECONDS if self._loop.interrupted else None
+            elif time.monotonic() >= until and not finished.is_set():
+                _tell_of_those_left(self._siblings)
+                return
+        del self._left[finished]
+
+    def working(self) -> list[str]:
+        """Return the functions that run here although their callers have been cancelled, and forget them."""
+        functions = [name for finished, name in self._left.items() if not finished.is_set()]
+        self._left.clear()
+        return functions
+
+    @property
+    def replica_id(self) -> int:
+        """The replica whose work it does."""
+        return self._replica_id
+
     def _on_gpu(self, fn: Callable[..., T]) -> Callable[..., T]:
         from aiodist._gpu import current
 
         return partial(current.call_on, self._device, current.streams(self._device), fn)
 
     def close(self) -> None:
-        """Give the thread back. Its work is done by then."""
+        """Give the thread back, once its work is done."""
         if self._worker is not None:
             self._worker.release()
 
 
-async def _outwait(finished: anyio.Event) -> None:
-    """Wait until the work is done, whatever is cancelled meanwhile, and be cancelled then."""
-    cancelled: BaseException | None = None
-    with CancelScope(shield=True):
-        while not finished.is_set():
-            try:
-                await finished.wait()
-            except get_cancelled_exc_class() as error:  # asyncio's own, which no shield keeps out
-                cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    await anyio.lowlevel.checkpoint_if_cancelled()
+def _name(fn: Any) -> str:
+    while isinstance(fn, partial):
+        fn = fn.func
+    return f"{getattr(fn, '__qualname__', type(fn).__qualname__).rpartition('<locals>.')[2]}()"
+
+
+def _tell_of_those_left(siblings: Sequence[DeviceThread]) -> None:
+    """Tell, in one line for the whole run, what goes on in threads after a Ctrl-C."""
+    working: dict[str, list[int]] = {}
+    for thread in siblings:
+        for name in thread.working():
+            working.setdefault(name, []).append(thread.replica_id)
+    if working:
+        functions = ", ".join(f"{name} of {ids(replicas)}" for name, replicas in working.items())
+        with suppress(Exception):  # nobody may be there to be told
+            sys.stderr.write(f"aiodist: interrupted while run_sync still runs {functions}\n")

@@ -224,15 +224,17 @@ class Seat(Future[None]):
         context: the task's context variables.
     """
 
-    __slots__ = ("_of", "context", "slot", "wake")
+    __slots__ = ("_asked", "_of", "context", "slot", "wake")
 
     slot: Any
     wake: Callable[[Future[None]], object]
     context: Context
+    _asked: int
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: Any, before: Seat | None) -> None:
         super().__init__(loop=loop.loop)
         self._of = loop
+        self._asked = 0 if before is None else before._asked  # noqa: SLF001  (its own class)
         self.slot = None
 
     def add_done_callback(self, fn: Callable[[Any], object], *, context: Context | None = None) -> None:
@@ -241,13 +243,23 @@ class Seat(Future[None]):
         self.wake, self.context = fn, context
 
     def done(self) -> bool:
-        """Return whether the task is about to be woken."""
+        """Return whether the task is about to be woken.
+
+        anyio asks before it cancels the task, in each turn of the loop until it has. Replicas that do nothing but
+        collectives are about to be woken in every turn, so after some turns the next wake-up is the cancellation.
+        """
         slot = self.slot
-        return slot is None or slot is _CANCELLED or slot.complete
+        if slot is None or slot is _CANCELLED:
+            return True
+        if not slot.complete:
+            return False
+        self._asked += 1
+        return self._asked < _TURNS_TO_CANCEL
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Wake the task by a cancellation, unless it is about to be woken: then the task sees to it by itself."""
         slot = self.slot
+        self._asked = 0
         if slot is None or slot is _CANCELLED:
             return False
         if slot.complete:
@@ -260,6 +272,7 @@ class Seat(Future[None]):
         return True
 
 
+_TURNS_TO_CANCEL = 4
 _CANCELLED = object()
 """The slot of a seat from the cancellation of its task to where the task leaves it."""
 
@@ -290,7 +303,7 @@ class AsyncioHandle(CollectiveHandle[T]):
                     run.fail_slot(slot)
             seat = awaits.seat
             if seat is None or seat.slot is not None:  # another task of the replica sits there
-                seat = awaits.seat = Seat(run.loop)
+                seat = awaits.seat = Seat(run.loop, seat)
             try:
                 seat.slot = slot
                 if slot.waiters[member.position] is None:

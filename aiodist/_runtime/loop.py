@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import signal
 import sys
 import time
 from asyncio import AbstractEventLoop, BaseEventLoop, Future, TimerHandle, get_running_loop
@@ -17,7 +18,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from contextvars import Context, copy_context
-from functools import partial
+from functools import cache, partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from anyio import CancelScope, current_effective_deadline, sleep_until
@@ -25,6 +27,7 @@ from anyio.abc import TaskGroup
 
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.handle import AsyncioHandle, CollectiveHandle, SoloHandle, TrioHandle
+from aiodist._runtime.outcome import interrupt_in
 from aiodist._runtime.rendezvous import Rendezvous
 from aiodist._runtime.stacks import drives_tasks
 
@@ -38,9 +41,14 @@ Start: TypeAlias = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _TaskLoop:
-    """What event loops have in common: replicas and merge functions are tasks of one task group."""
+    """What event loops have in common: replicas and merge functions are tasks of one task group.
+
+    Attributes:
+        was_interrupted: a Ctrl-C was raised in a replica.
+    """
 
     def __init__(self, tasks: TaskGroup) -> None:
+        self.was_interrupted = False
         self._tasks = tasks
         self._context = copy_context()  # that of the run's caller, which is no replica's
 
@@ -60,6 +68,9 @@ class _TaskLoop:
     def cancel(self) -> None:
         """Cancel every replica."""
         self._tasks.cancel_scope.cancel()
+
+    def hold_interrupts_back(self, *classes: type) -> None:
+        """Let no Ctrl-C be raised in the methods of these classes, but where the program goes on."""
 
 
 class AsyncioLoop(_TaskLoop):
@@ -136,6 +147,15 @@ class AsyncioLoop(_TaskLoop):
         """Call ``fn`` in the loop, after what is ready now, with no replica's context variables."""
         self.loop.call_soon(fn, *args, context=self._context)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is being cancelled by a Ctrl-C.
+
+        asyncio says that nowhere in public: its runner, which handles the signal, counts.
+        """
+        runner = getattr(getattr(signal.getsignal(signal.SIGINT), "func", None), "__self__", None)
+        return self.was_interrupted or getattr(runner, "_interrupt_count", 0) > 0
+
     def pending(self) -> list[Context] | None:
         """Return the contexts in which callbacks and timers are still to run; None where the loop does not show them.
 
@@ -170,16 +190,18 @@ class TrioLoop(_TaskLoop):
         self.fine_clock = self.clock
         self.call_soon = token.run_sync_soon
         self.call_soon_threadsafe = token.run_sync_soon
+        lowlevel.enable_ki_protection(TrioLoop._start_next)
 
     def start(self, replicas: Sequence[Start], names: Sequence[str]) -> None:
         """Start the replicas, in this order: each starts the next, for trio runs a batch in any order."""
-        if replicas:
-            self._tasks.start_soon(self._start_one, replicas, names, 0, name=names[0])
+        self._start_next(replicas, names, 0)
+
+    def _start_next(self, replicas: Sequence[Start], names: Sequence[str], index: int) -> None:
+        if index < len(replicas):
+            self._tasks.start_soon(self._start_one, replicas, names, index, name=names[index])
 
     async def _start_one(self, replicas: Sequence[Start], names: Sequence[str], index: int) -> None:
-        following = index + 1
-        if following < len(replicas):
-            self._tasks.start_soon(self._start_one, replicas, names, following, name=names[following])
+        self._start_next(replicas, names, index + 1)
         await replicas[index]()
 
     def wake(self, slot: Rendezvous) -> None:
@@ -209,6 +231,30 @@ class TrioLoop(_TaskLoop):
         """Call ``fn`` in the loop, after what is ready now; trio does that in a context of its own."""
         self.call_soon(fn, *args)
 
+    def hold_interrupts_back(self, *classes: type) -> None:
+        """Let trio hold a Ctrl-C back while methods of these classes run; it is raised in the main task then.
+
+        So does what starts tasks: between making a coroutine and starting it, a Ctrl-C would leave it never awaited.
+        """
+        from trio import Nursery
+
+        for each in classes:
+            _hold_interrupts_back(each)
+        for group in (type(self._tasks), Nursery):
+            _hold_interrupts_back(group, "start_soon", "create_task")
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is being cancelled by a Ctrl-C: a nursery around this task, or its own, holds it."""
+        from trio.lowlevel import current_task
+
+        nursery = current_task().parent_nursery
+        while nursery is not None and not self.was_interrupted:
+            errors = getattr(nursery, "_pending_excs", ())
+            self.was_interrupted = any(interrupt_in(error) is not None for error in errors)
+            nursery = nursery.parent_task.parent_nursery
+        return self.was_interrupted
+
     def pending(self) -> list[Context] | None:
         """Return nothing: what is still to run on trio runs in a task."""
         return []
@@ -216,6 +262,18 @@ class TrioLoop(_TaskLoop):
     def close(self) -> None:
         """Leave nothing behind."""
         self._alarm.cancel()
+
+
+@cache
+def _hold_interrupts_back(cls: type, *names: str) -> None:
+    from trio.lowlevel import enable_ki_protection
+
+    for base in cls.__mro__:
+        ours = base.__module__.partition(".")[0] == "aiodist"
+        for name, member in vars(base).items():
+            function = getattr(member, "fget", getattr(member, "__func__", member))
+            if isinstance(function, FunctionType) and (ours or name in names):
+                enable_ki_protection(function)
 
 
 class Parked:

@@ -9,6 +9,7 @@ from aiodist._core.ledger import Ledger, Replica, Slot
 from aiodist._core.text import ids, ids_briefly, place
 
 _MOST_NOTES = 4
+_SCHEDULER = "aiodist._runtime.scheduler"
 
 
 def note_of_failure(ledger: Ledger, replica: Replica, device: str) -> str:
@@ -62,6 +63,23 @@ def without_cancellations(error: BaseException, cancelled: type[BaseException]) 
         return error
     found, rest = error.split(cancelled)
     return error if found is None or rest is None else rest  # the very group, where there is nothing to take out
+
+
+def interrupt_in(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the Ctrl-C that an error is, that task groups have wrapped, or whose unwinding met a collective's end."""
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(interrupt_in, error.exceptions)), None)
+    if isinstance(error, CollectiveError) and error.__context__ is not None:
+        return interrupt_in(error.__context__)
+    return error if isinstance(error, KeyboardInterrupt) else None
+
+
+def without_frames_of_ours(error: BaseException) -> BaseException:
+    """Return an error whose traceback begins with the program's frames, instead of the scheduler's."""
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__") == _SCHEDULER:
+        traceback = traceback.tb_next
+    return error.with_traceback(traceback)
 
 
 def error_of_run(

@@ -34,7 +34,7 @@ import heapq
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from types import FrameType
@@ -62,7 +62,14 @@ from aiodist._runtime.device_thread import DeviceThread
 from aiodist._runtime.handle import CollectiveHandle
 from aiodist._runtime.loop import AsyncioLoop, SoloLoop, TrioLoop, new_loop
 from aiodist._runtime.merge import merge
-from aiodist._runtime.outcome import error_of_run, note_of_failure, origin_of, without_cancellations
+from aiodist._runtime.outcome import (
+    error_of_run,
+    interrupt_in,
+    note_of_failure,
+    origin_of,
+    without_cancellations,
+    without_frames_of_ours,
+)
 from aiodist._runtime.pool import ReductionThreads
 from aiodist._runtime.rendezvous import Extras, Rendezvous
 from aiodist._runtime.requests import Request
@@ -749,7 +756,7 @@ class _InThisThread:
             done(result, None)
 
 
-async def run_replicas(run: Run, calls: Sequence[Call]) -> list[Any]:
+def run_replicas(run: Run, calls: Sequence[Call]) -> Coroutine[Any, Any, list[Any]]:
     """Run one function call on each replica of a run; return what they return, in replica order.
 
     Args:
@@ -762,7 +769,7 @@ async def run_replicas(run: Run, calls: Sequence[Call]) -> list[Any]:
         Exception: what a replica raised.
         ReplicaContextError: no event loop that aiodist knows is running.
     """
-    return await _Replicas(run, calls).results()
+    return _Replicas(run, calls).results()
 
 
 class _Replicas:
@@ -797,14 +804,15 @@ class _Replicas:
             reported = await self._conclude()
             if reported is not None or self._cancellations:
                 await checkpoint_if_cancelled()  # the caller's: on trio, a task group does not raise it
-        except get_cancelled_exc_class():
+        except get_cancelled_exc_class() as cancellation:
             error = error_of_run(None, self._failures, {})
             if error is not None:
-                raise error from None
-            raise
+                raise without_frames_of_ours(error) from None
+            raise cancellation.with_traceback(None)  # noqa: B904
         except BaseExceptionGroup as group:  # trio's, of a Ctrl-C that meets this task where it waits for the replicas
-            if isinstance(group.exceptions[0], KeyboardInterrupt) and len(group.exceptions) == 1:
-                raise group.exceptions[0] from None
+            interrupt = interrupt_in(group)
+            if interrupt is not None:
+                raise without_frames_of_ours(interrupt) from None
             raise
         finally:
             self._let_go()
@@ -812,7 +820,7 @@ class _Replicas:
         if error is None and self._cancellations:
             error = self._cancellations[min(self._cancellations)]
         if error is not None:
-            raise error
+            raise without_frames_of_ours(error)
         return self._results
 
     def _let_go(self) -> None:
@@ -839,6 +847,7 @@ class _Replicas:
         run = self._run
         threads = ReductionThreads(loop.call_plainly, loop.call_soon_threadsafe)
         run.attach(loop, threads, get_ident())
+        loop.hold_interrupts_back(ReplicaContext, loop.handle)
         if self._watch is not None:
             self._watch.add(run)
         if observer is not None:
@@ -917,7 +926,9 @@ class _Replicas:
         """
         run = self._run
         cancelled = get_cancelled_exc_class()
-        error = without_cancellations(error, cancelled)
+        error = interrupt_in(error) or without_cancellations(error, cancelled)
+        if isinstance(error, KeyboardInterrupt):
+            run.loop.was_interrupted = True
         if _is_only(error, (cancelled,)):
             if not run.closed:
                 self._cancellations[member.replica_id] = error
@@ -940,7 +951,7 @@ class _Replicas:
 
     def _context(self, member: Member) -> ReplicaContext:
         run = self._run
-        thread = DeviceThread(run.device_of(member.replica_id), run.loop.call_soon_threadsafe)
+        thread = DeviceThread(run.device_of(member.replica_id), member.replica_id, run.loop, self._threads)
         self._threads.append(thread)
         context = ReplicaContext.of(run, member, thread)
         run.state_of(member).context = context
