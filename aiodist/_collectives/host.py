@@ -245,10 +245,13 @@ class HostExecutor:
         sizes = [leaf.nbytes for leaf in self.leaves if leaf.nbytes is not None]
         self.is_small = len(sizes) == len(self.leaves) and sum(sizes) * len(self.positions) < LOOK_FROM
         self.run: Callable[..., Any] = self.general
+        self._quick: Callable[..., Any] | None = None
         if not self.leaves:
             self.run = self._quick_nothing(spec is None)
-        elif self.is_small and kind.shared and not absent and all(x.whole and x.mark is None for x in self.leaves):
-            self.run = self._quick_array(collective) if self.single else self._quick_nest(collective)
+        elif kind.shared and not absent and all(x.whole and x.mark is None for x in self.leaves):
+            self._quick = self._quick_array(collective) if self.single else self._quick_nest(collective)
+            if self.is_small:
+                self.run = self._quick
 
     def _quick_nothing(self, no_value: bool) -> Callable[..., Any]:
         """Return the way of what has no leaves."""
@@ -256,15 +259,16 @@ class HostExecutor:
         return lambda *_: nothing if self.shared else [list(nothing) for _ in range(self.size)]
 
     def _reductions(self, collective: Collective) -> list[Callable[[Sequence[Array]], Array]]:
-        """Return what reduces each leaf, all of them small."""
+        """Return what reduces each leaf."""
         op, spec = self.op, collective.spec
         assert op is not None
         assert spec is not None
         specs: Any = zip(spec.dtypes, spec.shapes, strict=True)
-        return [kernels.small_reduction(op, dtype, shape, self.size, self.accumulate) for dtype, shape in specs]
+        among = not self.single
+        return [kernels.reduction(op, dtype, shape, self.size, self.accumulate, among) for dtype, shape in specs]
 
     def _quick_array(self, collective: Collective) -> Callable[..., Any]:
-        """Return the way of one small array, the commonest value: straight to the kernel."""
+        """Return the way of one array, the commonest value: straight to the kernel."""
         general, (reduce,) = self.general, self._reductions(collective)
 
         def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
@@ -279,7 +283,7 @@ class HostExecutor:
         return run
 
     def _quick_nest(self, collective: Collective) -> Callable[..., Any]:
-        """Return the way of a nest of small arrays."""
+        """Return the way of a nest of arrays."""
         general, reductions = self.general, self._reductions(collective)
 
         def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
@@ -308,9 +312,18 @@ class HostExecutor:
         if self.is_small:
             return run.now()
         due = self._due(columns)
-        if due or policy.blocks(sum(map(self.cost, self.leaves, columns))):
+        cost = sum(map(self.cost, self.leaves, columns))
+        if due or policy.blocks(cost):
             return run.work(bytes_per_pack, due)
+        if self._quick is not None:
+            self.run = partial(self._quick_again, cost)
         return run.now()
+
+    def _quick_again(self, cost: int, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+        """Carry out what costs as much as the last time: to look at it all again would take 20 microseconds."""
+        assert self._quick is not None
+        run = self.general if policy.blocks(cost) else self._quick
+        return run(values, bytes_per_pack, outs)
 
     def _due(self, columns: Sequence[Column]) -> list[KernelSpec]:
         """Return the kernels that these folds wait for: each is compiled once in the process, at its first need."""

@@ -26,8 +26,8 @@ from aiodist_kernels.reductions import (
     reduce,
     reduce_alike,
     reduce_scalars,
+    reduction,
     result_dtype,
-    small_reduction,
 )
 from aiodist_kernels.rules import Accumulate, ReduceOp
 from aiodist_kernels.scalars import Number, check_number, reduce_numbers
@@ -47,9 +47,9 @@ __all__ = [
     "pays_from",
     "reduce",
     "reduce_alike",
-    "small_reduction",
     "reduce_numbers",
     "reduce_scalars",
+    "reduction",
     "result_dtype",
     "warm",
     "warm_if_possible",

@@ -39,18 +39,18 @@ more for each buffer, whose address NumPy tells no faster."""
 COMPILED_FROM: Final = 64 * KIB
 """Bytes from which the first reduction that a kernel would serve waits for it to be compiled."""
 
-BLOCKING_FROM_MOVED: Final = 4 * MIB
-"""Bytes moved by one reduction from which an event loop's thread should not do it: a hop to a worker thread costs 30 to
-70 microseconds."""
-
-THREADS_FROM_MOVED: Final = 16 * MIB
-"""Bytes moved from which a second worker thread pays."""
+BLOCKING_FROM_MOVED: Final = 64 * MIB
+"""Bytes moved by one reduction from which an event loop's thread should not do it: some 3 to 8 milliseconds. A hop to a
+worker thread takes 0.3 milliseconds on an idle machine and many on a busy one; two threads pay from here on."""
 
 LEAST_MOVED_BY_A_THREAD: Final = 4 * MIB
 """Bytes that each worker thread should have to move, at least."""
 
 SLOWNESS_OF_HALF_FLOATS: Final = 16
 """How many times longer than others NumPy takes for the bytes of float16 and bfloat16."""
+
+SLOWNESS_OF_WIDE_FOLDS: Final = 4
+"""The same, for other numbers that it folds in a wider accumulator."""
 
 SLOWNESS_BY_ROWS: Final = 8
 """How many times longer than a dense reduction one by row index takes for its bytes."""
@@ -70,8 +70,6 @@ def blocks(moved: int) -> bool:
 
 def parts(moved: int, workers: int) -> int:
     """Return into how many pieces to cut a reduction that moves so many bytes."""
-    if moved < THREADS_FROM_MOVED:
-        return 1
     return max(1, min(workers, moved // LEAST_MOVED_BY_A_THREAD))
 
 

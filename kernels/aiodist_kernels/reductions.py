@@ -126,8 +126,13 @@ def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as som
     return _reduce(plan, buffers, None)
 
 
-def small_reduction(
-    op: ReduceOp, dtype: DType, shape: Sequence[int], count: int, accumulate: Accumulate = "native"
+def reduction(
+    op: ReduceOp,
+    dtype: DType,
+    shape: Sequence[int],
+    count: int,
+    accumulate: Accumulate = "native",
+    among: bool = False,
 ) -> Callable[[Sequence[Array]], Array]:
     """Return what `reduce_alike` does with that many buffers of one dtype and shape.
 
@@ -136,7 +141,7 @@ def small_reduction(
     plan = find_plan(op, dtype, accumulate)
     ufunc, nbytes = plan.ufunc, dtype.itemsize * math.prod(shape)
     if nbytes >= plan.plain_below or nbytes > STEPPED_TO or not shape or count < 2:
-        return lambda buffers: reduce_alike(op, buffers, accumulate)
+        return lambda buffers: reduce_alike(op, buffers, accumulate, among)
 
     def reduce_two(buffers: Sequence[Array]) -> Array:
         try:
@@ -280,9 +285,11 @@ def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumula
     """
     moved = bytes_moved(op, dtype, size, count)
     plan = find_plan(op, dtype, accumulate)
-    if is_half(plan.rule.dtype) and plan.kernel(count, size * dtype.itemsize) is None:
+    if plan.kernel(count, size * dtype.itemsize) is not None:
+        return moved
+    if is_half(plan.rule.dtype):
         return moved * policy.SLOWNESS_OF_HALF_FLOATS
-    return moved
+    return moved if plan.rule.is_native else moved * policy.SLOWNESS_OF_WIDE_FOLDS
 
 
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:

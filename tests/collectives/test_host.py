@@ -40,7 +40,6 @@ def as_work(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Whether every value counts as large."""
     if request.param:
         monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
-        monkeypatch.setattr(policy, "THREADS_FROM_MOVED", 1)
         monkeypatch.setattr(policy, "LEAST_MOVED_BY_A_THREAD", 1)
         monkeypatch.setattr(host, "LOOK_FROM", 0)
     return bool(request.param)
@@ -67,7 +66,8 @@ def test_arrays(case: Case, size: int, layout: str, as_work: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_work_is_made_only_for_what_is_large(case: Case) -> None:
+def test_work_is_made_only_for_what_is_large(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 4 << 20)
     small, large = case.inputs(2, SINGLE), [np.tile(array, (64, 64, 16)) for array in case.inputs(2, SINGLE, seed=1)]
     assert not isinstance(HostExecutor(case.collective(small[0], 2), 2).run(small), Work)
     if case.kind is not kinds.ALL_GATHER:

@@ -206,6 +206,5 @@ async def test_worker_threads_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
 
     on_loop = await bits()
     monkeypatch.setattr(policy, "BLOCKING_FROM_MOVED", 1)
-    monkeypatch.setattr(policy, "THREADS_FROM_MOVED", 1)
     monkeypatch.setattr(policy, "LEAST_MOVED_BY_A_THREAD", 1 << 16)
     assert await bits() == on_loop
