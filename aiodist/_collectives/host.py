@@ -35,6 +35,9 @@ Column = Sequence[Any]
 LOOK_FROM: Final = 256 * 1024
 """Bytes contributed by all replicas below which nothing holds up the event loop: all that is asked of a small value."""
 
+_QUICK: Final = (LeafType.NUMPY_ARRAY, LeafType.NUMPY_SCALAR, LeafType.PYTHON_NUMBER)
+"""Marks of leaves whose folds a collective need not look at each time."""
+
 
 # One leaf.
 
@@ -248,8 +251,8 @@ class HostExecutor:
         self._quick: Callable[..., Any] | None = None
         if not self.leaves:
             self.run = self._quick_nothing(spec is None)
-        elif kind.shared and not absent and all(x.whole and x.mark is None for x in self.leaves):
-            self._quick = self._quick_array(collective) if self.single else self._quick_nest(collective)
+        elif kind.shared and not absent and all(x.whole and x.mark in _QUICK for x in self.leaves):
+            self._quick = self._quick_way(collective)
             if self.is_small:
                 self.run = self._quick
 
@@ -258,41 +261,41 @@ class HostExecutor:
         nothing: Any = None if no_value else []
         return lambda *_: nothing if self.shared else [list(nothing) for _ in range(self.size)]
 
-    def _reductions(self, collective: Collective) -> list[Callable[[Sequence[Array]], Array]]:
-        """Return what reduces each leaf."""
-        op, spec = self.op, collective.spec
-        assert op is not None
+    def _quick_way(self, collective: Collective) -> Callable[..., Any]:
+        """Return the way of arrays and numbers, the commonest values: straight to the kernels."""
+        general, spec = self.general, collective.spec
         assert spec is not None
-        specs: Any = zip(spec.dtypes, spec.shapes, strict=True)
-        among = not self.single
-        return [kernels.reduction(op, dtype, shape, self.size, self.accumulate, among) for dtype, shape in specs]
+        fields = zip(spec.shapes, spec.dtypes, spec.marks, strict=True)
+        reductions = [self._reduction(shape, dtype, mark) for shape, dtype, mark in fields]
+        first = reductions[0]
 
-    def _quick_array(self, collective: Collective) -> Callable[..., Any]:
-        """Return the way of one array, the commonest value: straight to the kernel."""
-        general, (reduce,) = self.general, self._reductions(collective)
+        def run_one(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+            return first(values) if outs is None else general(values, bytes_per_pack, outs)
 
-        def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
-            if outs is not None:
-                return general(values, bytes_per_pack, outs)
-            total = reduce(values)
-            if total.base is not None:
-                return frozen(total)
-            total.setflags(False)  # type: ignore[call-arg]
-            return total[...]
-
-        return run
-
-    def _quick_nest(self, collective: Collective) -> Callable[..., Any]:
-        """Return the way of a nest of arrays."""
-        general, reductions = self.general, self._reductions(collective)
-
-        def run(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+        def run_nest(values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
             if outs is not None:
                 return general(values, bytes_per_pack, outs)
             columns = zip(*values, strict=True)
-            return [frozen(reduce(column)) for reduce, column in zip(reductions, columns, strict=True)]
+            return [reduce(column) for reduce, column in zip(reductions, columns, strict=True)]
 
-        return run
+        return run_one if self.single else run_nest
+
+    def _reduction(self, shape: Any, dtype: Any, mark: LeafMark) -> Callable[[Any], Any]:
+        """Return what reduces a leaf."""
+        op, among = self.op, not self.single
+        assert op is not None
+        if mark == LeafType.PYTHON_NUMBER:
+            return partial(kernels.reduce_numbers, op)
+        reduce: Callable[[Any], Array] = kernels.reduction(op, dtype, shape, self.size, self.accumulate, among)
+        if mark == LeafType.NUMPY_SCALAR:
+            return lambda scalars: reduce(scalars)[()]
+        return lambda arrays: frozen(reduce(arrays))
+
+    def _quick_again(self, cost: int, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
+        """Carry out what costs as much as the last time: to look at it all again would take 20 microseconds."""
+        assert self._quick is not None
+        run = self.general if policy.blocks(cost) else self._quick
+        return run(values, bytes_per_pack, outs)
 
     def general(self, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
         """Carry it out.
@@ -318,12 +321,6 @@ class HostExecutor:
         if self._quick is not None:
             self.run = partial(self._quick_again, cost)
         return run.now()
-
-    def _quick_again(self, cost: int, values: Sequence[Any], bytes_per_pack: int = 0, outs: Outs | None = None) -> Any:
-        """Carry out what costs as much as the last time: to look at it all again would take 20 microseconds."""
-        assert self._quick is not None
-        run = self.general if policy.blocks(cost) else self._quick
-        return run(values, bytes_per_pack, outs)
 
     def _due(self, columns: Sequence[Column]) -> list[KernelSpec]:
         """Return the kernels that these folds wait for: each is compiled once in the process, at its first need."""

@@ -7,7 +7,7 @@ Its modules, each of which imports only from those above it:
     rules          what a reduction means, for each op and dtype, and what of it a kernel computes
     pool           memory for large results, used again
     arguments      what callers pass: checks, and how arrays lie in memory
-    scalars        single numbers: Python's, NumPy's, arrays of no dimension
+    scalars        Python's numbers
     numpy_tier     folds by ufuncs, for every rule and every layout
     lanes          LLVM instructions for one step on a vector of lanes
     kernels_cpu    the kernels for the CPU, which Numba compiles
@@ -17,7 +17,7 @@ Its modules, each of which imports only from those above it:
     cuda           kernels for GPUs
 """
 
-from aiodist_kernels.policy import KernelSpec, is_due, is_ready, pays_from, warm, warm_if_possible
+from aiodist_kernels.policy import KernelSpec, is_due, is_ready, warm, warm_if_possible
 from aiodist_kernels.reductions import (
     Pieces,
     bytes_moved,
@@ -44,7 +44,6 @@ __all__ = [
     "cut",
     "is_due",
     "is_ready",
-    "pays_from",
     "reduce",
     "reduce_alike",
     "reduce_numbers",

@@ -137,26 +137,14 @@ def same_order(arrays: Sequence[Array]) -> bool:
     return True
 
 
-def empty_like(array: Array, dtype: DType, *, among: bool = False) -> Array:
-    """Return memory for a result that nobody else sees: the shape of `array`, and Fortran's order if it has that.
-
-    Args:
-        array: what it is to be like.
-        dtype: its dtype.
-        among: it is one of several that live as long as each other.
-    """
+def empty_like(array: Array, dtype: DType) -> Array:
+    """Return memory for a large result: of the shape of `array`, and in Fortran's order if it has that."""
     fortran = array.flags.f_contiguous and not array.flags.c_contiguous
-    return pool.results.empty(array.shape, dtype, "F" if fortran else "C", among=among)
+    return pool.results.empty(array.shape, dtype, "F" if fortran else "C")
 
 
 def overlaps(out: Array, buffers: Sequence[Array]) -> bool:
     """Say whether `out` may share memory with a buffer (bounds are compared, not elements)."""
-    if out.flags.owndata:  # then only views can overlap it, which is quicker to see
-        for buffer in buffers:
-            if buffer.base is not None or buffer is out:
-                break
-        else:
-            return False
     return any(np.may_share_memory(out, buffer) for buffer in buffers)
 
 
@@ -165,9 +153,7 @@ def spoils(out: Array, buffers: Sequence[Array]) -> bool:
 
     A buffer that is `out` itself is safe where each element is read before it is written.
     """
-    return overlaps(out, buffers) and any(
-        np.may_share_memory(out, buffer) and not _is_same(out, buffer) for buffer in buffers
-    )
+    return any(np.may_share_memory(out, buffer) and not _is_same(out, buffer) for buffer in buffers)
 
 
 def _is_same(one: Array, other: Array) -> bool:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiodist_kernels.arguments import Array
-from aiodist_kernels.numpy_tier import fold_for
-from aiodist_kernels.rules import UNROLLED_COUNT, DType, Recipe, Rule, components, is_bfloat16, recipe_for
+from aiodist_kernels.arguments import Array, same_order
+from aiodist_kernels.numpy_tier import fold_for, quietly
+from aiodist_kernels.rules import DType, Recipe, Rule, components, is_bfloat16, recipe_for
 
 if TYPE_CHECKING:
     from aiodist_kernels.kernels_cpu import Kernel
@@ -28,11 +28,6 @@ Range = Callable[[int, int], None]
 
 _compiled: Final[dict[Recipe, "Kernel | None"]] = {}
 _compiling: Final = threading.Lock()
-
-
-def form(count: int) -> int:
-    """Return the count that a kernel for `count` buffers is compiled for; 0 serves any."""
-    return count if count <= UNROLLED_COUNT else 0
 
 
 def compile_for(rule: Rule, count: int) -> "Kernel | None":
@@ -73,31 +68,19 @@ def bind(kernel: "Kernel", rule: Rule, buffers: Sequence[Array], out: Array, *, 
         None unless all lie without gaps in one order, and where `out` overlaps a buffer otherwise, for then a write
         could spoil what is still to be read.
     """
-    if not _in_one_order((*buffers, out)):
+    if not same_order((*buffers, out)):
         return None
     target = out.ctypes.data
     places = tuple([buffer.ctypes.data for buffer in buffers])
     if not fresh and _spoils(target, out.nbytes, places, buffers[0].nbytes):
         return None
-    given = _addresses(places)
     lanes = components(rule.dtype)
     streaming = out.nbytes >= STREAMING_FROM and out.flags.aligned
 
     def run(start: int, stop: int) -> None:
-        kernel(target, given, start * lanes, stop * lanes, streaming)
+        kernel(target, places, start * lanes, stop * lanes, streaming)
 
     return run
-
-
-def _in_one_order(arrays: Sequence[Array]) -> bool:
-    """Tell whether all lie without gaps, all in C's order or all in Fortran's."""
-    flags = [array.flags for array in arrays]
-    return all(each.c_contiguous for each in flags) or all(each.f_contiguous for each in flags)
-
-
-def _addresses(places: tuple[int, ...]) -> Any:
-    """Return addresses as a kernel takes them: one by one where it was compiled for their number, else as an array."""
-    return places if len(places) <= UNROLLED_COUNT else np.array(places, np.intp)
 
 
 def _spoils(target: int, result_bytes: int, places: Sequence[int], buffer_bytes: int) -> bool:
@@ -111,10 +94,9 @@ def _spoils(target: int, result_bytes: int, places: Sequence[int], buffer_bytes:
 def _agrees(kernel: "Kernel", rule: Rule, count: int) -> bool:
     """Compare a kernel with NumPy, for two misalignments and both kinds of store."""
     buffers = [_probe(rule.dtype, seed) for seed in range(count)]
-    with np.errstate(all="ignore"):
-        wanted = fold_for(rule)(rule, buffers, None)
+    wanted = quietly(fold_for(rule, buffers[0].nbytes, count), rule, buffers, None)
     lanes, size = components(rule.dtype), len(wanted)
-    given = _addresses(tuple([buffer.ctypes.data for buffer in buffers]))
+    given = tuple([buffer.ctypes.data for buffer in buffers])
     for offset, streaming in ((0, False), (1, False), (0, True), (1, True)):
         got = np.zeros(size + offset, rule.result)[offset:]
         kernel(got.ctypes.data, given, 0, size * lanes, streaming)

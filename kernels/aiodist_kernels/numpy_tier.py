@@ -1,46 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 """The NumPy tier: left folds with ufuncs, for every rule and every layout.
 
-It serves from the first call on, and small values always: a fold in the buffers' own
-dtype costs little more than its n - 1 ufunc calls. Large flat buffers are taken in blocks, which
-stay in the cache from one step of the fold to the next.
-
-A fold takes a rule, n buffers of equal shape and of the rule's dtype (in any byte order), and `out`
-or None, all of them checked; it returns `out`, or an array in fresh memory.
+It serves from the first call on, and small values always. Large flat buffers are taken in blocks, which stay in the
+cache from one step of the fold to the next. Many tiny ones are put into one array and folded there by `accumulate`:
+that is by definition the fold from left to right, in each of whose steps the result so far meets the next number.
+(`reduce`, which adds in pairs, is not.)
 """
 
 import contextvars
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
 
-from aiodist_kernels import pool
 from aiodist_kernels.arguments import Array, empty_like, flat_views, overlaps, spoils
-from aiodist_kernels.rules import Finish, Rule, rounded
-from aiodist_kernels.scalars import AS_ARRAY, element_fold
+from aiodist_kernels.rules import FLOAT64, Finish, ReduceOp, Rule, rounded
 
 Fold = Callable[[Rule, Sequence[Array], Array | None], Array]
+"""Folds buffers of a rule's dtype and one shape, all of them checked; returns `out`, or an array of its own."""
 
 BLOCK_BYTES: Final = 256 * 1024
 """Of one buffer: with n = 4, a block of each fits into a cache of 1 to 2 MiB."""
 
-SCRATCH_BYTES: Final = 16 * 1024
-"""Up to here it costs less to fold beside `out` than to find out whether it overlaps a buffer."""
-
 STEPPED_TO: Final = 512
 """Bytes of one buffer up to which a new array for each step costs less than writing in place."""
 
-ELEMENT_BYTES: Final = 32
-"""Of the largest element of any dtype."""
+FEW_NUMBERS: Final = 12
+"""Up to so many single numbers are quickest folded by the interpreter, where its floats are the accumulator."""
+
+TINY_BYTES: Final = 64
+"""Bytes of one buffer up to which many are put into one array."""
+
+TINY_COUNT: Final = 12
+"""How many they must be to be quicker folded there than by ufunc calls, 0.3 microseconds each."""
 
 
-def fold_for(rule: Rule) -> Fold:
-    """Return the fold that serves `rule`."""
+def fold_for(rule: Rule, nbytes: int, count: int) -> Fold:
+    """Return the fold that serves `count` buffers of `nbytes` each."""
     if rule.contiguous:
         return _fold_contiguous
-    return _fold_native if rule.is_native else _fold_wide
+    if nbytes <= TINY_BYTES and rule.op not in (ReduceOp.MIN, ReduceOp.MAX):
+        # Which of 0.0 and -0.0 is the greater depends on the instructions that a processor's vector loops use.
+        if nbytes == rule.dtype.itemsize and count <= FEW_NUMBERS and rule.accumulator == FLOAT64:
+            return _fold_numbers
+        if not rule.is_native or count >= TINY_COUNT:
+            return _fold_stacked
+    if nbytes <= BLOCK_BYTES or (rule.is_native and count == 2):  # ufuncs go by blocks themselves
+        return _whole_for(rule)
+    return _fold_blocks
 
 
 def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: int) -> None:
@@ -54,111 +63,86 @@ def fold_range(rule: Rule, flat: Sequence[Array], out: Array, start: int, stop: 
         start: the first element.
         stop: behind the last element.
     """
-    fold = _native if rule.is_native else _wide
+    fold = _whole_for(rule)
     step = max(1, BLOCK_BYTES // rule.accumulator.itemsize)
+    if rule.is_native and len(flat) == 2:
+        step = max(1, stop - start)
     for low in range(start, stop, step):
         high = min(low + step, stop)
         fold(rule, [buffer[low:high] for buffer in flat], out[low:high])
 
 
-def is_plain(rule: Rule) -> bool:
-    """Say whether a fold is nothing but its ufunc, called from buffer to buffer, whatever the layout."""
-    return rule.is_native and not rule.contiguous and rule.dtype.isnative
-
-
-def fold_in_steps(ufunc: np.ufunc, buffers: Sequence[Array]) -> Array:
-    """Fold at least two buffers by a plain rule's ufunc alone, into fresh memory: the way of small arrays."""
-    rest = iter(buffers)
-    total: Array = ufunc(next(rest), next(rest))
-    for buffer in rest:
-        ufunc(total, buffer, out=total)
-    return total
+def _whole_for(rule: Rule) -> Fold:
+    return _fold_native if rule.is_native else _fold_wide
 
 
 def _fold_native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    if len(buffers) == 2:  # ufuncs need no blocks here, and take care of an overlap
-        if out is None and buffers[0].nbytes >= pool.POOLED_FROM:
-            out = empty_like(buffers[0], rule.result)
-        total = rule.ufunc(buffers[0], buffers[1]) if out is None else rule.ufunc(buffers[0], buffers[1], out=out)
-        return total if type(total) is np.ndarray else np.asarray(total)
-    if buffers[0].nbytes > BLOCK_BYTES:
-        return _fold_blocks(rule, buffers, out)
-    return _native(rule, buffers, out)
-
-
-def _fold_wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    if buffers[0].nbytes > BLOCK_BYTES:
-        return _fold_blocks(rule, buffers, out)
-    return _wide(rule, buffers, out)
-
-
-def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    straight = [np.asarray(buffer, rule.dtype, order="C") for buffer in buffers]
-    total = empty_like(straight[0], rule.result)
-    flats = flat_views([*straight, total])
-    if flats is not None:
-        fold_range(rule, flats[:-1], flats[-1], 0, total.size)
-    return _deliver(total, out)
-
-
-def _fold_blocks(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
-    total = empty_like(buffers[0], rule.result) if out is None or spoils(out, buffers) else out
-    flats = flat_views([*buffers, total])
-    if flats is not None:
-        fold_range(rule, flats[:-1], flats[-1], 0, total.size)
-    elif rule.is_native:
-        _native(rule, buffers, total)
-    else:
-        _wide(rule, buffers, total)
-    return _deliver(total, out)
-
-
-def _native(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     """Fold in the buffers' own dtype, straight into the result."""
     if len(buffers) == 1:
         return _deliver(np.array(buffers[0], rule.result), out)
-    if buffers[0].nbytes <= STEPPED_TO:
-        return _deliver(np.asarray(functools.reduce(rule.ufunc, buffers)), out)
     ufunc = rule.ufunc
-    if out is None or len(buffers) == 2 or (buffers[0].nbytes > SCRATCH_BYTES and not overlaps(out, buffers[2:])):
-        total: Array = ufunc(buffers[0], buffers[1], out=out)
-        for buffer in buffers[2:]:
-            ufunc(total, buffer, out=total)
-        return total
-    total = _native(rule, buffers[:-1], None)
-    ufunc(total, buffers[-1], out=out)
-    return out
+    if len(buffers) == 2:  # ufuncs take care of an overlap
+        return np.asarray(ufunc(buffers[0], buffers[1], out=out))
+    if buffers[0].nbytes <= STEPPED_TO:
+        return _deliver(np.asarray(functools.reduce(ufunc, buffers)), out)
+    straight = None if out is None or overlaps(out, buffers[2:]) else out
+    total: Array = ufunc(buffers[0], buffers[1], out=straight)
+    for buffer in buffers[2:]:
+        ufunc(total, buffer, out=total)
+    return _deliver(total, out)
 
 
-def _wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+def _fold_wide(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
     """Fold in an accumulator beside the result, then finish and round once."""
-    if buffers[0].size == 1:
-        return _deliver(_element(rule, buffers), out)
     total = np.array(buffers[0], rule.accumulator)
     for buffer in buffers[1:]:
         rule.ufunc(total, buffer.astype(rule.accumulator, copy=False), out=total)
-    for part in _parts(total):
+    return _deliver(_finished(rule, total, len(buffers)), out)
+
+
+def _fold_numbers(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    """Fold a few buffers of one element in Python's floats."""
+    step = operator.mul if rule.op is ReduceOp.PRODUCT else operator.add
+    total = functools.reduce(step, [float(buffer.item()) for buffer in buffers])
+    if rule.finish is Finish.SCALE:
+        total *= 1.0 / len(buffers)
+    elif rule.finish is Finish.DIVIDE:
+        total /= len(buffers)
+    return _deliver(rounded(np.array(total), rule.result).reshape(buffers[0].shape), out)
+
+
+def _fold_stacked(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    """Fold many tiny buffers, or numbers, in one array."""
+    rows = np.array(buffers, rule.dtype).astype(rule.accumulator, copy=False)
+    total = np.array(rule.ufunc.accumulate(rows)[-1])
+    return _deliver(_finished(rule, total, len(buffers)), out)
+
+
+def _fold_contiguous(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    return _fold_blocks(rule, [np.asarray(buffer, rule.dtype, order="C") for buffer in buffers], out)
+
+
+def _fold_blocks(rule: Rule, buffers: Sequence[Array], out: Array | None) -> Array:
+    total = out
+    if out is None or spoils(out, buffers) or (rule.contiguous and not out.flags.c_contiguous):
+        total = empty_like(buffers[0], rule.result)
+    assert total is not None
+    flats = flat_views([*buffers, total])
+    if flats is None:
+        return _deliver(_whole_for(rule)(rule, buffers, total), out)
+    fold_range(rule, flats[:-1], flats[-1], 0, total.size)
+    return _deliver(total, out)
+
+
+def _finished(rule: Rule, total: Array, count: int) -> Array:
+    """Finish a total that nobody else sees, and round it once."""
+    # A complex factor would turn infinities into NaN, so each component is scaled.
+    for part in (np.real(total), np.imag(total)) if total.dtype.kind == "c" else (total,):
         if rule.finish is Finish.SCALE:
-            np.multiply(part, 1.0 / len(buffers), out=part)
+            np.multiply(part, 1.0 / count, out=part)
         elif rule.finish is Finish.DIVIDE:
-            np.divide(part, len(buffers), out=part)
-    return _deliver(rounded(total, rule.result), out)
-
-
-def _element(rule: Rule, buffers: Sequence[Array]) -> Array:
-    """Fold arrays of one element."""
-    shape = buffers[0].shape
-    elements = buffers if shape == () else [buffer.reshape(()) for buffer in buffers]
-    total: Array = element_fold(rule)(elements, AS_ARRAY)
-    return total.reshape(shape)
-
-
-def _parts(total: Array) -> tuple[Array, ...]:
-    """Return what to scale: components, as a complex factor would turn infinities into NaN."""
-    if total.dtype.kind != "c":
-        return (total,)
-    parts: tuple[Array, ...] = np.real(total), np.imag(total)
-    return parts
+            np.divide(part, count, out=part)
+    return rounded(total, rule.result)
 
 
 def _deliver(total: Array, out: Array | None) -> Array:

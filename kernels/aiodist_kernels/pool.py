@@ -11,19 +11,13 @@ No count of references is ever read. A lease dies when the last reference to it 
 whichever thread. The cyclic garbage collector cannot end one early that an array holds: it never finalises what is
 held from outside what it tracks, and it does not track arrays. A lease that was ended makes no more arrays.
 
-There is no lock: a lease may die anywhere, also in the middle of `empty`, in the same thread. Each step on the lists of
-free blocks is one that stands that: appending, popping, removing, and iterating over the list itself, which at worst
-misses a block. (Not copying it: CPython 3.11 may collect garbage while it makes a tuple of a list, and a lease that
-dies then would move the list away under its hands. The kinds can be copied: no lease that dies adds one.)
-
-Results that come one by one are left to the C library up to 1 MiB: it keeps what was given back last at hand. When many
-go at a time, the leaves of a nest, it may give their memory back to the system, and the pages that come anew cost three
-times as much as the sums that they are for. So these lie in blocks from 128 KiB on.
+A lease may die anywhere, also in the middle of `empty`, in the same thread: so there is no lock but a reentrant one,
+and each step on the lists of free blocks is one that stands that.
 """
 
+import math
 from collections.abc import Sequence
-from contextlib import suppress
-from itertools import count
+from threading import RLock
 from typing import Any, Final
 
 import numpy as np
@@ -36,32 +30,18 @@ MIB: Final = 1024 * KIB
 Array = NDArray[Any]
 Memory = NDArray[np.uint8]
 
-POOLED_FROM: Final = MIB
-"""Bytes of a result from which it lies in a block."""
+POOLED_FROM: Final = 2 * MIB
+"""Bytes from which a result that comes alone should lie in a block: the C library keeps one or two smaller ones."""
 
 POOLED_AMONG_FROM: Final = 128 * KIB
-"""The same for one of several that live as long as each other."""
+"""The same for one of several that come and go together, the leaves of a nest: their memory the C library may give back
+to the system, and the pages that come anew cost three to ten times as much as the sums that they are for."""
 
 MOST_IDLE: Final = 512 * MIB
-"""Bytes that may lie idle; what comes back beyond goes to the system, the longest idle first. (Small blocks, of which
-there are many, may be some more: the whole is not counted for each.)"""
+"""Bytes that may lie idle; when there are more, all go to the system."""
 
 ALIGNMENT: Final = 64
 """Of blocks, in bytes: a cache line, and the longest vector."""
-
-_UNCOUNTED: Final = 128  # parts of what may lie idle: as long as a kind has less than one, nobody counts the whole
-
-
-def _kind(nbytes: int) -> int:
-    """Return the kind of blocks for so many bytes; kinds differ by an eighth or less, so one serves down to 7/8."""
-    bits = max(nbytes.bit_length() - 4, 0)
-    return 8 * bits - (-nbytes >> bits)
-
-
-def _size(kind: int) -> int:
-    """Return the bytes of blocks of a kind."""
-    bits = max(kind // 8 - 1, 0)
-    return (kind - 8 * bits) << bits
 
 
 class _Block:
@@ -69,20 +49,16 @@ class _Block:
 
     Attributes:
         memory: it.
-        kind: the place of its like in a pool.
         shown: how it shows itself to NumPy; made once, since that takes as long as to give it out.
-        returned: when it was given back last, in a pool's count.
     """
 
-    __slots__ = ("kind", "memory", "returned", "shown")
+    __slots__ = ("memory", "shown")
 
-    def __init__(self, nbytes: int, kind: int) -> None:
+    def __init__(self, nbytes: int) -> None:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         self.memory: Memory = raw[start : start + nbytes]
-        self.kind = kind
         self.shown = {"shape": (nbytes,), "typestr": "|u1", "data": (self.memory.ctypes.data, False), "version": 3}
-        self.returned = 0
 
 
 class _Lease:
@@ -105,68 +81,47 @@ class Pool:
 
     Args:
         most_idle: how many bytes of them, at most.
+
+    Attributes:
+        idle_bytes: how many bytes lie idle.
     """
 
     def __init__(self, most_idle: int = MOST_IDLE) -> None:
         self._most_idle = most_idle
-        self._idle: dict[int, list[_Block]] = {}  # of each kind, the longest idle first
-        self._returns = count(1)
+        self._idle: dict[int, list[_Block]] = {}  # by size
+        self._lock = RLock()
+        self.idle_bytes = 0
 
-    @property
-    def idle_bytes(self) -> int:
-        """How many bytes lie idle."""
-        return sum([len(self._idle[kind]) * _size(kind) for kind in list(self._idle)])
-
-    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C", *, among: bool = False) -> Array:
-        """Return an array of any values, in memory that nobody else sees.
+    def empty(self, shape: Sequence[int], dtype: np.dtype[Any], order: Any = "C") -> Array:
+        """Return an array of any values, in memory that nobody else sees: in a block, unless it is small.
 
         Args:
             shape: its shape.
             dtype: its dtype.
             order: "C" or "F".
-            among: it is one of several that live as long as each other.
         """
-        nbytes = dtype.itemsize
-        for size in shape:
-            nbytes *= size
-        if nbytes < (POOLED_AMONG_FROM if among else POOLED_FROM):
+        nbytes = dtype.itemsize * math.prod(shape)
+        if nbytes < min(POOLED_FROM, POOLED_AMONG_FROM):
             return np.empty(shape, dtype, order)
-        kind = _kind(nbytes)
-        alike = self._idle.get(kind)
-        if alike is None:
-            alike = self._idle.setdefault(kind, [])
-        try:
-            block = alike.pop()  # the last one used, which may be in a cache still
-        except IndexError:
-            block = _Block(_size(kind), kind)
+        with self._lock:
+            alike = self._idle.get(nbytes)
+            if alike:
+                self.idle_bytes -= nbytes  # first, as leases that die in between may let go of all that lies idle
+                block = alike.pop()  # the last one used, which may be in a cache still
+            else:
+                block = _Block(nbytes)
         lease = _Lease(block, self)
         return ndarray(shape, dtype, asarray(lease), 0, None, order)  # by position: by keyword it takes thrice as long
 
     def take_back(self, block: _Block) -> None:
         """Let a block serve again, which nobody sees any more; for leases alone."""
-        block.returned = next(self._returns)
-        alike = self._idle[block.kind]
-        alike.append(block)
-        if len(alike) * block.memory.nbytes > self._most_idle // _UNCOUNTED:
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Let go of what has been idle for longest, while too much is."""
-        while self.idle_bytes > self._most_idle:
-            block = self._longest_idle()
-            if block is None:
-                return
-            with suppress(ValueError):  # another thread has taken it
-                self._idle[block.kind].remove(block)
-
-    def _longest_idle(self) -> _Block | None:
-        found = None
-        for kind in list(self._idle):
-            for block in self._idle[kind]:
-                if found is None or block.returned < found.returned:
-                    found = block
-                break
-        return found
+        nbytes = block.memory.nbytes
+        with self._lock:
+            self.idle_bytes += nbytes
+            if self.idle_bytes > self._most_idle:
+                self._idle, self.idle_bytes = {}, 0
+            else:
+                self._idle.setdefault(nbytes, []).append(block)
 
 
 results: Final = Pool()

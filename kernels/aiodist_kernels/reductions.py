@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The entry to the array reductions: check, find the plan, run it on a tier; and large ones cut for worker threads.
+"""The entry to the array reductions: check, find the plan, run it on a tier; and large ones cut for worker threads."""
 
-The path of a tiny array is one dictionary look-up, one comparison of shape and dtype a buffer, and the ufunc calls.
-"""
-
-import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,29 +21,14 @@ from aiodist_kernels.arguments import (
     same_order,
     spoils,
 )
-from aiodist_kernels.numpy_tier import (
-    BLOCK_BYTES,
-    ELEMENT_BYTES,
-    STEPPED_TO,
-    fold_in_steps,
-    fold_range,
-    quiet,
-    quietly,
-)
-from aiodist_kernels.policy import Plan, find_plan
-from aiodist_kernels.rules import Accumulate, DType, ReduceOp, is_half, rule_for
-from aiodist_kernels.scalars import AS_ARRAY, AS_SCALAR
+from aiodist_kernels.numpy_tier import fold_for, fold_range, quiet, quietly
+from aiodist_kernels.policy import Plan, plan_for
+from aiodist_kernels.rules import Accumulate, DType, ReduceOp, rule_for
 
 GRAIN: Final = 4096
 """Elements to whose multiples pieces are cut, so that two threads never share a cache line."""
 
-_known: Final = policy.known
-_native: Final = _known["native"]
-_run: Final = quiet.copy().run
-"""Runs without warnings what is over soon: one thread at a time. (To copy the context each time is half as dear as all
-that is done here beside the ufunc.)"""
-
-_results: Final[dict[tuple[ReduceOp, DType], DType]] = {}
+Reduction = Callable[[Sequence[Array]], Array]
 
 
 def reduce(
@@ -79,11 +60,10 @@ def reduce(
             `op` or `accumulate`.
     """
     plan = _checked(op, buffers, out, accumulate)
-    buffers = plain(buffers)
-    return reduce_alike(plan.rule.op, buffers, accumulate) if out is None else _reduce(plan, buffers, out)
+    return _reduce(plan, plain(buffers), out)
 
 
-def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as some of these ways take)
+def reduce_alike(
     op: ReduceOp, buffers: Sequence[Array], accumulate: Accumulate = "native", among: bool = False
 ) -> Array:
     """Reduce as `reduce` does, for a caller that has compared the buffers: one shape, one dtype.
@@ -92,71 +72,42 @@ def reduce_alike(  # noqa: C901, PLR0911  (a call more would cost as much as som
         op: the reduce op, defined for the dtype.
         buffers: as in `reduce`.
         accumulate: as in `reduce`.
-        among: the result is one of several that live as long as each other; see `pool`.
+        among: the result is one of several that come and go together; see `pool`.
 
     Returns:
         An array in fresh memory, as `reduce`.
     """
-    first = buffers[0]
-    try:
-        plan = (_native if accumulate == "native" else _known[accumulate])[op][first.dtype]
-    except KeyError:
-        plan = find_plan(op, first.dtype, accumulate)
-    nbytes = first.nbytes
-    if among and nbytes >= pool.POOLED_AMONG_FROM:
-        return _reduce(plan, buffers, empty_like(first, plan.rule.result, among=True))
-    if nbytes < plan.plain_below:
-        count = len(buffers)
-        try:
-            if count == 2:  # a ufunc needs no help
-                total = _run(plan.ufunc, first, buffers[1])
-                return total if type(total) is ndarray else asarray(total)
-            if count > 2:
-                if STEPPED_TO < nbytes <= BLOCK_BYTES:
-                    if nbytes < plan.compiled_from or not plan.kernel(count, nbytes):
-                        return _run(fold_in_steps, plan.ufunc, buffers)
-                elif nbytes <= ELEMENT_BYTES and first.shape == ():
-                    return _run(plan.elements, buffers, AS_ARRAY)
-                elif nbytes <= STEPPED_TO:
-                    return _run(functools.reduce, plan.ufunc, buffers)
-        except RuntimeError:  # another thread is in that context
-            pass
-    elif nbytes <= ELEMENT_BYTES and first.shape == () and not plan.rule.contiguous:
-        return quiet.copy().run(plan.elements, buffers, AS_ARRAY)
-    return _reduce(plan, buffers, None)
+    return _reduce(plan_for(op, buffers[0].dtype, len(buffers), accumulate), buffers, None, among)
 
 
 def reduction(
     op: ReduceOp,
     dtype: DType,
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     count: int,
     accumulate: Accumulate = "native",
     among: bool = False,
-) -> Callable[[Sequence[Array]], Array]:
-    """Return what `reduce_alike` does with that many buffers of one dtype and shape.
+) -> Reduction:
+    """Return what reduces that many buffers of one dtype and shape, again and again; see `reduce_alike`.
 
-    Where they are tiny, all that can be is decided here, once.
+    Raises:
+        TypeError: `op` is not defined for the dtype.
     """
-    plan = find_plan(op, dtype, accumulate)
-    ufunc, nbytes = plan.ufunc, dtype.itemsize * math.prod(shape)
-    if nbytes >= plan.plain_below or nbytes > STEPPED_TO or not shape or count < 2:
-        return lambda buffers: reduce_alike(op, buffers, accumulate, among)
+    plan = plan_for(op, dtype, count, accumulate)
+    rule, ufunc = plan.rule, plan.rule.ufunc
+    nbytes = dtype.itemsize * math.prod(shape)
+    if nbytes >= min(_pooled_from(among), plan.pays_from):
+        return partial(_reduce, plan, out=None, among=among)
+    if count == 2 and rule.is_native and not rule.contiguous and dtype.isnative:
 
-    def reduce_two(buffers: Sequence[Array]) -> Array:
-        try:
-            total: Array = _run(ufunc, buffers[0], buffers[1])
-        except RuntimeError:  # another thread is in that context
-            return _reduce(plan, buffers, None)
-        return total
+        def reduce_two(buffers: Sequence[Array]) -> Array:
+            total = quiet.copy().run(ufunc, buffers[0], buffers[1])
+            return total if type(total) is ndarray else asarray(total)
 
-    def reduce_several(buffers: Sequence[Array]) -> Array:
-        try:
-            return _run(functools.reduce, ufunc, buffers)
-        except RuntimeError:
-            return _reduce(plan, buffers, None)
+        return reduce_two
 
-    return reduce_two if count == 2 else reduce_several
+    fold = fold_for(rule, nbytes, count)
+    return lambda buffers: quiet.copy().run(fold, rule, buffers, None)
 
 
 def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accumulate = "native") -> Any:
@@ -173,27 +124,27 @@ def reduce_scalars(op: ReduceOp, scalars: Sequence[np.generic], accumulate: Accu
     Raises:
         TypeError: `op` is not defined for the dtype.
     """
-    first = scalars[0]
-    try:
-        plan = _known[accumulate][op][first.dtype]
-    except KeyError:
-        plan = find_plan(op, first.dtype, accumulate)
-    if plan.rule.contiguous:
-        return _reduce(plan, [asarray(scalar) for scalar in scalars], None)[()]
-    return quiet.copy().run(plan.elements, scalars, AS_SCALAR)
+    numbers: Sequence[Any] = scalars  # which have all that is asked of arrays
+    return _reduce(plan_for(op, scalars[0].dtype, len(scalars), accumulate), numbers, None)[()]
 
 
-def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None) -> Array:
-    first = buffers[0]
-    if plan.compiled_from <= first.nbytes:
-        kernel = plan.kernel(len(buffers), first.nbytes)
-        if kernel is not None:
-            target = empty_like(first, plan.rule.result) if out is None else out
-            run = compiled_tier.bind(kernel, plan.rule, buffers, target, fresh=out is None)
-            if run is not None:
-                run(0, target.size)
-                return target
-    return quiet.copy().run(plan.fold, plan.rule, buffers, out)
+def _pooled_from(among: bool) -> int:
+    return pool.POOLED_AMONG_FROM if among else pool.POOLED_FROM
+
+
+def _reduce(plan: Plan, buffers: Sequence[Array], out: Array | None, among: bool = False) -> Array:
+    first, target = buffers[0], out
+    if out is None and first.nbytes >= _pooled_from(among):
+        target = empty_like(first, plan.rule.result)
+    kernel = plan.kernel_for(first.nbytes)
+    if kernel is not None:
+        if target is None:
+            target = np.empty_like(first, plan.rule.result, subok=False)
+        run = compiled_tier.bind(kernel, plan.rule, buffers, target, fresh=out is None)
+        if run is not None:
+            run(0, target.size)
+            return target
+    return quietly(fold_for(plan.rule, first.nbytes, plan.count), plan.rule, buffers, target)
 
 
 class Pieces(NamedTuple):
@@ -239,7 +190,7 @@ def cut(
     target = empty_like(buffers[0], plan.rule.result) if out is None else out
     in_one_go = plan.rule.contiguous and not buffers[0].dtype.isnative
     if in_one_go or not same_order([*buffers, target]) or spoils(target, buffers):
-        return Pieces(target, (lambda: quietly(plan.fold, plan.rule, buffers, target),))
+        return Pieces(target, (partial(_reduce, plan, buffers, target),))
     size = buffers[0].size
     step = max(GRAIN, -(-size // max(parts, 1) // GRAIN) * GRAIN)
     starts = range(0, size, step)
@@ -248,7 +199,7 @@ def cut(
 
 def _piece(plan: Plan, buffers: Sequence[Array], target: Array, start: int, stop: int) -> None:
     """Reduce the elements [start, stop), by a kernel if one is ready by now."""
-    kernel = plan.kernel(len(buffers), buffers[0].nbytes)
+    kernel = plan.kernel_for(buffers[0].nbytes)
     run = None if kernel is None else compiled_tier.bind(kernel, plan.rule, buffers, target)
     if run is not None:
         run(start, stop)
@@ -263,14 +214,8 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
 
     Raises:
         TypeError: `op` is not defined for `dtype`.
-        ValueError: unknown `op`.
     """
-    try:
-        return _results[op, dtype]
-    except (KeyError, TypeError):
-        dtype = np.dtype(dtype)
-        result = _results[op, dtype] = rule_for(ReduceOp(op), dtype).result
-        return result
+    return rule_for(op, dtype).result
 
 
 def bytes_moved(op: ReduceOp, dtype: DType, size: int, count: int) -> int:
@@ -283,32 +228,16 @@ def cost(op: ReduceOp, dtype: DType, size: int, count: int, accumulate: Accumula
 
     It is what `policy.blocks` and `policy.parts` are asked with.
     """
-    moved = bytes_moved(op, dtype, size, count)
-    plan = find_plan(op, dtype, accumulate)
-    if plan.kernel(count, size * dtype.itemsize) is not None:
-        return moved
-    if is_half(plan.rule.dtype):
-        return moved * policy.SLOWNESS_OF_HALF_FLOATS
-    return moved if plan.rule.is_native else moved * policy.SLOWNESS_OF_WIDE_FOLDS
+    plan = plan_for(op, dtype, count, accumulate)
+    slowness = 1 if plan.kernel_for(size * dtype.itemsize) else policy.slowness(plan.rule)
+    return bytes_moved(op, dtype, size, count) * slowness
 
 
 def _checked(op: ReduceOp, buffers: Sequence[Array], out: Array | None, accumulate: Accumulate) -> Plan:
-    try:
-        shape, dtype = buffers[0].shape, buffers[0].dtype
-        plan = _known[accumulate][op][dtype]
-    except (LookupError, AttributeError, TypeError):
-        check_arrays(buffers)
-        shape, dtype = buffers[0].shape, buffers[0].dtype
-        plan = find_plan(ReduceOp(op), dtype, accumulate)
-    suspicious = False
-    try:
-        for buffer in buffers[1:]:
-            if buffer.shape != shape or buffer.dtype is not dtype:
-                suspicious = True
-    except AttributeError:
-        suspicious = True
-    if suspicious:
-        check_alike(buffers, dtype, shape)
+    check_arrays(buffers)
+    shape, dtype = buffers[0].shape, buffers[0].dtype
+    plan = plan_for(ReduceOp(op), dtype, len(buffers), accumulate)
+    check_alike(buffers, dtype, shape)
     if out is not None:
         check_out(out, plan.rule, shape)
     return plan

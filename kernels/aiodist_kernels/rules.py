@@ -131,6 +131,7 @@ def native_dtype(dtype: DType) -> DType:
     return np.dtype(dtype.type) if dtype.kind in "iufc" else dtype
 
 
+@functools.cache
 def rule_for(op: ReduceOp, dtype: DType, accumulate: Accumulate = "native") -> Rule:
     """Return the rule for buffers of `dtype`.
 
@@ -241,9 +242,6 @@ def to_odd_float32(values: NDArray[Any]) -> NDArray[Any]:
 
 # Recipes.
 
-UNROLLED_COUNT: Final = 16
-"""Kernels are specialised for up to so many buffers; beyond, one kernel serves every count."""
-
 
 class Lane(enum.Enum):
     """How one number lies in memory or in a register."""
@@ -313,7 +311,6 @@ class Recipe:
         return 2 if self.step is Step.COMPLEX_MULTIPLY else 1
 
 
-@functools.lru_cache(maxsize=1024)
 def recipe_for(rule: Rule, count: int) -> Recipe | None:
     """Return the recipe for `count` buffers, or None where NumPy alone serves.
 
@@ -333,7 +330,7 @@ def recipe_for(rule: Rule, count: int) -> Recipe | None:
         result=result,
         step=step,
         finish=rule.finish,
-        count=count if count <= UNROLLED_COUNT else 0,
+        count=count,
         later_zero_wins=ordered and _later_zero_wins(rule.dtype),
         fused=step is Step.COMPLEX_MULTIPLY and _product_is_fused(rule.accumulator),
     )

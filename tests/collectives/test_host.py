@@ -148,9 +148,9 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     plain = pool._Block
 
-    def make(nbytes: int, kind: int) -> Any:
+    def make(nbytes: int) -> Any:
         sizes.append(nbytes)
-        return plain(nbytes, kind)
+        return plain(nbytes)
 
     monkeypatch.setattr(pool, "_Block", make)
     monkeypatch.setattr(pool, "POOLED_FROM", 1)
@@ -218,7 +218,7 @@ def test_first_large_reduction_waits_for_its_kernel_once(
         return compile_for(*args)
 
     monkeypatch.setattr(compiled_tier, "compile_for", watched)
-    monkeypatch.setitem(policy.known["native"], op, {})
+    policy.plan_for.cache_clear()
     values = [[np.full(100_000, i, dtype), np.full(9, i, dtype), np.full(1 << 20, i, dtype)] for i in range(5)]
 
     def maximum() -> HostExecutor:
@@ -234,8 +234,8 @@ def test_first_large_reduction_waits_for_its_kernel_once(
     assert kernels.is_ready(KernelSpec(op, dtype, 5)) is there_is_a_compiler
 
 
-def test_small_reduction_waits_for_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(policy.known["native"], ReduceOp.MEAN, {})
+def test_small_reduction_waits_for_no_kernel() -> None:
+    policy.plan_for.cache_clear()
     values = [np.full(10_000, i, SINGLE) for i in range(3)]
     found = HostExecutor(Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0])), 3)
     assert (found.run(values) == 1).all()

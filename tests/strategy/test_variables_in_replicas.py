@@ -173,9 +173,9 @@ async def test_a_thousand_assignments_use_a_few_blocks(threads: list[int], monke
     blocks: list[int] = []
     plain = pool._Block
 
-    def make(nbytes: int, kind: int) -> Any:
+    def make(nbytes: int) -> Any:
         blocks.append(nbytes)
-        return plain(nbytes, kind)
+        return plain(nbytes)
 
     monkeypatch.setattr(pool, "_Block", make)
     strategy = mirrored(2)
