@@ -267,6 +267,9 @@ class _Case:
         reason = self._reason(partitions, missing, ended)
         odd = self._odd(partitions, missing, reason, ended)
         replicas = tuple(replica_reports(self.snapshot, self.group, self.slot))
+        waits = _waits(self.snapshot)
+        running = [r.replica_id for r in replicas if r.call is None and not r.state.ended and r.replica_id in waits]
+        elsewhere = {i: _in_words(waits[i][0], i) for i in running}
         facts = {each.replica_id: each for each in self.snapshot.replicas}
         report_of = {replica.replica_id: replica for replica in replicas}
         races = _races([report_of[posted.replicas[0]] for posted in partitions[:2]], facts)
@@ -281,6 +284,7 @@ class _Case:
             partitions=[(posted.replicas, posted.post) for posted in partitions],
             chains=_chains([_path(report_of[each.replicas[0]], each.post) for each in partitions]),
             abandoned=tuple(sorted(left)),
+            elsewhere=elsewhere,
             refusals={i: facts[i].refusal for i in sorted(left) if facts[i].refusal},
             group=self.group.label(),
             joining=self.slot is self.group.join,
@@ -297,7 +301,7 @@ class _Case:
         return CollectiveReport(
             reason=reason,
             sequence_number=self.slot.number,
-            replicas=replicas,
+            replicas=tuple(_where_it_waits(each, waits) for each in replicas),
             suspects=odd or self._everyone(),
             text=render.text(findings),
             group=findings.group,
@@ -414,6 +418,15 @@ class _Case:
             CallRecord(slot.number, str(post.call), post.location) for slot, post in zip(before, firsts, strict=True)
         ]
         return Past(calls, [keys[id(post)] for post in firsts], whole=not before or before[0].number == 0)
+
+
+def _in_words(waits: Waiting, replica_id: int) -> tuple[str, Location]:
+    """Say in which collective of which group a replica waits, and where it called it."""
+    group, slot = waits
+    post = slot.post_of(replica_id)
+    assert post is not None, "it waits in it"
+    number = "" if slot is group.join else f" #{slot.number}"
+    return f"waits in {post.call}{number} of {group.label() or 'the run'}", post.location
 
 
 def _path(replica: ReplicaReport, post: Post | None) -> tuple[Location, ...]:
@@ -605,30 +618,60 @@ def _waits(snapshot: Snapshot) -> dict[int, list[Waiting]]:
 
 
 def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> CollectiveReport:
-    on_it = dict(cycle)
-    waits = _waits(snapshot)
+    """Return the report on replicas of which each waits, in a collective of another group, for others of them."""
+    on_it = list({id(each.slot): each for _, each in cycle}.values())
+    waiters = [slot.waiting for _, slot in on_it]
+    odd, everyone = _odd_on_a_cycle(on_it, waiters)
+    among = {i for own in waiters for i in own}
+    steps = []
+    for (group, slot), own in zip(on_it, waiters, strict=True):
+        post = slot.post_of(own[0])
+        assert post is not None, "it waits in it"
+        missing = tuple(member.replica_id for member in _missing(group, slot) if member.replica_id in among)
+        steps.append(Step(own, post, slot is group.join, slot.number, group, missing, odd=bool(odd & set(own))))
+    if odd:
+        steps.sort(key=lambda step: (step.odd, -len(step.replicas), step.replicas))
+    waits, slot_of = _waits(snapshot), {i: each for each, own in zip(on_it, waiters, strict=True) for i in own}
     calls: dict[int, _Calls] = {}
     replicas = []
     for each in snapshot.replicas:
         elsewhere = waits.get(each.replica_id, [Waiting(snapshot.groups[0], _NOTHING)])[0]
-        group, slot = on_it.get(each.replica_id, elsewhere)
-        if id(group) not in calls:
-            calls[id(group)] = _Calls(group)
-        replicas.append(_replica(each, calls[id(group)], slot))
-    steps = []
-    for i, (group, slot) in cycle:
-        post = slot.post_of(i)
-        assert post is not None, "it waits in it"
-        number = None if slot is group.join else slot.number
-        steps.append(Step(i, str(post.call), number, group.label(), post.location))
+        group, slot = slot_of.get(each.replica_id, elsewhere)
+        replicas.append(_replica(each, calls.setdefault(id(group), _Calls(group)), slot))
+    lines, advice = render.cycle_text(steps)
     return CollectiveReport(
         Reason.CYCLE,
         cycle[0][1].slot.number,
         tuple(replicas),
-        tuple(sorted(on_it)),
-        render.cycle_text(steps),
-        advice=render.CYCLE_ADVICE,
+        tuple(sorted(odd or everyone)),
+        on_a_screen(lines, advice),
+        partitions=tuple(
+            Partition(step.replicas, str(step.post.call), step.post.location, majority=bool(odd) and not step.odd)
+            for step in steps
+        ),
+        advice=advice,
     )
+
+
+def _odd_on_a_cycle(on_it: Sequence[Waiting], waiters: Sequence[Sequence[int]]) -> tuple[set[int], set[int]]:
+    """Return the minority among replicas that wait for each other, empty on a tie, and all who may be to blame.
+
+    Where groups have not been made by all their members, the majority of these decides; else that of the replicas
+    which are members of all the groups, for they alone can be in one collective or the other.
+    """
+    odd: set[int] = set()
+    for group, _ in on_it:
+        creation = _slot(group, -1)
+        if creation is not None:
+            makers = {i for _, ids in creation.posts for i in ids}
+            others = set(group.key[0]) - makers
+            odd |= min(makers, others, key=len) if len(makers) != len(others) else set()
+    if odd:
+        return odd, odd
+    common = set.intersection(*(set(group.key[0]) for group, _ in on_it))
+    sides = sorted((common & set(own) for own in waiters), key=len, reverse=True)
+    everyone = set().union(*sides) or {i for own in waiters for i in own}
+    return (set() if len(sides[0]) == len(sides[1]) else everyone - sides[0]), everyone
 
 
 def _deadlock(snapshot: Snapshot) -> CollectiveReport:

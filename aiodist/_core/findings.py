@@ -9,6 +9,7 @@ from typing import NamedTuple
 from aiodist._core.call import Post
 from aiodist._core.divergence import Side
 from aiodist._core.report import Divergence, Location, Reason, ReplicaReport
+from aiodist._core.snapshot import GroupRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,7 @@ class Findings:
         partitions: who arrived, by equal calls, the largest partition first, with the post of its first replica.
         chains: of each partition, its callers' places from the first one that differs between them down to its call.
         abandoned: ids of those that were cancelled out of the collective.
+        elsewhere: by id, for those that wait in a collective of another group, in which, and where they called it.
         refusals: by id, for those of them that were not cancelled, but whose call was refused, what that has raised.
         group: what the group is called; None for the run's own.
         joining: the collective is a join.
@@ -40,6 +42,7 @@ class Findings:
     partitions: Sequence[tuple[Sequence[int], Post]]
     chains: Sequence[tuple[Location, ...]]
     abandoned: tuple[int, ...]
+    elsewhere: Mapping[int, tuple[str, Location]]
     refusals: Mapping[int, str]
     group: str | None
     joining: bool
@@ -53,18 +56,22 @@ class Findings:
 
 
 class Step(NamedTuple):
-    """One replica of a cycle: it waits in a collective for the next one.
+    """Replicas of a cycle that wait in one collective for others of the cycle.
 
     Attributes:
-        replica_id: its id.
-        call: the collective that it waits in.
-        number: its sequence number; None for a join.
-        group: what its group is called; None for the run's own.
-        location: where it was called.
+        replicas: their ids.
+        post: what they wait in.
+        joining: that is a join.
+        number: its sequence number.
+        group: the group that it is of.
+        missing: for whom they wait.
+        odd: they are the minority.
     """
 
-    replica_id: int
-    call: str
-    number: int | None
-    group: str | None
-    location: Location
+    replicas: tuple[int, ...]
+    post: Post
+    joining: bool
+    number: int
+    group: GroupRecord
+    missing: tuple[int, ...]
+    odd: bool

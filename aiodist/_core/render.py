@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from aiodist._core import source
-from aiodist._core.call import LEAF, Call, Function, compare, leaf_text
+from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
 from aiodist._core.divergence import HANDLES, branch_line, diff
 from aiodist._core.findings import Findings, Step
 from aiodist._core.report import CallRecord, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
+from aiodist._core.snapshot import GroupRecord
 from aiodist._core.text import WIDTH, count, fitted, ids_briefly, on_a_screen, place, shortened, shown, shown_file
 
 _MOST_PARTITIONS = 8
@@ -24,18 +25,6 @@ _MOST_DEVICES = 2
 _LONGEST_CALL = 60
 _SHORTEST_LINE = 30
 _LONGEST_PART = 80
-CYCLE_ADVICE = tuple(
-    fitted(
-        [
-            (
-                "Issue the collectives of groups in the same order on every replica, or issue those of each group in a "
-                "task of their own."
-            )
-        ]
-    )
-)
-
-
 def text(findings: Findings) -> str:
     """Return the whole text."""
     lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
@@ -43,27 +32,67 @@ def text(findings: Findings) -> str:
     return on_a_screen([*lines, *_divergence(findings)], hints(findings))
 
 
-def cycle_text(steps: Sequence[Step]) -> str:
-    """Return the text on replicas of which each waits, in a collective of another group, for the next one."""
-    following = [step.replica_id for step in (*steps[1:], steps[0])]
-    lines = [f"{_step(step)} for replica {other}" for step, other in zip(steps, following, strict=True)]
-    if len(lines) > _MOST_STEPS:
-        lines = [*lines[: _MOST_STEPS - 1], f"… and {len(lines) - _MOST_STEPS} more", lines[-1]]
-    return on_a_screen(
-        [
-            f"{ids_briefly(step.replica_id for step in steps)} wait for each other, each in another group's collective",
-            *(f"  {line}," for line in lines[:-1]),
-            f"  {lines[-1]}",
-            *source_lines([(at, False) for at in dict.fromkeys(step.location for step in steps)][:_MOST_PLACES]),
-        ],
-        CYCLE_ADVICE,
-    )
+def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
+    """Return the lines on replicas that wait for each other in collectives of several groups, and what to do."""
+    everyone = {i for step in steps for i in step.replicas}
+    each = "each in another group's collective" if len(everyone) == len(steps) else "in collectives of several groups"
+    shown_steps = [f"{'>' if step.odd else ' '} {_step(step)}" for step in steps]
+    if len(steps) > _MOST_STEPS:
+        shown_steps[_MOST_STEPS - 1 : -1] = [f"  … and {len(steps) - _MOST_STEPS} more"]
+    creations = [(post, step.odd) for step in steps for post in _creation(step.group)]
+    places = [(post.location, odd) for post, odd in [*creations, *((step.post, step.odd) for step in steps)]]
+    differ, advice = _groups_differ(steps)
+    lines = [
+        f"{ids_briefly(everyone)} wait for each other, {each}",
+        *(f"{line}," for line in shown_steps[:-1]),
+        shown_steps[-1],
+        *source_lines(list(dict(reversed(places)).items())[::-1][:_MOST_PLACES]),
+        *differ,
+    ]
+    return lines, tuple(fitted(advice))
 
 
 def _step(step: Step) -> str:
-    number = "" if step.number is None else f"#{step.number} "
-    where = f"{number}of {step.group if step.group is not None else 'the run'}"
-    return f"replica {step.replica_id} waits in {step.call} {where} ({place(step.location)})"
+    number = "" if step.joining else f"#{step.number} "
+    where = f"{number}of {step.group.label() or 'the run'} ({place(step.post.location)})"
+    return f"{_wait(step.replicas)} in {step.post.call} {where} for {ids_briefly(step.missing)}"
+
+
+def _creation(group: GroupRecord) -> list[Post]:
+    """Return how a group was made that some of its members have not made."""
+    return [post for slot in group.open[:1] if slot.number < 0 for post, _ in slot.posts[:1]]
+
+
+def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
+    """Say in what the groups of a cycle differ, and what to do about it."""
+    unmade = [step for step in steps if _creation(step.group)]
+    if len(unmade) > 1:
+        keys = [step.group.key for step in unmade]
+        what, shown_keys = "members", [shortened(str(list(members)), 40) for members, _, _ in keys]
+        if len({members for members, _, _ in keys}) == 1:
+            what, shown_keys = "names", [repr(name) for _, name, _ in keys]
+        elif len({frozenset(members) for members, _, _ in keys}) == 1:
+            what = "orders of the members"
+        told = ", ".join(f"{key} on {ids_briefly(step.replicas)}" for key, step in zip(shown_keys, unmade, strict=True))
+        return [f"The {what} of their groups differ: {told}."], [_SAME_GROUP]
+    if unmade:
+        made = {i for _, ids in unmade[0].group.open[0].posts for i in ids}
+        others = set(unmade[0].group.key[0]) - made
+        has = "has" if len(others) == 1 else "have"
+        return [f"{_upper(ids_briefly(others))} {has} not made {unmade[0].group.label()}."], [_SAME_GROUP]
+    labels = [step.group.label() for step in steps]
+    if len(steps) == 2 and None in labels and compare(steps[0].post.call, steps[1].post.call) is None:
+        told = " and ".join(f"{ids_briefly(s.replicas)} in that of {s.group.label() or 'the run'}" for s in steps)
+        return [f"They make the same call in different contexts: {told}."], [_SAME_CONTEXT]
+    return [], [_SAME_ORDER]
+
+
+_SAME_GROUP = "Every member must make the group: of the same replicas, in the same order, under the same name."
+_SAME_CONTEXT = "The context must be the same on every replica: the run's, or the group's."
+_SAME_ORDER = (
+    "Issue the collectives of groups in the same order on every replica, or issue those of each group in a task of "
+    "their own."
+)
 
 
 # The headline.
@@ -223,6 +252,9 @@ def _doing(findings: Findings, replica: ReplicaReport) -> tuple[str, str]:
         return f"returned {value}{made}", shown(replica.ended_at) if replica.ended_at is not None else ""
     if replica.state.ended:
         return f"{replica.state} {made}", ""
+    if replica.replica_id in findings.elsewhere:
+        what, at = findings.elsewhere[replica.replica_id]
+        return what, shown(at)
     what = "cancelled out of it, goes on" if replica.replica_id in findings.abandoned else "elsewhere"
     if replica.replica_id in findings.refusals:
         what = "raised for its arguments, goes on"
@@ -257,7 +289,8 @@ def _source_lines(findings: Findings) -> list[str]:
         odd = replica.replica_id in marked
         for at in chains.get(replica.replica_id, ()):
             places.setdefault(at, odd)
-        here = replica.location or replica.ended_at or (replica.stack[-1] if replica.stack else None)
+        elsewhere = findings.elsewhere.get(replica.replica_id, (None, None))[1]
+        here = replica.location or elsewhere or replica.ended_at or (replica.stack[-1] if replica.stack else None)
         if here is not None:
             (shared if any(chains.values()) else places).setdefault(here, odd)
     return source_lines([*places.items(), *((at, False) for at in shared)][:_MOST_PLACES])
@@ -272,6 +305,10 @@ def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
         for mark, where, line in lines
         if line
     ]
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cut(line: str, width: int) -> str:

@@ -183,6 +183,7 @@ class Run:
         self._look_at: float | None = None
         self._not_before = 0.0
         self._quiet: tuple[tuple[int, ...], float] | None = None
+        self._cycle_until: float | None = None
 
     def attach(self, loop: AsyncioLoop | TrioLoop | SoloLoop, threads: Any, thread: int) -> None:
         """Bind the run to the event loop, and the thread, in which its replicas run."""
@@ -637,13 +638,20 @@ class Run:
                 from aiodist._core.analysis import find_cycle
 
                 snapshot = self.snapshot(blocked=tuple(sorted(certain)))
-                if find_cycle(snapshot):
+                if find_cycle(snapshot) and self._others_have_settled(certain):
                     self.fail(_error_of(snapshot))
                     return
         took = time.perf_counter() - began
         self._not_before = self._clock() + max(_PAUSE_SECONDS if suspects else 0.0, _PAUSE_PER_LOOK * took)
         if suspects:
             self._look_again()
+
+    def _others_have_settled(self, certain: set[int]) -> bool:
+        """Whether who is not on a cycle has ended, or has had the time to show where it goes."""
+        if self._cycle_until is None:
+            self._cycle_until = self._clock() + _SETTLE_SECONDS
+        running = (each.id for each in self.ledger.replicas if each.end is None)
+        return certain.issuperset(running) or self._clock() >= self._cycle_until
 
     def waiting_for_good(self) -> set[int]:
         """Return the ids of local replicas of which it is certain that they do nothing but wait for other ones."""

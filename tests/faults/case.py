@@ -33,6 +33,9 @@ class Case:
         scheduled: it shows only under some schedules; exploring finds them.
         anyio: it runs on trio, too.
         peers: it makes sense where replicas are processes or threads of another framework.
+        sizes: the numbers of replicas that it is run with.
+        says: what the report says of it.
+        never: what it must not say.
     """
 
     program: Program
@@ -44,6 +47,9 @@ class Case:
     scheduled: bool = False
     anyio: bool = True
     peers: bool = False
+    sizes: tuple[int, ...] = (REPLICAS,)
+    says: str = ""
+    never: str = ""
 
     @property
     def name(self) -> str:
@@ -58,6 +64,12 @@ class Case:
             for number, line in enumerate(lines, first)
             if line.rstrip().endswith("# named")
         ]
+
+    def suspects_of(self, replicas: int) -> tuple[int, ...] | None:
+        """Return the replicas to blame among that many: all, where the odd ones are no minority."""
+        if self.suspects is None or self.reason in (Reason.TIMEOUT, Reason.DEADLOCK, Reason.ABANDONED):
+            return self.suspects
+        return self.suspects if 2 * len(self.suspects) < replicas else tuple(range(replicas))
 
     def bound(self) -> Callable[[Any], Awaitable[Any]]:
         """Return the program of one run, which takes a context alone."""

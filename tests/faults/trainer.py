@@ -1,0 +1,75 @@
+"""What people keep in another file: a trainer, wrappers and helpers, through which collectives are made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from aiodist import ReduceOp, ReplicaContext
+
+SUM, MAX, MEAN = ReduceOp.SUM, ReduceOp.MAX, ReduceOp.MEAN
+LOSS = np.array([1.0, 2.0], np.float32)
+
+
+class Trainer:
+    """A loop over epochs and batches, with hooks."""
+
+    def __init__(self, ctx: ReplicaContext, batches: int = 2) -> None:
+        self.ctx = ctx
+        self.batches = batches
+
+    async def fit(self, epochs: int, **hooks: Callable[[int], Awaitable[Any]]) -> None:
+        for epoch in range(epochs):
+            for step in range(self.batches):
+                if "before_step" in hooks and await hooks["before_step"](step):
+                    continue
+                await self.step(LOSS * step)
+            if "after_epoch" in hooks:
+                await hooks["after_epoch"](epoch)
+        await self.ctx.barrier(name="end of fit")
+
+    async def step(self, gradient: Any) -> None:
+        await self.ctx.all_reduce(MEAN, gradient)
+
+
+async def average(ctx: ReplicaContext, value: Any, **more: Any) -> Any:
+    return await ctx.all_reduce(MEAN, value, **more)
+
+
+async def average_all(ctx: ReplicaContext, values: Iterable[Any]) -> list[Any]:
+    return [await average(ctx, value) for value in values]
+
+
+async def sum_and_max(ctx: ReplicaContext, value: Any) -> Any:
+    total = await ctx.all_reduce(SUM, value)
+    return total, await ctx.all_reduce(MAX, value)
+
+
+async def spread(ctx: ReplicaContext, depth: int) -> None:
+    if depth:
+        await ctx.all_reduce(SUM, LOSS)
+        await spread(ctx, depth - 1)
+
+
+def logged(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(function)
+    async def wrapper(*args: Any) -> Any:
+        return await function(*args)
+
+    return wrapper
+
+
+@asynccontextmanager
+async def fenced(ctx: ReplicaContext) -> AsyncIterator[None]:
+    await ctx.barrier()
+    yield
+    await ctx.barrier()
+
+
+async def batches(count: int) -> AsyncIterator[np.ndarray]:
+    for batch in range(count):
+        yield LOSS * batch
