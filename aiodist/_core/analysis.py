@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from aiodist._core import render
-from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint
+from aiodist._core.call import MESSAGE, OrderCheck, Post, difference, fingerprint, is_of_the_program
 from aiodist._core.callers import ways_in_another_order
 from aiodist._core.divergence import Past, Side, came_in_another_order, diverged
 from aiodist._core.errors import (
@@ -36,7 +36,7 @@ from aiodist._core.report import (
 )
 from aiodist._core.snapshot import GroupRecord, MemberRecord, Overdue, ReplicaFacts, SlotRecord, Snapshot
 from aiodist._core.source import time_limit_around
-from aiodist._core.text import on_a_screen, place, shown_file
+from aiodist._core.text import ids_briefly, on_a_screen, place
 from aiodist._core.waitgraph import shortest_cycle, stuck
 
 _REASONS = list(Reason)
@@ -272,7 +272,7 @@ class _Case:
         elsewhere = {i: _in_words(waits[i][0], i) for i in running}
         facts = {each.replica_id: each for each in self.snapshot.replicas}
         report_of = {replica.replica_id: replica for replica in replicas}
-        races = _races([report_of[posted.replicas[0]] for posted in partitions[:2]], facts)
+        races = _races([(report_of[posted.replicas[0]], posted.post) for posted in partitions[:2]], facts)
         # of racing tasks, which may call on, nobody can say what they left out
         sides = None if races else self._sides(partitions, missing, replicas, ended)
         left = {m.replica_id for m in missing if _left(self.group, m, self.slot)}
@@ -282,7 +282,7 @@ class _Case:
             replicas=replicas,
             odd=odd,
             partitions=[(posted.replicas, posted.post) for posted in partitions],
-            chains=_chains([_path(report_of[each.replicas[0]], each.post) for each in partitions]),
+            chains=() if races else _chains([_path(report_of[each.replicas[0]], each.post) for each in partitions]),
             abandoned=tuple(sorted(left)),
             elsewhere=elsewhere,
             refusals={i: facts[i].refusal for i in sorted(left) if facts[i].refusal},
@@ -290,9 +290,7 @@ class _Case:
             joining=self.slot is self.group.join,
             sides=sides,
             divergence=self._divergence(partitions, sides, tie=not odd),
-            time_limits=_time_limits(
-                [facts[i] for i in sorted(left) if not facts[i].refusal][:_MOST_LIMITS], self.slot
-            ),
+            cancellations=_cancellations([facts[i] for i in sorted(left) if not facts[i].refusal], self.slot),
             circle=self.snapshot.circle,
             unknown=_unknown(self.snapshot),
             races=races,
@@ -384,7 +382,7 @@ class _Case:
         if not gone or self.slot.number < 0 or self.slot is self.group.join:
             return None
         ended_at = report_of[gone[0]].ended_at
-        return usual, Side(tuple(gone), (), (), (ended_at,) if ended_at is not None else ())
+        return usual, Side(tuple(gone), (), (), (ended_at,) if ended_at is not None else (), "")
 
     def _side(self, replicas: Sequence[int], report_of: Mapping[int, ReplicaReport]) -> Side:
         first = replicas[0]
@@ -398,6 +396,7 @@ class _Case:
             [CallRecord(number, str(post.call), post.location) for number, post in posted],
             [fingerprint(self.snapshot.order_check, post) for _, post in posted],
             _path(report_of[first], self.slot.post_of(first)),
+            next(each.handles for each in self.snapshot.replicas if each.replica_id == first),
         )
 
     def _is_matched(self, slot: SlotRecord) -> bool:
@@ -439,7 +438,7 @@ def _path(replica: ReplicaReport, post: Post | None) -> tuple[Location, ...]:
         return ()
     here = replica.stack[-1] if replica.stack else None
     if here is not None and here == location._replace(function=here.function):
-        return (*replica.stack[:-1], location)
+        return (*(at for at in replica.stack[:-1] if is_of_the_program(at.file)), location)
     return tuple(each.location for each in reversed(post.path)) if post is not None else (location,)
 
 
@@ -453,19 +452,20 @@ def _chains(paths: Sequence[tuple[Location, ...]]) -> list[tuple[Location, ...]]
     return [path[common:-1][:_MOST_CALLERS] for path in paths]
 
 
-def _races(firsts: Sequence[ReplicaReport], facts: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
+def _races(firsts: Sequence[tuple[ReplicaReport, Post]], facts: Mapping[int, ReplicaFacts]) -> tuple[str, ...]:
     """Say in which tasks the replicas that part are at their calls; nothing where none of them is in a child task.
 
     A replica's own task races with a child that it does not wait for.
     """
     found, children = [], 0
-    for replica in firsts:
+    for replica, post in firsts:
         call, here = replica.location, replica.stack[-1] if replica.stack else None
         if call is None or here is None:
             return ()
         known = facts[replica.replica_id]
         own = (here.file, here.line) == (call.file, call.line)
-        calls = [text for at, text in known.child_calls if (at.file, at.line) == (call.file, call.line)]
+        places = {(at.file, at.line) for at in post.path[:_MOST_CALLERS]}
+        calls = [text for at, text in known.child_calls if (at.file, at.line) in places]
         if calls and not own:
             children += 1
             found.append(calls[0])
@@ -473,23 +473,25 @@ def _races(firsts: Sequence[ReplicaReport], facts: Mapping[int, ReplicaFacts]) -
             found.append(f"Replica {replica.replica_id} calls in its own task ({place(call)}).")
         else:
             return ()
-    awaits = any("task" in (facts[replica.replica_id].waits_for or "") for replica in firsts)
+    awaits = any("task" in (facts[replica.replica_id].waits_for or "") for replica, _ in firsts)
     return tuple(sorted(found)) if children == 2 or (children and len(found) == 2 and not awaits) else ()
 
 
-def _time_limits(replicas: Iterable[ReplicaFacts], slot: SlotRecord) -> tuple[str, ...]:
-    """Say which timeout or cancel scope each of some replicas was inside of when it was cancelled."""
-    found = []
+def _cancellations(replicas: Iterable[ReplicaFacts], slot: SlotRecord) -> tuple[str, ...]:
+    """Say out of which call replicas were cancelled, and why: a sibling's failure, or a time limit around the call."""
+    alike: dict[str, list[int]] = {}
     for replica in replicas:
         post = slot.post_of(replica.replica_id)
         called = () if post is None else (post.path[0][:2],)
-        for file, line in (*replica.cancelled_in, *called):
-            limit = time_limit_around(file, line)
-            if limit is not None:
-                where = f"{shown_file(file)}:{limit[0]}"
-                found.append(f"Replica {replica.replica_id} was inside `{limit[1]}` at {where}.")
-                break
-    return tuple(found)
+        limits = (time_limit_around(file, line) for file, line in (*replica.cancelled_in, *called))
+        why = replica.cancelled_by or next((limit for limit in limits if limit), "")
+        if post is not None:
+            what = f"{post.call} at {place(post.location)}{': ' if why else ''}{why}."
+            alike.setdefault(what, []).append(replica.replica_id)
+    return tuple(
+        f"R{ids_briefly(members)[1:]} {'was' if len(members) == 1 else 'were'} cancelled out of {what}"
+        for what, members in list(alike.items())[:_MOST_LIMITS]
+    )
 
 
 # What each replica did.
@@ -624,11 +626,12 @@ def _cycle(snapshot: Snapshot, cycle: Sequence[tuple[int, Waiting]]) -> Collecti
     odd, everyone = _odd_on_a_cycle(on_it, waiters)
     among = {i for own in waiters for i in own}
     steps = []
-    for (group, slot), own in zip(on_it, waiters, strict=True):
-        post = slot.post_of(own[0])
-        assert post is not None, "it waits in it"
+    for group, slot in on_it:
         missing = tuple(member.replica_id for member in _missing(group, slot) if member.replica_id in among)
-        steps.append(Step(own, post, slot is group.join, slot.number, group, missing, odd=bool(odd & set(own))))
+        for post, ids in slot.posts:
+            own = tuple(i for i in ids if i in slot.waiting)
+            if own:
+                steps.append(Step(own, post, slot is group.join, slot.number, group, missing, odd=own[0] in odd))
     if odd:
         steps.sort(key=lambda step: (step.odd, -len(step.replicas), step.replicas))
     waits, slot_of = _waits(snapshot), {i: each for each, own in zip(on_it, waiters, strict=True) for i in own}

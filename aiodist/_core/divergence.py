@@ -32,12 +32,14 @@ class Side:
         calls: what the first of them made from the collective in trouble on; empty when it has ended.
         keys: the calls as values that are equal where the calls mean the same.
         path: the places from its function down to its call, or to where it returned.
+        handles: the exception that it is handling; empty where there is none.
     """
 
     replicas: tuple[int, ...]
     calls: Sequence[CallRecord]
     keys: Sequence[Hashable]
     path: tuple[Location, ...]
+    handles: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ def diverged(past: Past, usual: Side, odd: Side, *, tie: bool = False) -> Diverg
         return _left_loop(past, usual, odd)
     found = (
         _by_calls(usual, odd)
-        or _in_handler(usual, odd)
+        or _handling(usual, odd)
         or _left_loop(past, usual, odd)
         or _by_rounds(past, usual, odd)
         or _by_source(usual, odd)
@@ -175,51 +177,40 @@ def _added(usual: Side, odd: Side, calls: Sequence[CallRecord]) -> Divergence:
 
 def _left_loop(past: Past, usual: Side, odd: Side) -> Divergence | None:
     for inside, left in ((usual, odd), (odd, usual)):
-        found = _loop(inside, left)
-        if found is not None and inside.keys and inside.keys[0] in past.keys:
-            extra = _extra_behind(past, inside, left, found)
-            return extra or _uneven(past, inside, left, found, stayed=left is usual)
+        apart = _first_apart(inside, left)
+        if apart is None or not inside.keys or inside.keys[0] not in past.keys:
+            continue
+        here, there = apart
+        line = source.loop_left(here.file, here.line, there.line)
+        if line is not None:
+            loop = here._replace(line=line)
+            extra = _extra_behind(past, inside, left, loop, there)
+            return extra or _uneven(past, inside, left, loop, None if left is usual else there)
     return None
 
 
-def _extra_behind(past: Past, inside: Side, left: Side, loop: Location) -> Divergence | None:
+def _extra_behind(past: Past, inside: Side, left: Side, loop: Location, there: Location) -> Divergence | None:
     """Return the call that one side makes behind a loop, where the others may be in the next round of an outer one.
 
     That may be where it stands under a condition, in a loop around both, and was never made before.
     """
-    if not left.calls or left.keys[0] in past.keys:
+    if not left.calls or left.keys[0] in past.keys or not source.is_in_one_loop(loop.file, loop.line, there.line):
         return None
     call = left.calls[0]
-    condition = source.condition_of(call.location.file, call.location.line)
-    around = source.is_in_one_loop(loop.file, loop.line, call.location.line)
-    if condition is None or condition <= loop.line or not around:
+    lines = ((at, source.condition_of(at.file, at.line)) for at in (call.location, there))
+    under = next((at._replace(line=line) for at, line in lines if line is not None), None)
+    if under is None or (under.file == loop.file and under.line <= loop.line):
         return None
-    under = call.location._replace(line=condition)
+    do = "does" if len(inside.replicas) == 1 else "do"
     text = (
-        f"{_upper(ids_briefly(left.replicas))} made a call that {ids_briefly(inside.replicas)} do not have: "
+        f"{_upper(ids_briefly(left.replicas))} made a call that {ids_briefly(inside.replicas)} {do} not have: "
         f"{_brief(call)} at {place(call.location)}, under `{source.line_at(under)}` at {place(under)}."
     )
-    if len(inside.replicas) == 1:
-        text = text.replace(" do not have: ", " does not have: ", 1)
     return Divergence(DivergenceKind.ADDED, left.replicas, inside.replicas, (call,), False, text)
 
 
-def _brief(call: CallRecord) -> str:
-    return shortened(call.call, _LONGEST_CALL)
-
-
-def _loop(inside: Side, left: Side) -> Location | None:
-    """Return the loop that one side is in, at the place where they diverged, and the other has left."""
-    apart = _first_apart(inside, left)
-    if apart is None:
-        return None
-    here, there = apart
-    line = source.loop_left(here.file, here.line, there.line)
-    return None if line is None else here._replace(line=line)
-
-
-def _uneven(past: Past, inside: Side, left: Side, loop: Location, *, stayed: bool) -> Divergence:
-    """Return that one side has left a loop, or, where that is the majority, that the odd one has stayed in it."""
+def _uneven(past: Past, inside: Side, left: Side, loop: Location, outside: Location | None) -> Divergence:
+    """Return that the odd side has left a loop for a place outside; if that is None, that it has stayed in it alone."""
     made = sum(key == inside.keys[0] for key in past.keys)
     call = inside.calls[0]
     if past.whole:
@@ -229,22 +220,33 @@ def _uneven(past: Past, inside: Side, left: Side, loop: Location, *, stayed: boo
         )
     else:
         text = f"After more than {made} common calls at {place(call.location)} "
-    if stayed:
+    if outside is None:
         went = "goes" if len(inside.replicas) == 1 else "go"
         text += f"{ids_briefly(inside.replicas)} {went} round the loop at {place(loop)} once more."
-        return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
-    text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_ways_out(loop)}."
+    else:
+        text += f"{ids_briefly(left.replicas)} left the loop at {place(loop)}{_ways_out(loop, outside)}."
     return Divergence(DivergenceKind.LEFT_LOOP, left.replicas, inside.replicas, (call,), True, text)
 
 
-def _ways_out(loop: Location) -> str:
-    """Say on what conditions, each looked at in every round, a loop is left early, or a round of it."""
+CAUGHT = "; an exception may have ended it, caught by"
+
+
+def _ways_out(loop: Location, outside: Location) -> str:
+    """Say what may have ended a loop, or a round of it, early: an exception, or conditions looked at in every round."""
+    caught = source.catches(loop.file, loop.line, outside.line)
+    if caught is not None:
+        clause = loop._replace(line=caught)
+        return f"{CAUGHT} `{source.line_at(clause)}` at {place(clause)}"
     found = []
     for word, lines in source.conditions_in(loop.file, loop.line).items():
         for line in lines[:_MOST_BREAKS]:
             condition = loop._replace(line=line)
             found.append(f"a {word} under `{source.line_at(condition)}` at {place(condition)}")
     return f", which has {' and '.join(found)}" if found else ""
+
+
+def _brief(call: CallRecord) -> str:
+    return shortened(call.call, _LONGEST_CALL)
 
 
 # By the rounds before.
@@ -294,26 +296,14 @@ def _expected(past: Past) -> list[int]:
 
 # By the source.
 
-HANDLES = "an exception that was raised"
 
-
-def _in_handler(usual: Side, odd: Side) -> Divergence | None:
-    """Return that one side handles an exception, and the other is in the `try` that it came out of."""
-    apart = _first_apart(odd, usual)
-    if apart is None:
+def _handling(usual: Side, odd: Side) -> Divergence | None:
+    """Return that one side alone makes its call while it handles an exception."""
+    if bool(usual.handles) == bool(odd.handles):
         return None
-    for (one, here), (other, there) in (((odd, apart[0]), (usual, apart[1])), ((usual, apart[1]), (odd, apart[0]))):
-        line = source.handler_of(here.file, here.line, there.line)
-        if line is None:
-            continue
-        handler = here._replace(line=line)
-        text = (
-            f"{_upper(ids_briefly(one.replicas))} handle{'s' if len(one.replicas) == 1 else ''} {HANDLES} in a `try`: "
-            f"`{source.line_at(handler)}` at {place(handler)}; {ids_briefly(other.replicas)} "
-            f"{'is' if len(other.replicas) == 1 else 'are'} still in it."
-        )
-        return Divergence(DivergenceKind.OTHER_BRANCH, one.replicas, other.replicas, (), True, text)
-    return None
+    one, other = (odd, usual) if odd.handles else (usual, odd)
+    text = f"{_upper(ids_briefly(one.replicas))} {'is' if len(one.replicas) == 1 else 'are'} handling {one.handles}."
+    return Divergence(DivergenceKind.OTHER_BRANCH, one.replicas, other.replicas, (), True, text)
 
 
 def _by_source(usual: Side, odd: Side) -> Divergence | None:

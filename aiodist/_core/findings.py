@@ -28,7 +28,7 @@ class Findings:
         joining: the collective is a join.
         sides: one of the majority and one of the odd ones, to be laid beside each other; None where there are none.
         divergence: how they diverged, where that is known.
-        time_limits: for those that were cancelled out of it, the timeout or cancel scope that they were inside of.
+        cancellations: sentences about those that were cancelled out of it: of which call, and why.
         circle: a sentence about tasks that wait for each other; empty where there are none.
         unknown: ids of those of which nothing is known.
         races: sentences about replicas that issue collectives in several tasks at once.
@@ -48,7 +48,7 @@ class Findings:
     joining: bool
     sides: tuple[Side, Side] | None
     divergence: Divergence | None
-    time_limits: tuple[str, ...]
+    cancellations: tuple[str, ...]
     circle: str
     unknown: frozenset[int]
     races: tuple[str, ...]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from aiodist._core import source
 from aiodist._core.call import LEAF, Call, Function, Post, compare, leaf_text
-from aiodist._core.divergence import HANDLES, branch_line, diff
+from aiodist._core.divergence import CAUGHT, branch_line, diff
 from aiodist._core.findings import Findings, Step
 from aiodist._core.report import CallRecord, DivergenceKind, Location, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import GroupRecord
@@ -25,10 +25,12 @@ _MOST_DEVICES = 2
 _LONGEST_CALL = 60
 _SHORTEST_LINE = 30
 _LONGEST_PART = 80
+
+
 def text(findings: Findings) -> str:
     """Return the whole text."""
     lines = [_headline(findings), *_who(findings), *_what_differs(findings)]
-    lines += [*findings.time_limits, *_circle(findings), *_last_agreement(findings)]
+    lines += [*findings.cancellations, *_circle(findings), *_last_agreement(findings)]
     return on_a_screen([*lines, *_divergence(findings)], hints(findings))
 
 
@@ -46,7 +48,7 @@ def cycle_text(steps: Sequence[Step]) -> tuple[list[str], tuple[str, ...]]:
         f"{ids_briefly(everyone)} wait for each other, {each}",
         *(f"{line}," for line in shown_steps[:-1]),
         shown_steps[-1],
-        *source_lines(list(dict(reversed(places)).items())[::-1][:_MOST_PLACES]),
+        *source_lines(places[:_MOST_PLACES]),
         *differ,
     ]
     return lines, tuple(fitted(advice))
@@ -66,7 +68,7 @@ def _creation(group: GroupRecord) -> list[Post]:
 def _groups_differ(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
     """Say in what the groups of a cycle differ, and what to do about it."""
     unmade = [step for step in steps if _creation(step.group)]
-    if len(unmade) > 1:
+    if len({step.group.key for step in unmade}) > 1:
         keys = [step.group.key for step in unmade]
         what, shown_keys = "members", [shortened(str(list(members)), 40) for members, _, _ in keys]
         if len({members for members, _, _ in keys}) == 1:
@@ -267,10 +269,11 @@ def _columns(rows: Sequence[tuple[bool, str, str, str, str]]) -> list[str]:
     room = WIDTH - (2 + who + 2 + device + 2)
     stacked = what + 3 + where > room
     lines = []
-    for mark, *cells, at in rows:
+    for index, (mark, *cells, at) in enumerate(rows):
         start = f"{'>' if mark else ' '} {cells[0]:<{who}}  {cells[1]:<{device}}  "
-        if stacked:
-            lines += [f"{start}{shortened(cells[2], room)}".rstrip(), *([f"      {at}"] if at else [])]
+        if stacked:  # replicas at the same place share its line
+            shared = index + 1 < len(rows) and rows[index + 1][-1] == at
+            lines += [f"{start}{shortened(cells[2], room)}".rstrip(), *([f"      {at}"] if at and not shared else [])]
         else:
             lines.append(f"{start}{cells[2]:<{what}}   {at}".rstrip())
     return lines
@@ -298,11 +301,13 @@ def _source_lines(findings: Findings) -> list[str]:
 
 def source_lines(places: Iterable[tuple[Location, bool]]) -> list[str]:
     """Return the source lines at some places, some of which are marked."""
-    lines = [(mark, place(at), source.line_at(at)) for at, mark in places]
-    width = max((len(where) for _, where, line in lines if line), default=0)
+    lines: dict[tuple[str, str], bool] = {}
+    for at, mark in places:
+        lines.setdefault((place(at), source.line_at(at)), mark)
+    width = max((len(where) for where, line in lines if line), default=0)
     return [
         f"{'>' if mark else ' '}   {where:<{width}}  {_cut(line, max(_SHORTEST_LINE, WIDTH - width - 6))}"
-        for mark, where, line in lines
+        for (where, line), mark in lines.items()
         if line
     ]
 
@@ -410,9 +415,10 @@ def _arguments_differ(a: Call, on_a: str, b: Call, on_b: str) -> list[str]:
     (number, names), (other_number, other_names) = a.arguments or (0, ()), b.arguments or (0, ())
     if number != other_number:
         return [f"The arguments differ: {number} against {other_number} positional arguments, {on_a} against {on_b}."]
-    alone = sorted(set(names) ^ set(other_names))
+    alone = [f"{name} is on {on_a} only" for name in names if name not in other_names]
+    alone += [f"{name} is on {on_b} only" for name in other_names if name not in names]
     if alone:
-        return [f"The arguments differ: only one side has {', '.join(alone)}."]
+        return [f"The arguments differ: {', '.join(alone)}."]
     return [f"The arguments differ: {_skeletons_differ(a, on_a, b, on_b)}."]
 
 
@@ -538,11 +544,11 @@ def _of_its_own(findings: Findings) -> list[str]:
 
 def _by_divergence(findings: Findings) -> list[str]:
     kind = findings.divergence.kind if findings.divergence is not None else None
-    if kind is DivergenceKind.LEFT_LOOP:
-        return _UNEVEN
+    if kind is DivergenceKind.LEFT_LOOP and findings.divergence is not None:
+        return _UNEVEN_BY_FAILURE if CAUGHT in findings.divergence.text else _UNEVEN
     if kind is DivergenceKind.SWAPPED:
         return _SWAPPED
-    if findings.divergence is not None and HANDLES in findings.divergence.text:
+    if findings.sides is not None and any(side.handles for side in findings.sides):
         return ["Let an exception end the run, or do what follows it on every replica: reduce whether one has failed."]
     one_more_or_less = kind in (DivergenceKind.SKIPPED, DivergenceKind.ADDED)
     if one_more_or_less and _on_one_line(findings):
@@ -558,6 +564,10 @@ _UNEVEN = [
     "Give every replica equally many rounds: drop the remainder, or decide together when to stop, e.g.",
     "  done = await ctx.all_reduce(ReduceOp.MAX, done)",
     _JOIN,
+]
+_UNEVEN_BY_FAILURE = [
+    "Give every replica equally many rounds, also where one fails: reduce whether one has failed, e.g.",
+    "  failed = await ctx.all_reduce(ReduceOp.MAX, failed)",
 ]
 _RACE = [
     (
@@ -592,11 +602,16 @@ def _name_hint(findings: Findings) -> list[str]:
 def _abandoned_hint(findings: Findings) -> list[str]:
     if findings.refusals:
         return ["Only that worker raises the error in its arguments; the others wait for its call."]
+    told = " ".join(findings.cancellations)
+    if "sibling task failed" in told:
+        return ["A task group cancels its other tasks when one fails: let that end the run, or reduce whether one has."]
+    if "inside of" not in told:
+        return []
     return [
         (
-            "A timeout or cancel scope around a collective of one replica leaves the others without it. Put it around "
-            "the whole run, or set CommunicationOptions(timeout_seconds=...)."
-        ),
+            "A time limit around a collective of one replica leaves the others without it. Put it around the whole "
+            "run, or set CommunicationOptions(timeout_seconds=...)."
+        )
     ]
 
 

@@ -53,6 +53,8 @@ class ReplicaFacts:
         returned: what its function returned, as text; None unless it has returned.
         ended_at: where its function returned; None where that is not known.
         cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
+        cancelled_by: why it was, where that is known, e.g. ``its sibling task failed with ValueError at train.py:9``.
+        handles: the exception that its own task is handling where it is suspended; empty where there is none.
         refusal: what the call raised that it was not cancelled out of, but refused for its arguments; else empty.
         child_calls: where its child tasks are suspended, each with a sentence that says so.
         unknown: nothing is known of it: a rank of another program's job that left no dump.
@@ -69,6 +71,8 @@ class ReplicaFacts:
     refusal: str = ""
     child_calls: tuple[tuple[Location, str], ...] = ()
     unknown: bool = False
+    cancelled_by: str = ""
+    handles: str = ""
 
 
 class MemberRecord(NamedTuple):

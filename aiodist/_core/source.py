@@ -11,6 +11,7 @@ import linecache
 from functools import lru_cache
 
 from aiodist._core.report import Location
+from aiodist._core.text import place
 
 _LOOPS = (ast.While, ast.For, ast.AsyncFor)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
@@ -48,12 +49,16 @@ def branch_between(file: str, line: int, other: int) -> int | None:
     return between[0].lineno if passed else None
 
 
-def handler_of(file: str, line: int, other: int) -> int | None:
-    """Return the line of the `except` clause that one line stands in, where the other stands in its `try`."""
-    for node in _branches_between(file, line, other):
-        arm = _arm(node, line) or ""
-        if isinstance(node, ast.Try) and arm.startswith("handlers") and _arm(node, other) == "body":
-            return node.handlers[int(arm.removeprefix("handlers"))].lineno
+def catches(file: str, inside: int, outside: int) -> int | None:
+    """Return the line of an `except` clause, or a `with suppress`, that catches what one line raises, for the other."""
+    text = "".join(linecache.getlines(file))
+    for node in _nodes(file):
+        if isinstance(node, ast.Try) and node.handlers and _arm(node, inside) == "body" != _arm(node, outside):
+            return node.handlers[0].lineno
+    for block in _with_blocks(text):
+        within = block.body[0].lineno <= inside <= _end(block) and not block.lineno <= outside <= _end(block)
+        if within and any(_name_called(item.context_expr) == "suppress" for item in block.items):
+            return block.lineno
     return None
 
 
@@ -158,24 +163,25 @@ def _arm(node: ast.AST, line: int) -> str | None:
     return None
 
 
-def time_limit_around(file: str, line: int) -> tuple[int, str] | None:
-    """Return line and code of the innermost timeout or cancel scope whose block a line stands in, or of `wait_for`."""
+def time_limit_around(file: str, line: int) -> str:
+    """Say in which innermost timeout or cancel scope a line stands, or in which `wait_for`; empty for none."""
     text = "".join(linecache.getlines(file))
     found = [(node.lineno, ast.unparse(node)) for node in _waits_for(text) if node.lineno <= line <= _end(node)]
     found += [
         (node.lineno, ast.unparse(item.context_expr))
         for node in _with_blocks(text)
         for item in node.items
-        if node.body[0].lineno <= line <= (node.end_lineno or line) and _limits_time(item.context_expr)
+        if node.body[0].lineno <= line <= (node.end_lineno or line) and _name_called(item.context_expr) in _TIME_LIMITS
     ]
-    return max(found, default=None)
+    if not found:
+        return ""
+    first, code = max(found)
+    return f"it was inside of `{code}` at {place(Location(file, first, ''))}"
 
 
-def _limits_time(expression: ast.expr) -> bool:
-    if not isinstance(expression, ast.Call):
-        return False
-    name = expression.func.attr if isinstance(expression.func, ast.Attribute) else getattr(expression.func, "id", "")
-    return name in _TIME_LIMITS
+def _name_called(expression: ast.expr) -> str:
+    function = getattr(expression, "func", None)
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 @lru_cache(maxsize=16)
@@ -186,4 +192,4 @@ def _with_blocks(source: str) -> tuple[ast.With | ast.AsyncWith, ...]:
 @lru_cache(maxsize=16)
 def _waits_for(source: str) -> tuple[ast.Call, ...]:
     calls = (node for node in _parsed(source) if isinstance(node, ast.Call))
-    return tuple(node for node in calls if getattr(node.func, "attr", getattr(node.func, "id", "")) == "wait_for")
+    return tuple(node for node in calls if _name_called(node) == "wait_for")

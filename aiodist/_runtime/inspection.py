@@ -544,7 +544,7 @@ def look_at_run(ledger: Ledger) -> Look:
         replica = replica_of(waiter.task) if waiter.member is None else waiter.member.replica
         if replica is None or id(replica) not in mine:
             continue
-        here = _called_at(waiter) or waiter.suspension.location
+        here = waiter.suspension.location
         if waiter.member is None and here is not None:
             text = f"Replica {replica.id} calls in {task_text(waiter.task)}{where(waiter)}."
             calls.setdefault(replica.id, []).append((here, text))
@@ -554,15 +554,6 @@ def look_at_run(ledger: Ledger) -> Look:
     if circle:
         circle = f"They {'wait' if graph.is_certain else 'may be waiting'} for each other: {circle}"
     return Look(waits, circle, {replica_id: tuple(found) for replica_id, found in calls.items()})
-
-
-def _called_at(waiter: Waiter) -> Location | None:
-    """Return where the collective was called that a task waits in."""
-    if waiter.suspension.kind is not Awaited.COLLECTIVE or not waiter.suspension.things:
-        return None
-    handle = waiter.suspension.things[0]
-    location: Location = handle.slot.post_of(handle.member.position).location
-    return location
 
 
 _ELSEWHERE = "elsewhere"

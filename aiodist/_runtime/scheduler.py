@@ -94,21 +94,21 @@ class _State:
 
     Attributes:
         context: its context.
-        stack: tells where it is suspended or runs, innermost last.
+        awaitable: what it runs: its function's coroutine, while that is under way.
         returned: what its function returned, with the frame that it returned from, where that is known.
         cancelled_in: the files and lines that it was at when it was cancelled out of a collective, innermost first.
-        refusal: what its call raised, where it was not cancelled, but refused.
+        cancelled_by: why it was, where that is known.
         told: the error that ended the run has been raised in it.
     """
 
-    __slots__ = ("cancelled_in", "context", "refusal", "returned", "stack", "told")
+    __slots__ = ("awaitable", "cancelled_by", "cancelled_in", "context", "returned", "told")
 
     def __init__(self) -> None:
         self.context: ReplicaContext | None = None
-        self.stack: Callable[[], tuple[Location, ...]] = tuple
+        self.awaitable: Any = None
         self.returned: tuple[Any, FrameType | None] | None = None
         self.cancelled_in: tuple[tuple[str, int], ...] = ()
-        self.refusal = ""
+        self.cancelled_by = ""
         self.told = False
 
 
@@ -460,7 +460,9 @@ class Run:
             return
         state = self.state_of(member)
         if member.abandoned is None or slot.number < member.abandoned:
-            state.cancelled_in = lines_here()
+            from aiodist._runtime.cancellation import why_cancelled  # loaded when something has gone wrong
+
+            state.cancelled_in, state.cancelled_by = lines_here(), why_cancelled()
         member.group.abandon(member, slot)
         self.reconsider(member.group, member)
 
@@ -700,17 +702,20 @@ class Run:
             look = look_at_run(self.ledger)
         else:  # the event loop is blocked, and another thread asks
             look = Look({}, "", {})
+        from aiodist._runtime.cancellation import handled_in
+
         facts = tuple(
             ReplicaFacts(
                 replica.id,
                 self.device_of(replica.id),
                 replica.end,
-                () if replica.end is not None else state.stack(),
+                await_chain(state.awaitable),
                 look.waits.get(replica.id),
                 *_how_it_returned(state),
                 state.cancelled_in,
-                state.refusal,
-                look.calls.get(replica.id, ()),
+                child_calls=look.calls.get(replica.id, ()),
+                cancelled_by=state.cancelled_by,
+                handles=handled_in(state.awaitable),
             )
             for replica, state in zip(self.ledger.replicas, self._states, strict=True)
         )
@@ -876,7 +881,7 @@ class _Replicas:
             if not run.closed:
                 result = self._call(member, context)
                 if inspect.isawaitable(result):
-                    state.stack = partial(await_chain, result)
+                    state.awaitable = result
                     frame = getattr(result, "cr_frame", None)  # held, it knows when it is over where it returned
                     if frame is not None and not is_plumbing(frame):
                         context.awaits.frame = frame
@@ -894,7 +899,7 @@ class _Replicas:
         finally:
             frame = None
             context.retire()
-            state.stack = tuple
+            state.awaitable = None
             self._running -= 1
             if not self._running:
                 run.loop.close()

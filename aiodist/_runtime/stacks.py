@@ -142,7 +142,9 @@ def is_plumbing(frame: FrameType) -> bool:
 def place_of(frame: FrameType) -> Location:
     """Return where a frame is."""
     code = frame.f_code
-    return Location(code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname.rpartition(".<locals>.")[2])
+    return Location(
+        code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname.rpartition(".<locals>.")[2]
+    )
 
 
 def program_frame(frame: FrameType) -> FrameType | None:

@@ -121,10 +121,12 @@ def test_the_conditions_on_which_a_loop_or_a_round_of_it_is_left_are_its_own(tmp
 
 
 def test_the_innermost_time_limit_around_a_line(file: str) -> None:
-    assert source.time_limit_around(file, line("tenth(")) == (line("with anyio"), "anyio.move_on_after(5)")
-    assert source.time_limit_around(file, line("eleventh(")) == (line("asyncio.timeout"), "asyncio.timeout(0.02)")
-    assert source.time_limit_around(file, line("twelfth(")) is None
-    assert source.time_limit_around(file, line("first(")) is None
+    inside = f"it was inside of `%s` at {file}:%s"
+    assert source.time_limit_around(file, line("tenth(")) == inside % ("anyio.move_on_after(5)", line("with anyio"))
+    limit = inside % ("asyncio.timeout(0.02)", line("asyncio.timeout"))
+    assert source.time_limit_around(file, line("eleventh(")) == limit
+    assert not source.time_limit_around(file, line("twelfth("))
+    assert not source.time_limit_around(file, line("first("))
 
 
 def test_a_source_line_is_shown_without_indentation_and_cut(tmp_path: Path) -> None:
@@ -143,4 +145,4 @@ def test_source_that_is_not_to_be_had_says_nothing(tmp_path: Path, text: str | N
         path.write_text(text, encoding="utf-8")
     assert source.branch_between(str(path), 1, 2) is None
     assert source.loop_left(str(path), 1, 2) is None
-    assert source.time_limit_around(str(path), 1) is None
+    assert not source.time_limit_around(str(path), 1)

