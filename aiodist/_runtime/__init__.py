@@ -5,6 +5,7 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `waits`: what a task waits for, as a value.
 - `current`: whose context this is: a replica's, cross-replica, or none.
 - `stacks`: where a coroutine is suspended, and by which callers a call came.
+- `cancellation`: why a task is cancelled, and what exception it is handling.
 - `requests`: what a call asks for, checked and described.
 - `rendezvous`: a slot of the ledger with values, waiters and the result.
 - `handle`: what a collective call returns, and where a replica waits.
