@@ -40,7 +40,15 @@ from aiodist._core.call import Call, OrderCheck, Place, Post, difference, is_of_
 from aiodist._core.callers import CallerOrder
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.report import ReplicaState
-from aiodist._core.snapshot import GroupKey, GroupRecord, MemberRecord, ReplicaFacts, SlotRecord, Snapshot
+from aiodist._core.snapshot import (
+    GroupKey,
+    GroupRecord,
+    MemberRecord,
+    ReplicaFacts,
+    SlotRecord,
+    Snapshot,
+    everyone,
+)
 from aiodist._core.waitgraph import stuck
 
 HISTORY: Final = 256
@@ -622,8 +630,8 @@ class Ledger:
         self._serial = 0
         self._groups: WeakSet[Group] | None = None
         self._held: set[Group] = set()
-        everyone = tuple(range(total)) if total is not None else tuple(replicas)
-        self.root: Group = Group(self, (everyone, None, -1), self.replicas, None)
+        ids = everyone(total) if total is not None else tuple(replicas)
+        self.root: Group = Group(self, (ids, None, -1), self.replicas, None)
 
     def next_serial(self) -> int:
         """Return the number of the next group that is made."""

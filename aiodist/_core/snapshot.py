@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
@@ -24,6 +25,12 @@ GroupKey: TypeAlias = tuple[tuple[int, ...], str | None, int]
 
 The number of the run's own group is -1.
 """
+
+
+@lru_cache(maxsize=16)  # the records of thousands of processes share it
+def everyone(total: int) -> tuple[int, ...]:
+    """Return the ids of all replicas of a run."""
+    return tuple(range(total))
 
 
 class Overdue(NamedTuple):
@@ -420,5 +427,7 @@ def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-def _from_ranges(runs: Iterable[Sequence[int]]) -> tuple[int, ...]:
+def _from_ranges(runs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    if len(runs) == 1 and runs[0][0] == 0:
+        return everyone(runs[0][1])
     return tuple(chain.from_iterable(range(first, first + length) for first, length in runs))

@@ -24,8 +24,7 @@ from aiodist._strategy.reductions import Combination, OnHost, combine_parts, par
 from aiodist._strategy.scope import require_all_workers
 from aiodist._workers.bootstrap import WorkerRendezvous
 from aiodist._workers.channel import Channel
-from aiodist._workers.exchange import gather_objects
-from aiodist._workers.moving import accumulate_of, moved
+from aiodist._workers.exchange import accumulate_of, gather_objects, moved
 from aiodist._workers.record import Found
 from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps

@@ -28,7 +28,7 @@ from aiodist._strategy.scope import HasReplicas, Replicas, replicas_here, replic
 from aiodist._strategy.sharing import OverAllWorkers
 from aiodist._strategy.v1 import ClusterSettings
 from aiodist._workers.channel import Channel
-from aiodist._workers.moving import Moving
+from aiodist._workers.exchange import Moving
 from aiodist._workers.record import Found
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team

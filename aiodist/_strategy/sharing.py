@@ -30,7 +30,7 @@ from aiodist._strategy.scope import require_all_workers
 from aiodist._strategy.state import State
 from aiodist._strategy.variable import Variable, state_of
 from aiodist._workers.channel import Channel
-from aiodist._workers.moving import moved
+from aiodist._workers.exchange import moved
 from aiodist._workers.record import Found
 from aiodist._workers.team import Team
 from aiodist._workers.transport import Steps

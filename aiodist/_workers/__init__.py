@@ -8,15 +8,14 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `threads`: calls in worker threads, as requests.
 - `launcher`: what this worker tells `aiodist run`, and how it shows errors.
 - `finalising`: the end of MPI, with that of the process.
-- `engines`: local (this process alone), simulated (many workers in one process), mpi, torch.
+- `engines`: simulated (many workers in one process, or one alone), mpi, torch.
 - `layout`: which replicas live on which worker.
 - `record`: the record that opens every step.
 - `session`: one order of steps, as a state machine: slots in; records and decisions out.
-- `channel`: a session over a communicator: contributes its records and has its steps carried out.
-- `exchange`: carries out the transfers of a plan over an engine, segment by segment.
-- `moving`: what becomes of a collective's values: plan, record or exchange, result.
 - `messages`: what workers and the coordinator tell each other, as JSON.
 - `portable`: file names that mean the same on every machine.
+- `channel`: a session over a communicator: contributes its records and has its steps carried out.
+- `exchange`: what becomes of a collective's values: plan, record or transfers, result.
 - `coordinator`: worker 0's part in trouble, as a state machine: snapshots in, one report out; tags of groups.
 - `driver`: waits for requests on the event loop; nothing else here knows that there is one.
 - `team`: this worker's part in a strategy, and what is called outside of replicas.

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
 from socket import socket
 from sys import _getframe
 from types import FrameType
@@ -26,6 +25,7 @@ from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
 from aiodist._workers.engines.simulated import SimulatedCommunicator
+from aiodist._workers.exchange import gather_texts
 from aiodist._workers.handshake import Address, Door, Listening, blank, connect, failure
 from aiodist._workers.hello import Hello, check_versions
 from aiodist._workers.launcher import missing_workers, told_to_the_launcher
@@ -33,7 +33,7 @@ from aiodist._workers.layout import Layout
 from aiodist._workers.selection import communicator_of
 from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist._workers.team import Settings, Team, warn_of_stall
-from aiodist._workers.transport import Communicator, Request, Steps, as_bytes
+from aiodist._workers.transport import Communicator, Request, Steps
 
 RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
@@ -125,8 +125,7 @@ class WorkerRendezvous:
                 f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
                 "got this far: make the strategies of all of them first"
             )
-        each = [told[rank] for rank in range(communicator.size)]
-        return _understood(b"".join(each), tuple(map(len, each)))
+        return _understood(tuple(told[rank] for rank in range(communicator.size)))
 
     def _completed(self) -> Met:
         request: Request = self._begun
@@ -167,18 +166,12 @@ def _met(communicator: Communicator, hello: bytes) -> Steps[Met]:
 
 def greeted(communicator: Communicator, own: bytes) -> Steps[tuple[Sequence[Hello], Layout]]:
     """Return what each worker says of itself, by rank, and the layout that this makes, as worker 0 sees it."""
-    told = np.frombuffer(own, np.uint8)
-    sizes = np.empty(communicator.size, np.int64)
-    yield communicator.iallgather(as_bytes(np.array([len(told)], np.int64)), as_bytes(sizes))
-    whole = np.empty(int(sizes.sum()), np.uint8)
-    yield communicator.iallgatherv(told, whole, sizes.tolist())
-    return _understood(whole.tobytes(), tuple(sizes.tolist()))
+    return _understood(tuple(bytes(part) for part in (yield from gather_texts(communicator, own))))
 
 
 @lru_cache(maxsize=4)  # simulated workers, of which there may be thousands in a process, share it
-def _understood(whole: bytes, sizes: tuple[int, ...]) -> tuple[Sequence[Hello], Layout]:
-    bounds = [0, *accumulate(sizes)]
-    hellos = [Hello.from_bytes(whole[begin:end]) for begin, end in pairwise(bounds)]
+def _understood(told: tuple[bytes, ...]) -> tuple[Sequence[Hello], Layout]:
+    hellos = [Hello.from_bytes(each) for each in told]
     return hellos, Layout(0, [hello.devices for hello in hellos])
 
 

@@ -1,4 +1,4 @@
-"""A channel: a session over a communicator of its own. Brings its records, and has its steps carried out.
+"""A channel: a session over a communicator of its own. Contributes its records, and has its steps carried out.
 
 The steps are a generator that yields requests (`transport.Steps`), so nothing here knows how a request is waited for.
 Records and values go over the same communicator: all workers take the same steps in the same order, and where they do
@@ -7,13 +7,21 @@ not, nothing is moved behind the record that says so.
 
 from __future__ import annotations
 
-from aiodist._workers.record import Found, RecordBuffers
-from aiodist._workers.session import Decision, Session, State, Step
+from aiodist._core.errors import CollectiveError
+from aiodist._workers.messages import Ask, GroupTag
+from aiodist._workers.record import Agreement, Found, RecordBuffers
+from aiodist._workers.session import Session, State, Step
 from aiodist._workers.transport import Communicator, Steps
 
 
 class Carrier:
-    """What a channel's steps are for. The generators end when the workers have moved what there is to move."""
+    """What a channel's steps are for. The generators end when the workers have moved what there is to move.
+
+    Attributes:
+        told: the coordinator has been told of trouble.
+    """
+
+    told = False
 
     def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
         """Move the values of a step that all workers have agreed on."""
@@ -33,9 +41,28 @@ class Carrier:
 
     def diverged(self, channel: Channel) -> None:
         """Hear that the workers are at different calls."""
+        raise NotImplementedError
 
     def over(self, channel: Channel) -> None:
         """Hear that all replicas of all workers have ended."""
+
+    def asked(self, ask: Ask) -> None:
+        """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
+        raise NotImplementedError
+
+    def tagged(self, tag: GroupTag) -> None:
+        """Make the communicator of a group: all its workers do that now."""
+
+    def tell(self, *, note: str = "") -> None:
+        """Tell the coordinator this worker's part, once; from any thread."""
+        raise NotImplementedError
+
+    def tell_waiting(self, *, is_answer: bool = False) -> None:
+        """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
+
+    def fail(self, error: CollectiveError) -> None:
+        """End all that is under way."""
+        raise NotImplementedError
 
 
 class Channel:
@@ -65,29 +92,29 @@ class Channel:
             self._advancing = False
 
     def _advance(self) -> Steps[None]:
-        session = self.session
+        session, carrier = self.session, self._carrier
         while (record := session.next_record()) is not None:
             yield self.records.post(record, self.communicator)
             found, step = self.records.read(), session.step
             match session.take(found):
-                case Decision.MOVE:
+                case Agreement.ALIKE:
                     assert step is not None
-                    yield from self._carrier.move(self, step, found)
+                    yield from carrier.move(self, step, found)
                     session.moved()
-                case Decision.GATHER:
-                    yield from self._carrier.gather(self, step)
+                case Agreement.WITHOUT_SOME:
+                    yield from carrier.gather(self, step)
                     session.moved()
-                case Decision.FINISH_JOIN:
-                    yield from self._carrier.finish_join(self)
+                case Agreement.ALL_JOINED:
+                    yield from carrier.finish_join(self)
                     session.finish_join()
-                case Decision.COMPARE_GROUPS:
-                    alike = yield from self._carrier.compare_groups(self)
+                case Agreement.ENDED_UNSURE:
+                    alike = yield from carrier.compare_groups(self)
                     session.compared(alike=alike)
-                    (self._carrier.over if alike else self._carrier.diverged)(self)
-                case Decision.DIVERGED:
-                    self._carrier.diverged(self)
-                case Decision.OVER:
-                    self._carrier.over(self)
+                    (carrier.over if alike else carrier.diverged)(self)
+                case Agreement.DIFFERENT:
+                    carrier.diverged(self)
+                case Agreement.ENDED:
+                    carrier.over(self)
                 case None:
                     return
 

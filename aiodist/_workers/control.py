@@ -252,16 +252,16 @@ class TcpControl:
         Where the loop turns, its replicas may still be settling: they have a second.
         """
         team = None if self._team is None else self._team()
-        if team is None or team.error is not None or team.has_told(run):
+        if team is None or not team.owes_answer(run):
             return
         if self._pulse.is_silent:
             team.answer_for(run, self._pulse.silence())
-        elif not team.knows(run) or not team.driver.is_waited_for:
-            team.answer_for(run, "")
-        elif not attempts:
-            team.driver.call(partial(team.answer_for, run, ""))
-        else:
+        elif not team.may_answer(run):
+            team.answer_for(run)
+        elif attempts:
             self._later(ANSWER_SECONDS, self._answer, run, attempts - 1)
+        else:
+            team.driver.call(partial(team.answer_for, run))
 
     def _say_farewell(self, why: str, lingers: bool) -> None:
         if self._leave_by is None:

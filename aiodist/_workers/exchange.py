@@ -1,12 +1,17 @@
-"""Exchanges: carries out the transfers of a plan (`_collectives.workers`) over an engine, segment by segment.
+"""Exchange: what becomes of a collective's values over workers: plan, record or transfers, result.
 
-A plan says what each worker contributes of a step and what is made of what all have contributed; this module moves it.
-What is small travels in the step's record. The rest goes in segments of 1 MiB: while one is on its way, the next is
-folded and the one before is finished, and no operation holds up the event loop for long. What takes long by itself,
-with many local replicas, is folded in worker threads.
+A plan (`_collectives.workers`) says what each worker contributes of a step and what is made of what all have. What is
+small travels in the step's record. The rest goes in segments of 1 MiB: while one is on its way, the next is folded and
+the one before is finished, and no operation holds up the event loop for long. What takes long by itself, with many
+local replicas, is folded in worker threads. Values on GPUs go through the host.
 
 An engine reduces a segment where it does so with our meaning. Else each worker is given a share of it from all others,
 folds that, and all gather the shares. A row that needs no folding is sent from where it lies.
+
+Where replicas have joined, each worker tells all others what each of its replicas contributes, and makes the result as
+one machine would that had all the replicas that are there. A worker whose replicas have all joined does not know what
+the step is, and need not. There are few such steps, the last ones of uneven data. What was rejected: neutral values in
+the engine's reduction (for MIN there is none, and adding 0 to -0.0 changes it).
 """
 
 from __future__ import annotations
@@ -14,23 +19,228 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from aiodist._collectives.transfers import Broadcast, Exchange, Gathering, Reduction, Transfer
-from aiodist._collectives.workers import Crossing
-from aiodist._workers.record import PAYLOAD
+from aiodist._arrays.device import DeviceType
+from aiodist._arrays.leaves import Spec
+from aiodist._collectives.execution import executor
+from aiodist._collectives.kinds import Collective
+from aiodist._collectives.transfers import Broadcast, Exchange, Gathering, Members, Reduction, Transfer
+from aiodist._collectives.work import Work
+from aiodist._collectives.workers import Crossing, WorkerPlan, worker_plan
+from aiodist._core.ledger import Group
+from aiodist._workers.channel import Channel
+from aiodist._workers.layout import Layout
+from aiodist._workers.record import FLOAT64, MOST_IN_FULL, PAYLOAD, Found
 from aiodist._workers.threads import Job, Threads
-from aiodist._workers.transport import Array, Communicator, Request, Steps, as_bytes, parts_of
+from aiodist._workers.transport import OF_VALUES, Array, Communicator, Parts, Request, Steps, as_bytes, begins_of
 from aiodist_kernels import policy
+
+if TYPE_CHECKING:
+    from aiodist._runtime.rendezvous import Rendezvous
 
 SEGMENT: Final = 1 << 20
 _AHEAD: Final = 2  # segments that worker threads fold before their turn
 _IN_FLIGHT: Final = 2
 _FARTHEST: Final = 2**31 - 1
 """How far from the beginning of a buffer MPI 3 can put something, in bytes."""
+_NO_LENGTHS: Final = np.empty(0, np.int64)
+
+
+class Moving:
+    """Moves the values of one run's collectives.
+
+    Args:
+        layout: the workers' replicas.
+        devices: those of local replicas.
+        threads: fold and copy what would hold up the event loop.
+        ordered: reductions give the same bits for every layout.
+    """
+
+    def __init__(self, layout: Layout, devices: Sequence[str], threads: Threads, *, ordered: bool) -> None:
+        self._layout = layout
+        self._devices = tuple(devices)
+        self._threads = threads
+        self._ordered = ordered
+        self._begun: dict[Rendezvous, Crossing] = {}
+
+    def payload(self, slot: Rendezvous) -> bytes:
+        """Return the values of a slot where they are small enough for the record of every worker; else nothing."""
+        members, request = self._members(slot.group), slot.request
+        workers = len(members.ids)
+        if workers > MOST_IN_FULL or request.collective.spec is None or request.on_devices:
+            return b""
+        try:
+            crossing = self._plan(slot, slot.options.accumulate).begin(_contributed(slot))
+            sizes = payload_sizes(crossing, workers)
+            self._begun[slot] = crossing
+            return b"" if sizes is None else payload(crossing, members.rank)
+        except OF_VALUES:
+            self._begun.pop(slot, None)
+            return b""  # every worker finds the same when it comes to moving them
+
+    def move(self, channel: Channel, slot: Rendezvous, found: Found) -> Steps[Any]:
+        """Move the values of a slot that all workers have agreed on; return the result.
+
+        Raises:
+            TypeError, ValueError, OverflowError: the values cannot be combined, as all workers find.
+        """
+        crossing, request = self._begun.pop(slot, None), slot.request
+        slot.shared = True
+        if request.collective.spec is None:
+            return None
+        plan = self._plan(slot, accumulate_of(found))
+        if request.on_devices:
+            work = plan.on_host(slot.values, self._devices_of(slot.group))
+            crossing = plan.begin((yield from self._threads.call(work.carry_out)))
+        elif crossing is None or not found.flags_alike:
+            crossing = plan.begin(_contributed(slot))
+        communicator = channel.communicator
+        in_record = channel.records.in_full and found.flags_alike and not request.on_devices
+        sizes = payload_sizes(crossing, communicator.size) if in_record else None
+        if sizes is not None:
+            take_payloads(crossing, channel.records.payloads(sizes), communicator.size)
+            yield from carry_out_further(crossing, communicator, self._threads)
+        else:
+            yield from carry_out(crossing, communicator, self._threads)
+        result = crossing.result()
+        if request.over_workers is not None:
+            return request.over_workers.finish(slot.values, result)
+        slot.shared = plan.shared
+        result = yield from self._in_place(slot, result)
+        return result if request.on_devices else plan.hand_out(result)
+
+    def gather(self, channel: Channel, slot: Rendezvous | None) -> Steps[Any]:
+        """Tell all workers what each replica contributes that is there; return what comes of it.
+
+        Args:
+            channel: the group's.
+            slot: the step; None where all of this worker's replicas have joined.
+
+        Raises:
+            TypeError, ValueError, OverflowError: it cannot be made without those who have joined.
+        """
+        own: dict[int, Any] = {}
+        accumulate_in = ""
+        if slot is not None:
+            self._begun.pop(slot, None)
+            accumulate_in = slot.options.accumulate
+            values = (yield from self._on_host(slot)) if slot.request.on_devices else _contributed(slot)
+            has_value = slot.request.collective.spec is not None
+            there = [member for member in slot.group.members if member.position not in slot.absent]
+            own = {member.replica_id: values[member.position] if has_value else None for member in there}
+        told = yield from gather_objects(channel.communicator, (accumulate_in, own))
+        if slot is None:
+            return None
+        ids, request = slot.group.key[0], slot.request
+        by_id = {replica_id: value for _, values in told for replica_id, value in values.items()}
+        absent = tuple(position for position, replica_id in enumerate(ids) if replica_id not in by_id)
+        collective = _collective(slot)
+        slot.shared = True
+        collective.check_present(absent)
+        if collective.spec is None:
+            return None
+        on_host = collective._replace(spec=_without_devices(collective.spec)) if request.on_devices else collective
+        made = executor(on_host, len(ids), absent, next(found for found, _ in told if found))
+        result = made.run([by_id.get(replica_id) for replica_id in ids])
+        if isinstance(result, Work):
+            result = yield from self._threads.call(result.carry_out)
+        if request.over_workers is not None:
+            return request.over_workers.finish(slot.values, result)
+        slot.shared = made.shared
+        if not made.shared:
+            result = [result[member.rank] for member in slot.group.members]
+        return (yield from self._in_place(slot, result))
+
+    def _on_host(self, slot: Rendezvous) -> Steps[Any]:
+        """Return values on GPUs as they are on the host, each by itself."""
+        from aiodist._collectives.device import to_host  # loaded where there are arrays on GPUs
+
+        devices = self._devices_of(slot.group)
+        work = to_host(slot.request.collective, slot.values, devices, slot.options.accumulate)
+        return (yield from self._threads.call(work.carry_out))
+
+    def _in_place(self, slot: Rendezvous, result: Any) -> Steps[Any]:
+        """Return a result on the GPUs that the values came from; copy it into the replicas' own buffers."""
+        collective = slot.request.collective
+        outs = {position: out.leaves for position, out in (slot.outs or {}).items()}
+        if slot.request.on_devices:
+            from aiodist._collectives.device import from_host
+
+            slot.shared = False
+            work = from_host(collective, slot.values, result, self._devices_of(slot.group), outs or None)
+            return (yield from self._threads.call(work.carry_out))
+        for position, buffers in outs.items():
+            own = result if slot.shared else result[position]
+            assert collective.spec is not None
+            for buffer, leaf in zip(buffers, [own] if collective.spec.single else own, strict=True):
+                buffer[...] = leaf
+        return result
+
+    def _plan(self, slot: Rendezvous, accumulate_in: Any) -> WorkerPlan:
+        return worker_plan(_collective(slot), self._members(slot.group), accumulate_in, ordered=self._ordered)
+
+    def _members(self, group: Group) -> Members:
+        return members_of(self._layout, None if group.is_root else group.key[0])
+
+    def _devices_of(self, group: Group) -> tuple[str, ...]:
+        return tuple(self._devices[member.replica_id - self._layout.offset] for member in group.members)
+
+
+def moved(
+    channel: Channel, layout: Layout, collective: Collective, values: Sequence[Any], found: Found, threads: Threads,
+    *, ordered: bool,
+) -> Steps[Any]:  # fmt: skip
+    """Move values that all replicas contribute outside of runs; return the result, on the host.
+
+    Args:
+        channel: what they are moved over.
+        layout: the workers' replicas.
+        collective: what is made of them.
+        values: by local position.
+        found: what the records said.
+        threads: fold and copy.
+        ordered: reductions give the same bits for every layout.
+    """
+    plan = worker_plan(collective, members_of(layout, None), accumulate_of(found), ordered=ordered)
+    crossing = plan.begin(values)
+    yield from carry_out(crossing, channel.communicator, threads)
+    return crossing.result()
+
+
+def _collective(slot: Rendezvous) -> Collective:
+    over = slot.request.over_workers
+    return slot.request.collective if over is None else over.collective
+
+
+def _contributed(slot: Rendezvous) -> Sequence[Any]:
+    over = slot.request.over_workers
+    return slot.values if over is None else over.bring(slot.values)
+
+
+def _without_devices(spec: Spec) -> Spec:
+    return spec._replace(marks=tuple(None if isinstance(mark, DeviceType) else mark for mark in spec.marks))
+
+
+def accumulate_of(found: Found) -> Any:
+    """Return the accumulator that the records have said."""
+    return "float64" if found.flags & FLOAT64 else "native"
+
+
+@lru_cache(maxsize=1024)
+def members_of(layout: Layout, replica_ids: tuple[int, ...] | None) -> Members:
+    """Return the members of a group by worker, by their ids in the group; None: of all replicas."""
+    if replica_ids is None:
+        return Members(layout.rank, layout.positions)
+    ranks: dict[int, list[int]] = {}
+    for rank, replica_id in enumerate(replica_ids):
+        ranks.setdefault(layout.worker_of(replica_id), []).append(rank)
+    workers = sorted(ranks)
+    return Members(workers.index(layout.rank), tuple(tuple(ranks[worker]) for worker in workers))
 
 
 # What travels in the record.
@@ -58,9 +268,6 @@ def _sizes_in_record(transfer: Transfer, workers: int) -> list[int] | None:
     if isinstance(transfer, Broadcast) and transfer.nbytes is not None:
         return [transfer.nbytes if rank == transfer.root else 0 for rank in range(workers)]
     return None
-
-
-_NO_LENGTHS: Final = np.empty(0, np.int64)
 
 
 def payload(crossing: Crossing, rank: int) -> bytes:
@@ -183,10 +390,10 @@ class _Reducing:
         """Give each worker its share of everybody's rows."""
         shares, rows, item = self._shares(index), self._transfer.rows, self._dtype.itemsize
         own = shares[self._communicator.rank]
-        to = [share * self._own_rows * item for share in shares]
         received = np.empty(own * sum(rows), self._dtype)
-        of = [own * count * item for count in rows]
-        return index, self._communicator.ialltoallv(as_bytes(source), to, as_bytes(received), of), received
+        to = Parts(as_bytes(source), [share * self._own_rows * item for share in shares])
+        of = Parts(as_bytes(received), [own * count * item for count in rows])
+        return index, self._communicator.ialltoallv(to, of), received
 
     def _gather_shares(self, index: int, request: Request, received: Array) -> Steps[tuple[int, Request, Array]]:
         """Fold this worker's share, and gather the shares of all."""
@@ -195,7 +402,7 @@ class _Reducing:
         own = shares[self._communicator.rank]
         share = self._transfer.combine(list(received.reshape(-1, own))) if own else received
         sizes = [share * self._dtype.itemsize for share in shares]
-        return index, self._communicator.iallgatherv(as_bytes(share), as_bytes(total), sizes), total
+        return index, self._communicator.iallgatherv(as_bytes(share), Parts(as_bytes(total), sizes)), total
 
     def _finish(self, index: int, request: Request, total: Array) -> Steps[None]:
         yield request
@@ -254,8 +461,8 @@ def _gather(transfer: Gathering, communicator: Communicator, threads: Threads) -
     if any(transfer.length_counts):
         counts = [8 * count for count in transfer.length_counts]
         received = np.empty(sum(transfer.length_counts), np.int64)
-        yield communicator.iallgatherv(as_bytes(transfer.lengths), as_bytes(received), counts)
-        lengths = parts_of(received, transfer.length_counts)
+        yield communicator.iallgatherv(as_bytes(transfer.lengths), Parts(as_bytes(received), counts))
+        lengths = Parts(received, transfer.length_counts).views()
     sizes = list(transfer.sizes(lengths))
     own = yield from _by_size(threads, sizes[communicator.rank], transfer.data)
     parts = yield from gather_bytes(communicator, own, sizes)
@@ -280,20 +487,19 @@ def _broadcast(transfer: Broadcast, communicator: Communicator, threads: Threads
 def _exchange(transfer: Exchange, communicator: Communicator, threads: Threads) -> Steps[None]:
     going, coming = list(transfer.send_counts), list(transfer.receive_counts)
     send = yield from _by_size(threads, sum(going), transfer.data)
-    out, back = _begins(going), _begins(coming)
     whole = np.empty(sum(coming), np.uint8)
     step = max(1, SEGMENT // communicator.size)
     segments = [
-        (_segment(going, out, at, step), _segment(coming, back, at, step)) for at in range(0, transfer.most, step)
+        (_segment(send, going, at, step), _segment(whole, coming, at, step)) for at in range(0, transfer.most, step)
     ]
     if max(len(send), len(whole)) > _FARTHEST:
         for to, of in segments:
-            room = np.empty(sum(of[0]), np.uint8)
-            yield communicator.ialltoallv(np.concatenate(parts_of(send, *to)), to[0], room, of[0])
-            for piece, part in zip(parts_of(whole, *of), parts_of(room, of[0]), strict=True):
+            room = Parts(np.empty(sum(of.counts), np.uint8), of.counts)
+            yield communicator.ialltoallv(Parts(np.concatenate(to.views()), to.counts), room)
+            for piece, part in zip(of.views(), room.views(), strict=True):
                 piece[...] = part
     else:
-        yield from _in_turns(communicator.ialltoallv(send, to[0], whole, of[0], to[1], of[1]) for to, of in segments)
+        yield from _in_turns(communicator.ialltoallv(to, of) for to, of in segments)
     yield from _by_size(threads, len(whole), transfer.take, whole)
 
 
@@ -306,7 +512,7 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
         sizes: by rank, how many bytes a worker has.
     """
     whole = np.empty(sum(sizes), np.uint8)
-    parts, begins = parts_of(whole, sizes), _begins(sizes)
+    parts = Parts(whole, sizes).views()
     if len(whole) > _FARTHEST:
         for root, part in enumerate(parts):
             if root == communicator.rank:
@@ -316,19 +522,23 @@ def gather_bytes(communicator: Communicator, own: Array, sizes: Sequence[int]) -
             )
         return parts
     step = max(1, SEGMENT // communicator.size)
-    segments = ((at, *_segment(sizes, begins, at, step)) for at in range(0, max(sizes), step))
     yield from _in_turns(
-        communicator.iallgatherv(own[at : at + step], whole, counts, places) for at, counts, places in segments
+        communicator.iallgatherv(own[at : at + step], _segment(whole, sizes, at, step))
+        for at in range(0, max(sizes), step)
     )
     return parts
 
 
+def gather_texts(communicator: Communicator, own: bytes) -> Steps[list[Array]]:
+    """Return the bytes of all workers, by rank, each of which knows the size of its own alone."""
+    sizes = np.empty(communicator.size, np.int64)
+    yield communicator.iallgather(as_bytes(np.array([len(own)], np.int64)), as_bytes(sizes))
+    return (yield from gather_bytes(communicator, np.frombuffer(own, np.uint8), sizes.tolist()))
+
+
 def gather_objects(communicator: Communicator, own: Any) -> Steps[list[Any]]:
     """Return what each worker has, by rank."""
-    data = np.frombuffer(pickle.dumps(own, protocol=5), np.uint8)
-    sizes = np.empty(communicator.size, np.int64)
-    yield communicator.iallgather(as_bytes(np.array([len(data)], np.int64)), as_bytes(sizes))
-    parts = yield from gather_bytes(communicator, data, sizes.tolist())
+    parts = yield from gather_texts(communicator, pickle.dumps(own, protocol=5))
     return [pickle.loads(part.data) for part in parts]  # noqa: S301  (the engine's own data path)
 
 
@@ -339,14 +549,10 @@ def _by_size(threads: Threads, nbytes: int, fn: Callable[..., Any], *args: Any) 
     return fn(*args)
 
 
-def _begins(sizes: Sequence[int]) -> list[int]:
-    return list(accumulate(sizes, initial=0))[:-1]
-
-
-def _segment(sizes: Sequence[int], begins: Sequence[int], at: int, step: int) -> tuple[list[int], list[int]]:
+def _segment(whole: Array, sizes: Sequence[int], at: int, step: int) -> Parts:
     """Return how much of each part is in a segment, and where that begins."""
-    places = [begin + min(at, size) for begin, size in zip(begins, sizes, strict=True)]
-    return [min(step, max(0, size - at)) for size in sizes], places
+    places = [begin + min(at, size) for begin, size in zip(begins_of(sizes), sizes, strict=True)]
+    return Parts(whole, [min(step, max(0, size - at)) for size in sizes], places)
 
 
 def _in_turns(requests: Iterator[Request]) -> Steps[None]:

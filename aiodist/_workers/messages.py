@@ -9,19 +9,17 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from aiodist._core import snapshot as snapshots
 from aiodist._core.report import CollectiveReport
-from aiodist._core.snapshot import GroupKey, Overdue, Snapshot
+from aiodist._core.snapshot import GroupKey, Overdue, Snapshot, everyone
 
 OUTSIDE: Final = -1
 """The number of what is called outside of replicas, beside those of runs, which count from 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """What a replica raised on its own.
 
     Attributes:
@@ -59,8 +57,7 @@ _BUILT_IN: Final[Mapping[str, type[Exception]]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """A worker's part of a run that cannot go on. The first one that the coordinator hears makes it ask the others.
 
     Attributes:
@@ -82,27 +79,10 @@ class Trouble:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """The process lives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Farewell:
-    """The worker leaves the others, and why."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """What a worker's replicas wait in, while nothing is wrong there: ``snapshot.blocked`` do nothing else.
 
-    Attributes:
-        run: the run's number.
-        snapshot: where they are.
-        is_answer: it was queried for; otherwise the worker has seen by itself that some wait, and the others are
-            queried.
+    An answer was queried for; otherwise the worker has seen by itself that some wait, and the others are queried.
     """
 
     run: int
@@ -110,8 +90,27 @@ class Waiting:
     is_answer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class GaveUp(NamedTuple):
+    """The worker cannot go on: its engine has failed."""
+
+    why: str
+
+
+class OpenGroup(NamedTuple):
+    """All local members of a group have made its first collective: its workers need a communicator for it."""
+
+    run: int
+    group: GroupKey
+    workers: tuple[int, ...]
+
+
+class ReleaseGroup(NamedTuple):
+    """A worker needs the communicator with that tag no more."""
+
+    tag: int
+
+
+class Ask(NamedTuple):
     """The coordinator asks for a worker's part: let local replicas settle, as that collective cannot be complete."""
 
     run: int
@@ -119,15 +118,13 @@ class Ask:
     number: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Query:
+class Query(NamedTuple):
     """The coordinator asks for a worker's `Waiting`: another one's replicas wait, perhaps for this one's."""
 
     run: int
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(NamedTuple):
     """What all workers raise; the strategy is of no use after that."""
 
     run: int
@@ -135,16 +132,33 @@ class Report:
     failures: tuple[Failure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """A worker is gone."""
 
     rank: int
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Stalled:
+class GroupTag(NamedTuple):
+    """All workers of a group need its communicator: they make it with that tag, or use one again that they have."""
+
+    run: int
+    group: GroupKey
+    tag: int
+    is_new: bool
+
+
+class Beat(NamedTuple):
+    """The process lives."""
+
+
+class Farewell(NamedTuple):
+    """The worker leaves the others, and why."""
+
+    why: str
+
+
+class Stalled(NamedTuple):
     """A worker does not go on, and the others may wait for it: they warn of that, if they do.
 
     Attributes:
@@ -158,69 +172,17 @@ class Stalled:
     line: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class GaveUp:
-    """The worker cannot go on: its engine has failed."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class OpenGroup:
-    """All local members of a group have made its first collective: the worker needs a communicator for it.
-
-    Attributes:
-        run: the run's number.
-        group: the group.
-        workers: those that have members, ascending.
-    """
-
-    run: int
-    group: GroupKey
-    workers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTag:
-    """All workers of a group need its communicator: they make it with that tag, or use one again that they have."""
-
-    run: int
-    group: GroupKey
-    tag: int
-    is_new: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseGroup:
-    """A worker needs the communicator with that tag no more."""
-
-    tag: int
-
-
 Message: TypeAlias = (
-    Beat
-    | Farewell
-    | Trouble
-    | Waiting
-    | Ask
-    | Query
-    | Report
-    | Lost
+    Trouble | Waiting | GaveUp | OpenGroup | ReleaseGroup | Ask | Query | Report | Lost | GroupTag | Beat | Farewell
     | Stalled
-    | GaveUp
-    | OpenGroup
-    | GroupTag
-    | ReleaseGroup
-)
+)  # fmt: skip
 
 
 def encode(message: Message) -> bytes:
     """Return a message as JSON."""
-    fields = {name: getattr(message, name) for name in message.__dataclass_fields__}
-    for name, (write, _) in _FIELDS.items():
-        if fields.get(name) is not None:
-            fields[name] = write(fields[name])
-    return json.dumps([type(message).__name__, fields], separators=(",", ":")).encode()
+    name = type(message).__name__
+    fields = {field: write(getattr(message, field)) for field, (write, _) in _KINDS[name][1].items()}
+    return json.dumps([name, fields], separators=(",", ":")).encode()
 
 
 def decode(data: bytes | bytearray | memoryview) -> Message:
@@ -231,30 +193,39 @@ def decode(data: bytes | bytearray | memoryview) -> Message:
     """
     try:
         name, fields = json.loads(bytes(data))
-        kind, types = _KINDS[name]
-        if fields.keys() != types.keys():
-            raise ValueError(f"the fields of a {name} are {sorted(types)}, got {sorted(fields)}")
-        for field, value in fields.items():
-            if field in _FIELDS and value is not None:
-                fields[field] = _FIELDS[field][1](value)
-            elif not isinstance(value, types[field]):
-                raise ValueError(f"{name}.{field} is a {type(value).__name__}")
-        return kind(**fields)
+        kind, codecs = _KINDS[name]
+        if fields.keys() != codecs.keys():
+            raise ValueError(f"the fields of a {name} are {sorted(codecs)}, got {sorted(fields)}")
+        return kind(**{field: read(fields[field]) for field, (_, read) in codecs.items()})
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"expected a message, got something else: {error!r}") from error
+
+
+# How fields are written and read, by type.
+
+_Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def _key_to_json(key: GroupKey) -> list[Any]:
+    ids, name, ordinal = key
+    return [list(ids) if ordinal >= 0 else len(ids), name, ordinal]  # a run's own group has all replicas
 
 
 def _key_from_json(value: Any) -> GroupKey:
     ids, name, ordinal = value
     if not (name is None or isinstance(name, str)) or not isinstance(ordinal, int):
         raise ValueError("expected a group's key")
-    return _ints(ids), name, ordinal
+    return everyone(ids) if isinstance(ids, int) else _ints(ids), name, ordinal
 
 
 def _ints(value: Any) -> tuple[int, ...]:
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         raise ValueError("expected a list of ints")
     return tuple(value)
+
+
+def _overdue_to_json(overdue: Overdue) -> list[Any]:
+    return [_key_to_json(overdue.group), overdue.number, overdue.seconds]
 
 
 def _overdue_from_json(value: Any) -> Overdue:
@@ -269,34 +240,34 @@ def _failure_from_json(value: Any) -> Failure:
     return Failure(int(replica_id), str(type_), str(text), None if plain is None else tuple(plain))
 
 
-_FIELDS: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]]] = {
-    "snapshot": (snapshots.to_json, snapshots.from_json),
-    "report": (CollectiveReport.to_dict, CollectiveReport.from_dict),
-    "group": (list, _key_from_json),
-    "overdue": (list, _overdue_from_json),
-    "workers": (list, _ints),
-    "failures": (
-        lambda failures: [[each.replica_id, each.type, each.text, each.plain] for each in failures],
-        lambda rows: tuple(_failure_from_json(row) for row in rows),
-    ),
+_CODECS: Final[Mapping[Any, _Codec]] = {
+    Snapshot: (snapshots.to_json, snapshots.from_json),
+    CollectiveReport: (CollectiveReport.to_dict, CollectiveReport.from_dict),
+    GroupKey: (_key_to_json, _key_from_json),
+    Overdue: (_overdue_to_json, _overdue_from_json),
+    tuple[int, ...]: (list, _ints),
+    tuple[Failure, ...]: (list, lambda rows: tuple(map(_failure_from_json, rows))),
 }
-_NONE: Final = type(None)
-_KINDS: Final[Mapping[str, tuple[Callable[..., Message], Mapping[str, Any]]]] = {
-    "Trouble": (
-        Trouble,
-        {"run": int, "snapshot": dict, "group": _NONE, "number": (int, _NONE), "overdue": _NONE, "failures": list,
-         "note": str},
-    ),
-    "Beat": (Beat, {}),
-    "Farewell": (Farewell, {"why": str}),
-    "Waiting": (Waiting, {"run": int, "snapshot": dict, "is_answer": bool}),
-    "Ask": (Ask, {"run": int, "group": _NONE, "number": (int, _NONE)}),
-    "Query": (Query, {"run": int}),
-    "Stalled": (Stalled, {"text": str, "file": str, "line": int}),
-    "GaveUp": (GaveUp, {"why": str}),
-    "Report": (Report, {"run": int, "report": dict, "failures": list}),
-    "Lost": (Lost, {"rank": int, "why": str}),
-    "OpenGroup": (OpenGroup, {"run": int, "group": list, "workers": list}),
-    "GroupTag": (GroupTag, {"run": int, "group": list, "tag": int, "is_new": bool}),
-    "ReleaseGroup": (ReleaseGroup, {"tag": int}),
-}  # fmt: skip
+
+
+def _codec_of(hint: Any) -> _Codec:
+    inner = [each for each in get_args(hint) if each is not type(None)]
+    if hint not in _CODECS and len(inner) == 1:  # or None
+        write, read = _codec_of(inner[0])
+        return (
+            lambda value: None if value is None else write(value),
+            lambda value: None if value is None else read(value),
+        )
+    return _CODECS.get(hint) or (lambda value: value, lambda value: _checked(hint, value))
+
+
+def _checked(kind: type, value: Any) -> Any:
+    if not isinstance(value, kind):
+        raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")  # noqa: TRY004
+    return value
+
+
+_KINDS: Final[Mapping[str, tuple[Callable[..., Message], Mapping[str, _Codec]]]] = {
+    kind.__name__: (kind, {name: _codec_of(hint) for name, hint in get_type_hints(kind).items()})
+    for kind in get_args(Message)
+}

@@ -3,23 +3,26 @@
     digest     16 bytes   of all calls of the session so far, this one included
     flags       1         `FLOAT64`
     notice      1         `Notice`
+    callers    16         by which ways this worker has come to calls at this place so far: see `session`
                 6         nothing
     free        8         the channels that this worker has free, a bit each
     payload   480         a small value, or nothing
 
-Digest, flags and notice are the head. Mostly all workers' heads are equal, which is seen without taking them apart.
+All but free channels and payload are the head. Mostly all workers' heads are equal, which is seen without taking them
+apart.
 
 Up to 64 workers, every worker receives every record. Beyond, the records of all would cost more than the step is worth:
-then a MIN all-reduce of 102 bytes tells all that is needed, each byte for itself:
+then a MIN all-reduce of 134 bytes tells all that is needed, each byte for itself:
 
     digest     16 bytes   the least; equal to one's own, and so is the least complement, where all are equal
     flags       1         likewise
-    complement 17         of both
+    callers    16         likewise
+    complement 33         of the three
     least       1         the least notice
     greatest    1         the complement of the greatest notice
     first       1         the first worker's flags; the others contribute 255
     free       64         a byte a channel, 1 where it is free
-                2         nothing
+                1         nothing
 
 A worker sees its own digest in both least ones only if nobody has another: so all workers see the same. The digest of a
 worker whose replicas have all joined does not count, for it does not know what the step is: it contributes 255
@@ -30,6 +33,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -37,7 +41,6 @@ import numpy as np
 from aiodist._workers.transport import Communicator, Request
 from aiodist_kernels import ReduceOp
 
-SIZE: Final = 512
 PAYLOAD: Final = 480
 MOST_IN_FULL: Final = 64
 """Up to how many workers everybody receives every record."""
@@ -47,14 +50,19 @@ NO_FLAGS: Final = 0
 FLOAT64: Final = 1
 """A flag: float32 sums accumulate in float64. The first worker's counts."""
 
-_HEADER: Final = struct.Struct("<16sBB6xQ")
-_HEAD: Final = struct.Struct("<16sBB")
-_LEAST: Final = 102
-_COMPARED: Final = slice(0, 17)
-_COMPLEMENT: Final = slice(17, 34)
-_LEAST_NOTICE, _GREATEST_NOTICE, _FIRST = 34, 35, 36
-_FREE: Final = slice(37, 101)
+_HEADER: Final = struct.Struct("<16sBBQQ6xQ")
+_HEAD: Final = struct.Struct("<16sBBQQ")
+_SIZE: Final = _HEADER.size + PAYLOAD
+_LEAST: Final = 134
+_COMPARED: Final = slice(0, 33)
+_COMPLEMENT: Final = slice(33, 66)
+_LEAST_NOTICE, _GREATEST_NOTICE, _FIRST = 66, 67, 68
+_FREE: Final = slice(69, 133)
 _MOST: Final = 255
+
+Callers = tuple[int, int]
+"""Two sums of 64 bits: of the nearest callers, and of the nearest two."""
+ALIKE: Final[Callers] = (0, 0)
 
 
 class Notice(enum.IntEnum):
@@ -76,14 +84,15 @@ class Notice(enum.IntEnum):
 
 
 class Agreement(enum.Enum):
-    """What the records of all workers say together.
+    """What the records of all workers say together, and what follows.
 
     Attributes:
-        ALIKE: all make the same call, with all their replicas.
-        WITHOUT_SOME: those that have not joined make the same call.
-        ALL_JOINED: all replicas have joined.
+        ALIKE: all make the same call, with all their replicas; its values are moved.
+        WITHOUT_SOME: those that have not joined make the same call: all tell each other what each replica contributes.
+        ALL_JOINED: all replicas have joined: all tell each other which was the last.
         ENDED: all replicas have ended.
-        ENDED_UNSURE: likewise, and some worker does not know whether others have made the groups that it has made.
+        ENDED_UNSURE: likewise, and some worker does not know whether others have made the groups that it has made: all
+            tell each other which they have made.
         DIFFERENT: the workers are at different calls.
     """
 
@@ -101,6 +110,7 @@ class Record(NamedTuple):
     digest: bytes
     flags: int = NO_FLAGS
     notice: Notice = Notice.NONE
+    callers: Callers = ALIKE
     free: int = ALL_FREE
     payload: bytes | memoryview = b""
 
@@ -113,12 +123,15 @@ class Found(NamedTuple):
         digest: that of those who make a call.
         flags: the first worker's.
         flags_alike: all have the same, so that payloads mean the same.
+        apart: how far the workers' callers are apart: zeros where they are alike; where not all records are received,
+            no number of these comes twice.
     """
 
     agreement: Agreement
     digest: bytes
     flags: int
     flags_alike: bool
+    apart: Callers = ALIKE
 
 
 class RecordBuffers:
@@ -135,27 +148,29 @@ class RecordBuffers:
     def __init__(self, rank: int, size: int) -> None:
         self._rank = rank
         self.in_full = size <= MOST_IN_FULL
-        self._own = np.zeros(SIZE if self.in_full else _LEAST, np.uint8)
-        self._all = np.zeros(SIZE * size if self.in_full else _LEAST, np.uint8)
+        self._own = np.zeros(_SIZE if self.in_full else _LEAST, np.uint8)
+        self._all = np.zeros(_SIZE * size if self.in_full else _LEAST, np.uint8)
         self._view = self._own.data
-        self._begins = range(0, SIZE * size, SIZE)
+        self._begins = range(0, _SIZE * size, _SIZE)
         self._record = Record(b"")
         self._found = b""
+        self._numbers = count(1)
 
     def post(self, record: Record, communicator: Communicator) -> Request:
-        """Bring a record: begin the exchange."""
+        """Contribute a record: begin the exchange."""
         self._record = record
         if not self.in_full:
             self._write_least(record)
             return communicator.iallreduce(ReduceOp.MIN, self._own, self._all)
-        _HEADER.pack_into(self._view, 0, record.digest, record.flags, record.notice, record.free)
+        _HEADER.pack_into(self._view, 0, record.digest, record.flags, record.notice, *record.callers, record.free)
         if record.payload:
-            self._view[SIZE - PAYLOAD : SIZE - PAYLOAD + len(record.payload)] = record.payload
+            self._view[_HEADER.size : _HEADER.size + len(record.payload)] = record.payload
         return communicator.iallgather(self._own, self._all)
 
     def _write_least(self, record: Record) -> None:
         own = self._own
-        own[_COMPARED] = np.frombuffer(record.digest + bytes([record.flags]), np.uint8)
+        compared = record.digest + bytes([record.flags]) + struct.pack("<QQ", *record.callers)
+        own[_COMPARED] = np.frombuffer(compared, np.uint8)
         np.invert(own[_COMPARED], out=own[_COMPLEMENT])
         if record.notice is Notice.JOINED:
             own[_COMPARED] = own[_COMPLEMENT] = _MOST
@@ -170,14 +185,15 @@ class RecordBuffers:
     def _read_all(self) -> Found:
         own = self._record
         whole = self._found = self._all.tobytes()
-        if own.notice is Notice.NONE and self._all_begin_with(_HEAD.pack(own.digest, own.flags, own.notice)):
+        if own.notice is Notice.NONE and self._all_begin_with(
+            _HEAD.pack(own.digest, own.flags, own.notice, *own.callers)
+        ):
             return Found(Agreement.ALIKE, own.digest, own.flags, True)
-        rows = [_HEAD.unpack_from(whole, begin) for begin in self._begins]
-        notices = [notice for _, _, notice in rows]
-        digests = {digest for digest, _, notice in rows if notice != Notice.JOINED}
-        agreement = _agreement(min(notices), max(notices), len(digests) <= 1)
-        alike = len({flags for _, flags, _ in rows}) == 1
-        return Found(agreement, next(iter(digests), own.digest), rows[0][1], alike)
+        digests, flags, notices, *callers = zip(*(_HEAD.unpack_from(whole, at) for at in self._begins), strict=True)
+        known = {digest for digest, notice in zip(digests, notices, strict=True) if notice != Notice.JOINED}
+        agreement = _agreement(min(notices), max(notices), len(known) <= 1)
+        nearest, two = (hash(tuple(n - sums[0] for n in sums)) if len(set(sums)) > 1 else 0 for sums in callers)
+        return Found(agreement, next(iter(known), own.digest), flags[0], len(set(flags)) == 1, (nearest, two))
 
     def _all_begin_with(self, head: bytes) -> bool:
         for begin in self._begins:  # noqa: SIM110  (in the way of every step, where `all` takes three times as long)
@@ -191,7 +207,8 @@ class RecordBuffers:
         same = whole[_COMPARED] == ~whole[_COMPLEMENT]
         agreement = _agreement(least, greatest, bool(same[:16].all()))
         digest = self._record.digest if agreement is Agreement.ALL_JOINED else whole[:16].tobytes()
-        return Found(agreement, digest, int(whole[_FIRST]), bool(same[16]))
+        nearest, two = (0 if same[at : at + 8].all() else next(self._numbers) for at in (17, 25))
+        return Found(agreement, digest, int(whole[_FIRST]), bool(same[16]), (nearest, two))
 
     def free(self) -> int:
         """Return the channels that all workers have free, a bit each; `read` has been called."""
@@ -199,12 +216,12 @@ class RecordBuffers:
             return int.from_bytes(np.packbits(self._all[_FREE], bitorder="little").tobytes(), "little")
         found = ALL_FREE
         for begin in self._begins:
-            found &= _HEADER.unpack_from(self._found, begin)[3]
+            found &= _HEADER.unpack_from(self._found, begin)[-1]
         return found
 
     def payloads(self, counts: list[int]) -> list[memoryview]:
         """Return the first bytes of each worker's payload, by rank; `read` has been called, and all are received."""
-        whole, skip = memoryview(self._found), SIZE - PAYLOAD
+        whole, skip = memoryview(self._found), _HEADER.size
         return [whole[begin + skip : begin + skip + count] for begin, count in zip(self._begins, counts, strict=True)]
 
 

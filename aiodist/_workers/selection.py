@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._arrays.environment import TORCHRUN, Launched
-from aiodist._workers.engines.local import LocalCommunicator
+from aiodist._workers.engines.simulated import alone
 from aiodist._workers.transport import Communicator, Steps
 
 _TO_TYPE: Final = {
@@ -78,7 +78,7 @@ def _alone() -> Steps[Communicator]:
         from aiodist._workers.engines.mpi import MpiCommunicator
 
         return (yield from MpiCommunicator.of_program(mpi.COMM_WORLD))
-    return LocalCommunicator()
+    return alone()
 
 
 def check(found: Communicator, launched: Launched | None) -> None:

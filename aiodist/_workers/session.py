@@ -2,16 +2,20 @@
 
 One class serves a run, what is called outside of replicas, and a group of replicas that live on several workers. What
 goes in: steps, as all local replicas have posted them (or that all have joined, or ended); what the workers' records
-said; that a step's values have been moved. What comes out: the next record to bring, and what follows from the records.
+said; that a step's values have been moved. What comes out: the next record, and what follows from the records.
 
 **The rule.** Workers take steps one at a time. Each contributes a record, whose digest stands for all calls of the
 session up to this one. Equal digests: all are at the same call and were at all calls before, and values are moved.
 Different ones: nothing is moved, now or later; every worker sees it in the same records, and has it analysed.
 
+**Callers.** The digest leaves out who has called the function that the call stands in. The sums of the ways to all
+calls at that place so far travel beside it. Workers whose sums are apart may be right; those that are as far apart as
+they were some calls before have come by the same ways in another order, and that is a difference (`_core.callers`).
+
 **Joining.** A worker some of whose replicas have joined says so, and one whose replicas have all joined contributes
 without a call: it takes part in the others' steps, whatever they are. Where any worker says such a thing, all tell each
-other which replicas are there and what they contribute (`Decision.GATHER`). When all replicas of all workers have
-joined, the join itself is the step that they have in common.
+other which replicas are there and what they contribute. When all replicas of all workers have joined, the join itself
+is the step that they have in common.
 
 **The end.** A worker whose replicas have all ended contributes a record that says so. Where all do, the session is
 over; where another makes a call, that call can never be complete. A group that has been used has been made by all its
@@ -25,14 +29,17 @@ the strategy, and so the records need no repair.
 from __future__ import annotations
 
 import enum
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Hashable
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
-from aiodist._workers.record import ALL_FREE, NO_FLAGS, Agreement, Found, Notice, Record
+from aiodist._workers.record import ALIKE, ALL_FREE, NO_FLAGS, Agreement, Callers, Found, Notice, Record
 
 _END: Final = b"end"
 _JOINED: Final = b"join"
+_MOST_CALLS: Final = 64
+_WRAP: Final = (1 << 64) - 1
 
 
 class Step(NamedTuple):
@@ -44,6 +51,8 @@ class Step(NamedTuple):
         flags: see `record`.
         payload: a small value; empty where values are moved later, and where replicas are absent.
         absent: some local replicas have joined.
+        site: stands for the place of the call, on this worker.
+        callers: numbers that stand for the way to it; None where callers do not count.
     """
 
     digest: bytes
@@ -51,26 +60,8 @@ class Step(NamedTuple):
     flags: int = NO_FLAGS
     payload: bytes | memoryview = b""
     absent: bool = False
-
-
-class Decision(enum.Enum):
-    """What follows from the records of all workers.
-
-    Attributes:
-        MOVE: all have agreed on the step; its values are to be moved.
-        GATHER: they have, and some replicas have joined: all workers tell each other what each replica contributes.
-        FINISH_JOIN: all replicas have joined: all workers tell each other which was the last.
-        OVER: all replicas have ended.
-        COMPARE_GROUPS: they have, and the workers tell each other which groups they have made.
-        DIVERGED: the workers are at different calls.
-    """
-
-    MOVE = enum.auto()
-    GATHER = enum.auto()
-    FINISH_JOIN = enum.auto()
-    OVER = enum.auto()
-    COMPARE_GROUPS = enum.auto()
-    DIVERGED = enum.auto()
+    site: Hashable = None
+    callers: Callers | None = None
 
 
 class State(enum.Enum):
@@ -89,6 +80,29 @@ class State(enum.Enum):
     MOVING = enum.auto()
     OVER = enum.auto()
     FROZEN = enum.auto()
+
+
+class _Site:
+    """The ways to the calls at one place so far: their sums, and how far the workers were apart in the last ones."""
+
+    def __init__(self) -> None:
+        self.sums = ALIKE
+        self.apart = tuple(deque([0], _MOST_CALLS) for _ in ALIKE)
+
+    def with_call(self, callers: Callers) -> Callers:
+        """Return the sums, a further call included."""
+        (a, b), (c, d) = self.sums, callers
+        return (a + c) & _WRAP, (b + d) & _WRAP
+
+    def came_in_order(self, callers: Callers, apart: Callers) -> bool:
+        """Note a call that all workers have made; return whether they are in order."""
+        self.sums = self.with_call(callers)
+        in_order = True
+        for now, before in zip(apart, self.apart, strict=True):
+            if now != before[-1]:
+                in_order = in_order and now not in before
+                before.append(now)
+        return in_order
 
 
 class Session:
@@ -113,7 +127,7 @@ class Session:
         self._queue: deque[Step] = deque()
         self._joined = self._ended = self._unsure = False
         self._limit: int | None = None
-        self._brought = self._chain
+        self._sites: defaultdict[Hashable, _Site] = defaultdict(_Site)
 
     # What the local replicas do.
 
@@ -134,7 +148,7 @@ class Session:
         self._ended, self._unsure = True, unsure
 
     def freeze(self, number: int | None = None) -> None:
-        """Bring nothing any more from the step of that number on; None: from now on."""
+        """Contribute nothing any more from the step of that number on; None: from now on."""
         limit = self.number if number is None else number
         self._limit = limit if self._limit is None else min(limit, self._limit)
         if self.state in (State.IDLE, State.AGREEING) and self.number >= self._limit:
@@ -143,14 +157,14 @@ class Session:
     # What is agreed on.
 
     def next_record(self) -> Record | None:
-        """Return the record to bring now; None where there is nothing to bring, or something is under way."""
+        """Return the record to contribute now; None where there is none, or something is under way."""
         if self.state is not State.IDLE:
             return None
         if self._queue:
             step = self.step = self._queue.popleft()
-            self._brought = self._after(step.digest)
             notice = Notice.ABSENT if step.absent else Notice.NONE
-            record = Record(self._brought, step.flags, notice, self.free, step.payload)
+            callers = ALIKE if step.callers is None else self._sites[step.site].with_call(step.callers)
+            record = Record(self._after(step.digest), step.flags, notice, callers, self.free, step.payload)
         elif self._joined:
             record = Record(self._chain, notice=Notice.JOINED, free=self.free)
         elif self._ended:
@@ -164,27 +178,29 @@ class Session:
     def _after(self, digest: bytes) -> bytes:
         return blake2b(self._chain + digest, digest_size=16).digest()
 
-    def take(self, found: Found) -> Decision | None:
-        """Take what the records of all workers say; None where the session was frozen meanwhile."""
+    def take(self, found: Found) -> Agreement | None:
+        """Take what the records of all workers say; return what follows, or None where the session is frozen."""
         if self.state is not State.AGREEING:
             return None
-        match found.agreement:
-            case Agreement.DIFFERENT:
-                self.state = State.FROZEN
-                return Decision.DIVERGED
-            case Agreement.ENDED:
-                self.state = State.OVER
-                return Decision.OVER
-            case Agreement.ENDED_UNSURE:
-                decision = Decision.COMPARE_GROUPS
-            case Agreement.ALL_JOINED:
-                self._chain, decision = self._after(_JOINED), Decision.FINISH_JOIN
-            case Agreement.WITHOUT_SOME:
-                self._chain, decision = found.digest, Decision.GATHER
-            case Agreement.ALIKE:
-                self._chain, decision = found.digest, Decision.MOVE
+        agreement = found.agreement
+        if agreement is Agreement.ALIKE and not self._came_in_order(found.apart):
+            agreement = Agreement.DIFFERENT
         self.state = State.MOVING
-        return decision
+        if agreement is Agreement.DIFFERENT:
+            self.state = State.FROZEN
+        elif agreement is Agreement.ENDED:
+            self.state = State.OVER
+        elif agreement is Agreement.ALL_JOINED:
+            self._chain = self._after(_JOINED)
+        elif agreement is not Agreement.ENDED_UNSURE:
+            self._chain = found.digest
+        return agreement
+
+    def _came_in_order(self, apart: Callers) -> bool:
+        step = self.step
+        if step is None or step.callers is None:
+            return True
+        return self._sites[step.site].came_in_order(step.callers, apart)
 
     def moved(self) -> None:
         """Note that the step's values have been moved, or that the join is complete."""

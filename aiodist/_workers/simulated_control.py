@@ -73,22 +73,17 @@ class SimulatedSwitchboard:
                 timer.cancel()
 
     def _answer_for_all(self, run: int) -> None:
-        for rank in list(self._teams):
-            self._answer(rank, run)
-
-    def _answer(self, rank: int, run: int) -> None:
-        """Tell of a run in the place of a worker that has not begun it, or whose replicas have not settled."""
-        team = self._teams[rank]() if rank in self._teams else None
-        if team is None:
-            with self._lock:
-                self._send(self._coordinator.conclude(run))
-            return
-        if team.error is not None or team.has_told(run):
-            return
-        if team.knows(run):
-            team.driver.call(partial(team.answer_for, run, ""))
-        else:
-            team.answer_for(run, "")
+        """Tell of a run in the place of workers that have not begun it, or whose replicas have not settled."""
+        for found in list(self._teams.values()):
+            team = found()
+            if team is None:
+                with self._lock:
+                    self._send(self._coordinator.conclude(run))
+            elif team.owes_answer(run):
+                if team.may_answer(run):
+                    team.driver.call(partial(team.answer_for, run))
+                else:
+                    team.answer_for(run)
 
 
 class SimulatedControl:
@@ -109,6 +104,3 @@ class SimulatedControl:
     def close(self, why: str = "") -> None:
         """Leave."""
         self._switchboard.lose(self._rank, why or "has ended")
-
-    def let_go(self) -> None:
-        """Do nothing: there is nothing that stays open."""

@@ -25,7 +25,7 @@ from aiodist._core.errors import CollectiveError
 from aiodist._core.ledger import Group
 from aiodist._core.snapshot import GroupKey, Overdue
 from aiodist._workers.channel import Carrier, Channel
-from aiodist._workers.exchange import gather_objects
+from aiodist._workers.exchange import Moving, gather_objects
 from aiodist._workers.messages import Ask, Failure, GroupTag, OpenGroup, ReleaseGroup, Trouble, Waiting
 from aiodist._workers.portable import digest_of, to_portable
 from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
@@ -36,7 +36,6 @@ from aiodist._workers.transport import OF_VALUES, Communicator, Steps, as_bytes
 if TYPE_CHECKING:
     from aiodist._runtime.rendezvous import Rendezvous
     from aiodist._runtime.scheduler import Run
-    from aiodist._workers.moving import Moving
 
 
 class RunSpan(Carrier):
@@ -102,8 +101,10 @@ class RunSpan(Carrier):
             position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
             flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
             payload = b"" if slot.absent else self._moving.payload(slot)
-            session.post(Step(self._team.digest(slot, position), slot, flags, payload, bool(slot.absent)))
-        self._team.driver.start(self._team.guarded(channel.advance()))
+            digest, callers = self._team.meaning(slot, position)
+            site = slot.code, slot.offset
+            session.post(Step(digest, slot, flags, payload, bool(slot.absent), site, callers))
+        self._team.start(channel)
 
     def made(self, group: Group) -> None:
         """Hear of a group with members on other workers, from the first local member that makes it."""
@@ -143,7 +144,7 @@ class RunSpan(Carrier):
             self.tell(failures=failures)
         else:
             self._root.session.end(unsure=bool(self._unused))
-            self._team.driver.start(self._team.guarded(self._root.advance()))
+            self._team.start(self._root)
 
     @property
     def is_settled(self) -> bool:

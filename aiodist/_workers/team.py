@@ -17,15 +17,16 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
 import anyio
 
 from aiodist._arrays.environment import stall_seconds
 from aiodist._core.analysis import error_of
-from aiodist._core.call import Call, OrderCheck
+from aiodist._core.call import Call, OrderCheck, Post
 from aiodist._core.errors import CollectiveError, StallWarning, WorkerLostError
 from aiodist._core.ledger import Ledger, Path, Slot
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
@@ -34,20 +35,9 @@ from aiodist._core.text import ids
 from aiodist._workers.channel import Carrier, Channel
 from aiodist._workers.driver import Driver
 from aiodist._workers.layout import Layout
-from aiodist._workers.messages import (
-    OUTSIDE,
-    Ask,
-    GaveUp,
-    GroupTag,
-    Lost,
-    Message,
-    Query,
-    Report,
-    Stalled,
-    Trouble,
-)
-from aiodist._workers.portable import digest_of, resolved, to_portable
-from aiodist._workers.record import FLOAT64, NO_FLAGS, Found
+from aiodist._workers.messages import OUTSIDE, Ask, GaveUp, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
+from aiodist._workers.portable import digest_of, portable, resolved, to_portable
+from aiodist._workers.record import FLOAT64, NO_FLAGS, Callers, Found
 from aiodist._workers.session import Session, Step
 from aiodist._workers.threads import Threads
 from aiodist._workers.transport import OF_VALUES, Communicator, Steps, T
@@ -67,54 +57,26 @@ class Control(Protocol):
         """Tell the others that this worker ends, or leaves them for a reason, and leave."""
 
 
-class Span(Protocol):
-    """One order of calls that the workers have in common: a run's, or that of what is called outside of replicas.
+class Pending(Slot):
+    """A call outside of replicas, until all workers have it.
 
     Attributes:
-        told: the coordinator has been told of trouble.
+        move: moves its values, and returns the result.
+        value: the result, once it is complete without an error.
     """
 
-    told: bool
-
-    def asked(self, ask: Ask) -> None:
-        """Tell what there is to tell, once the local replicas have settled, as others are in trouble."""
-
-    def tagged(self, tag: GroupTag) -> None:
-        """Make the communicator of a group: all its workers do that now."""
-
-    def tell(self, *, note: str = "") -> None:
-        """Tell the coordinator this worker's part, once; from any thread."""
-
-    def tell_waiting(self, *, is_answer: bool = False) -> None:
-        """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
-
-    def fail(self, error: CollectiveError) -> None:
-        """End all that is under way."""
-
-
-class Pending:
-    """Something called outside of replicas, until all workers have it.
-
-    Attributes:
-        number: its sequence number.
-        done: the result, or the error, is there.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.done = False
-        self._value: Any = None
-        self._error: BaseException | None = None
+    move: Move
+    value: Any = None
 
     @property
     def has_result(self) -> bool:
         """Whether the result is there, and no error."""
-        return self.done and self._error is None
+        return self.complete and self.error is None
 
-    def complete(self, value: Any, error: BaseException | None = None) -> None:
-        """Set what came of it."""
-        if not self.done:
-            self.done, self._value, self._error = True, value, error
+    def end(self, error: BaseException | None) -> None:
+        """Note that it is complete, with its value, or with an error."""
+        self.error = error
+        self.group.complete(self)
 
     def result(self) -> Any:
         """Return the result.
@@ -122,23 +84,18 @@ class Pending:
         Raises:
             BaseException: the error.
         """
-        if self._error is not None:
-            if isinstance(self._error, CollectiveError):  # one of its own for each caller's traceback
-                raise type(self._error)(self._error.report) from self._error.__cause__
-            raise self._error
-        return self._value
+        if self.error is not None:
+            raise _anew(self.error)
+        return self.value
 
 
-class _OutsideSlot(Slot):
-    """A call outside of replicas.
-
-    Attributes:
-        move: moves its values, and returns the result.
-        pending: what the caller awaits.
-    """
-
-    move: Move
-    pending: Pending
+def _anew(error: BaseException) -> BaseException:
+    """Return an error of its own for each caller's traceback."""
+    if not isinstance(error, CollectiveError):
+        return error
+    found = type(error)(error.report)
+    found.__cause__ = error.__cause__
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +109,13 @@ class Settings:
 
     order_check: OrderCheck = OrderCheck.CALL_SITE
     ordered: bool = False
+
+
+class Meaning(NamedTuple):
+    """What a call means, as workers compare it; see `session.Step`."""
+
+    digest: bytes
+    callers: Callers | None
 
 
 class Team:
@@ -180,9 +144,9 @@ class Team:
         self.threads = Threads()
         self.error: CollectiveError | None = None
         self.outside = Outside(self)
-        self._spans: WeakValueDictionary[int, Span] = WeakValueDictionary({OUTSIDE: self.outside})
+        self._carriers: WeakValueDictionary[int, Carrier] = WeakValueDictionary({OUTSIDE: self.outside})
         self._asked: dict[int, Ask] = {}
-        self._digests: dict[tuple[int, int, int, Path], tuple[bytes, Any]] = {}
+        self._meanings: dict[tuple[int, int, int, Path], tuple[Meaning, Any]] = {}
         self._channels: dict[int, Communicator] = {}
         self._groups: dict[int, Communicator] = {}
 
@@ -194,17 +158,19 @@ class Team:
         """
         self.driver.carry_out_calls()
         if self.error is not None:
-            raise type(self.error)(self.error.report) from self.error.__cause__
+            raise _anew(self.error)
 
-    def digest(self, slot: Slot, position: int = 0) -> bytes:
-        """Return 16 bytes that stand for the call of a slot, as the member at that position has posted it."""
+    def meaning(self, slot: Slot, position: int = 0) -> Meaning:
+        """Return what the call of a slot means, as the member at that position has posted it."""
         key = id(slot.call), id(slot.code), slot.offset, slot.path
-        found = self._digests.get(key)
+        found = self._meanings.get(key)
         if found is None:
-            if len(self._digests) >= _MOST_DIGESTS:
-                self._digests.clear()
-            made = digest_of(self.settings.order_check, slot.post_of(position))
-            found = self._digests[key] = made, (slot.call, slot.code)  # held, so that no other has their ids
+            if len(self._meanings) >= _MOST_DIGESTS:
+                self._meanings.clear()
+            post, order_check = slot.post_of(position), self.settings.order_check
+            counts = order_check is OrderCheck.CALL_SITE and post.call.name is None
+            made = Meaning(digest_of(order_check, post), _callers_of(post) if counts else None)
+            found = self._meanings[key] = made, (slot.call, slot.code)  # held, so that no other has their ids
         return found[0]
 
     async def perform(self, call: Call, code: Any, offset: int, move: Move) -> Any:
@@ -226,13 +192,13 @@ class Team:
         waited = 0.0
         try:
             for limit, tell in sorted((each for each in limits if each[0]), key=itemgetter(0)):
-                if not pending.done:
+                if not pending.complete:
                     with anyio.move_on_after(limit - waited):
-                        await self.driver.until(lambda: pending.done)
+                        await self.driver.until(lambda: pending.complete)
                     waited = limit
-                if not pending.done:
+                if not pending.complete:
                     tell(pending, limit)
-            await self.driver.until(lambda: pending.done)
+            await self.driver.until(lambda: pending.complete)
         finally:
             self.outside.abandon(pending)  # unless it is complete
         return pending.result()
@@ -247,14 +213,14 @@ class Team:
 
     # Runs.
 
-    def enter(self, run: int, span: Span) -> None:
+    def enter(self, run: int, carrier: Carrier) -> None:
         """Know a run, from its opening on."""
-        self._spans[run] = span
+        self._carriers[run] = carrier
         asked = self._asked.pop(run, None)
         if self.error is not None:
-            span.fail(self.error)
+            carrier.fail(self.error)
         elif asked is not None:
-            span.asked(asked)
+            carrier.asked(asked)
 
     def choose_channel(self, channel: Channel) -> Steps[tuple[int, Communicator]]:
         """Return the first communicator that all workers have free, with its number; make one where there is none."""
@@ -283,32 +249,30 @@ class Team:
 
     # What goes wrong.
 
+    def start(self, channel: Channel) -> None:
+        """Take what steps a channel has; an error in them, which is the engine's, ends the strategy."""
+        self.driver.start(self.guarded(channel.advance()))
+
     def guarded(self, steps: Steps[Any]) -> Steps[None]:
-        """Carry out steps; an error in them, which is the engine's, ends the strategy."""
+        """Carry out steps; an error in them, which is the engine's and may be one worker's alone, ends the strategy."""
         try:
             yield from steps
         except Exception as error:  # noqa: BLE001  (whatever the engine raises)
-            self.give_up(error)
-
-    def give_up(self, error: BaseException) -> None:
-        """End the strategy for an error of the engine's, which this worker alone may have."""
-        text = f"has given up: {type(error).__name__}: {error}".partition("\n")[0]
-        self.control.send(GaveUp(text))
-        lost = lost_worker(self.layout, self.layout.rank, text)
-        lost.__cause__ = error
-        self.end(lost)
+            text = f"has given up: {type(error).__name__}: {error}".partition("\n")[0]
+            self.control.send(GaveUp(text))
+            lost = lost_worker(self.layout, self.layout.rank, text)
+            lost.__cause__ = error
+            self.end(lost)
 
     def end(self, error: CollectiveError) -> None:
         """End the strategy, with all that is under way."""
-        if self.error is not None:
-            return
-        self.error = error
-        self.communicator.abort()
-        self._fail_all(error)
+        if self.error is None:
+            self.error = error
+            self._fail_all(error)
 
     def _fail_all(self, error: CollectiveError) -> None:
-        for span in list(self._spans.values()):
-            span.fail(error)
+        for carrier in list(self._carriers.values()):
+            carrier.fail(error)
         self.driver.notify()
 
     def post(self, message: Message) -> None:
@@ -329,41 +293,37 @@ class Team:
                 if self.driver.waiting_seconds >= stall_seconds() / 2:
                     warn_of_stall(message.text, resolved(message.file), message.line)
             case Ask() | Query() | GroupTag():
-                self._receive_for(self._spans.get(message.run), message)
+                self._receive_for(self._carriers.get(message.run), message)
             case _:
                 raise ValueError(f"the coordinator does not send a {type(message).__name__}")
 
-    def _receive_for(self, span: Span | None, message: Ask | Query | GroupTag) -> None:
-        if span is None:
+    def _receive_for(self, carrier: Carrier | None, message: Ask | Query | GroupTag) -> None:
+        if carrier is None:
             if isinstance(message, Ask):
                 self._asked[message.run] = message
         elif isinstance(message, Ask):
-            span.asked(message)
+            carrier.asked(message)
         elif isinstance(message, Query):
-            span.tell_waiting(is_answer=True)
+            carrier.tell_waiting(is_answer=True)
         else:
-            span.tagged(message)
+            carrier.tagged(message)
 
-    def has_told(self, run: int) -> bool:
-        """Return whether this worker has told the coordinator of a run in trouble."""
-        return run in self._spans and self._spans[run].told
+    def owes_answer(self, run: int) -> bool:
+        """Return whether this worker has not told the coordinator of a run in trouble."""
+        return self.error is None and not (run in self._carriers and self._carriers[run].told)
 
-    def knows(self, run: int) -> bool:
-        """Return whether this worker has begun a run."""
-        return run != OUTSIDE and run in self._spans
+    def may_answer(self, run: int) -> bool:
+        """Return whether somebody carries out calls here, so that the run may tell of itself when it has settled."""
+        return run != OUTSIDE and run in self._carriers and self.driver.is_waited_for
 
-    def answer_for(self, run: int, note: str) -> None:
+    def answer_for(self, run: int, note: str = "") -> None:
         """Tell of a run in the place of an event loop that has not done so; from any thread."""
-        span = self._spans.get(run)
-        if span is not None:
-            span.tell(note=note)
-        else:
-            self.control.send(Trouble(run, to_portable(self.snapshot_of_nothing()), note=note))
-
-    def snapshot_of_nothing(self, **more: Any) -> Snapshot:
-        """Return what there is to tell of a run that this worker has not begun."""
+        carrier = self._carriers.get(run)
+        if carrier is not None:
+            carrier.tell(note=note)
+            return
         ledger = Ledger(self.layout.own, self.settings.order_check, total=self.layout.replicas)
-        return ledger.snapshot(self.facts(), **more)
+        self.control.send(Trouble(run, to_portable(ledger.snapshot(self.facts())), note=note))
 
     def facts(self, refusal: str = "") -> tuple[ReplicaFacts, ...]:
         """Return what is known of this worker's replicas outside of runs."""
@@ -372,8 +332,7 @@ class Team:
     def close(self, why: str = "") -> None:
         """Leave the other workers."""
         if self.error is None:
-            text = f"worker {self.layout.rank} has closed the strategy"
-            self.error = _lost(self.layout, (), text)
+            self.error = _lost(self.layout, (), f"worker {self.layout.rank} has closed the strategy")
         self._fail_all(self.error)
         self.control.close(why)
         self.threads.close()
@@ -384,20 +343,15 @@ class Outside(Carrier):
 
     Args:
         team: the workers.
-
-    Attributes:
-        told: the coordinator has been told of trouble.
     """
 
     def __init__(self, team: Team) -> None:
         self._team = team
-        self.told = False
         self._refusal = ""
         self._tell_at: int | None = None
         layout = team.layout
-        self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=_OutsideSlot)
+        self._ledger = Ledger(layout.own, team.settings.order_check, total=layout.replicas, slot_type=Pending)
         self.channel = Channel(Session("outside"), team.communicator, self)
-        self._open: list[_OutsideSlot] = []
 
     def begin(self, call: Call, code: Any, offset: int, path: Path, move: Move, *, float64: bool = False) -> Pending:
         """Post a call for all local replicas; the steps that it takes are carried out from now on.
@@ -416,14 +370,13 @@ class Outside(Carrier):
         team = self._team
         team.check()
         group = self._ledger.root
-        slots = [group.post(member, call, code, offset, path) for member in group.members]
-        slot = slots[0]  # that of all of them
-        assert isinstance(slot, _OutsideSlot)
-        slot.move, slot.pending = move, Pending(slot.number)
-        self._open.append(slot)
-        self.channel.session.post(Step(team.digest(slot), slot, FLOAT64 if float64 else NO_FLAGS))
-        team.driver.start(team.guarded(self.channel.advance()))
-        return slot.pending
+        slot, *_ = [group.post(member, call, code, offset, path) for member in group.members]  # one for all of them
+        assert isinstance(slot, Pending)
+        slot.move = move
+        digest, _ = team.meaning(slot)
+        self.channel.session.post(Step(digest, slot, FLOAT64 if float64 else NO_FLAGS))
+        team.start(self.channel)
+        return slot
 
     def refuse(self, call: Call, code: Any, offset: int, error: Exception | None) -> None:
         """Note that a call has raised for its arguments here: this worker does not come to it, and the others do.
@@ -435,31 +388,29 @@ class Outside(Carrier):
             error: what it raised; None where its caller was cancelled before it was posted.
         """
         group = self._ledger.root
-        slots = [group.post(member, call, code, offset) for member in group.members]
-        for member, slot in zip(group.members, slots, strict=True):
-            group.abandon(member, slot)
+        slot, *_ = [group.post(member, call, code, offset) for member in group.members]
         self._refusal = "" if error is None else f"{type(error).__name__}: {error}"
-        self.tell(number=slots[0].number)
+        self._leave(slot)
 
     def abandon(self, pending: Pending) -> None:
-        """Note that the caller was cancelled out of a call that is not complete."""
-        slot = next((slot for slot in self._open if slot.pending is pending), None)
-        if slot is not None and not pending.done:
-            for member in slot.group.members:
-                slot.group.abandon(member, slot)
-            self.tell(number=slot.number)
+        """Note that the caller was cancelled out of a call, unless it is complete."""
+        if not pending.complete:
+            self._leave(pending)
+
+    def _leave(self, slot: Slot) -> None:
+        for member in slot.group.members:
+            slot.group.abandon(member, slot)
+        self.tell(number=slot.number)
 
     def warn(self, pending: Pending, seconds: float) -> None:
         """Warn that the other workers do not come to a call."""
-        slot = next((slot for slot in self._open if slot.pending is pending), None)
-        if slot is not None:
-            layout, post = self._team.layout, slot.post_of(0)
-            warn_of_stall(
-                f"worker {layout.rank} of {layout.workers} has waited {seconds:.3g} s for the others to come to "
-                f"{post.call} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
-                post.location.file,
-                post.location.line,
-            )
+        layout, post = self._team.layout, pending.first
+        warn_of_stall(
+            f"worker {layout.rank} of {layout.workers} has waited {seconds:.3g} s for the others to come to "
+            f"{post.call} (AIODIST_STALL_SECONDS sets the time, 0 turns this off)",
+            post.location.file,
+            post.location.line,
+        )
 
     def expire(self, pending: Pending, seconds: float) -> None:
         """Note that the time is up in which the other workers were to make a call."""
@@ -467,15 +418,14 @@ class Outside(Carrier):
 
     def move(self, channel: Channel, step: Step, found: Found) -> Steps[None]:
         """Move the values of a call that all workers make."""
-        slot: _OutsideSlot = step.what
-        result = error = None
+        pending: Pending = step.what
+        error = None
         try:
-            result = yield from self._team.hurried(slot.move(channel, found))
+            pending.value = yield from self._team.hurried(pending.move(channel, found))
         except OF_VALUES as raised:
             error = raised
-        slot.group.complete(slot)
-        self._open.remove(slot)
-        slot.pending.complete(result, error)
+        if not pending.complete:
+            pending.end(error)
         if channel.session.number + 1 == self._tell_at:
             self.tell()
 
@@ -492,29 +442,27 @@ class Outside(Carrier):
         else:
             self._tell_at = ask.number
 
-    def tagged(self, tag: GroupTag) -> None:
-        """Never called: groups are made in runs."""
-
-    def tell_waiting(self, *, is_answer: bool = False) -> None:
-        """Never called: nothing but a run asks what replicas wait in."""
-
     def tell(self, *, number: int | None = None, overdue: Overdue | None = None, note: str = "") -> None:
         """Tell the coordinator what this worker calls, once; from any thread."""
         if not self.told:
             self.told = True
             self.channel.session.freeze(number)
-            snapshot = self._ledger.snapshot(self._team.facts(self._refusal))
-            key = self._ledger.root.key
-            self._team.control.send(
-                Trouble(OUTSIDE, to_portable(_as_waiting(snapshot)), key, number, overdue, note=note)
-            )
+            snapshot = to_portable(_as_waiting(self._ledger.snapshot(self._team.facts(self._refusal))))
+            self._team.control.send(Trouble(OUTSIDE, snapshot, self._ledger.root.key, number, overdue, note=note))
 
     def fail(self, error: BaseException) -> None:
         """End all that is under way."""
         self.channel.session.freeze()
-        for slot in self._open:
-            slot.pending.complete(None, error)
-        self._open.clear()
+        for slot in list(self._ledger.root.slots()):
+            assert isinstance(slot, Pending)
+            slot.end(error)
+
+
+def _callers_of(post: Post) -> Callers:
+    """Return numbers that stand for the nearest caller and the nearest two, on whichever machine; `_core.callers`."""
+    places = [(portable(place.file), *place[1:3]) for place in post.path[1:3]]
+    nearest, two = (blake2b(repr(places[:depth]).encode(), digest_size=8).digest() for depth in (1, 2))
+    return int.from_bytes(nearest, "little"), int.from_bytes(two, "little")
 
 
 def warn_of_stall(text: str, file: str, line: int) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
-from aiodist._workers.transport import Steps
+from aiodist._workers.transport import Steps, T
 
-T = TypeVar("T")
 _MOST = 8
 
 
@@ -31,42 +29,33 @@ class Job:
 
 
 class Serial:
-    """Calls one function after the other, in a thread while there is anything to call.
+    """Calls one function after the other, each in a thread of its own.
 
-    The thread is a daemon: one that waits for a worker that has died waits for ever, and nobody waits for it then.
+    The threads are daemons: one that waits for a worker that has died waits for ever, and nobody waits for it then.
 
     Args:
-        name: the thread's.
+        name: the threads'.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lock = threading.Lock()
-        self._to_call: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._last: Future[Any] | None = None
 
     def begin(self, fn: Callable[[], Any]) -> Job:
         """Call a function when all that was to be called before has returned."""
         future: Future[Any] = Future()
-        with self._lock:
-            self._to_call.append((future, fn))
-            first = len(self._to_call) == 1
-        if first:
-            threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-        return Job(future)
+        before, self._last = self._last, future
 
-    def _serve(self) -> None:
-        while True:
-            future, fn = self._to_call[0]
+        def call() -> None:
+            if before is not None:
+                wait([before])
             try:
-                result = fn()
+                future.set_result(fn())
             except Exception as error:  # noqa: BLE001  (it is for who waits)
                 future.set_exception(error)
-            else:
-                future.set_result(result)
-            with self._lock:
-                self._to_call.popleft()
-                if not self._to_call:
-                    return
+
+        threading.Thread(target=call, name=self._name, daemon=True).start()
+        return Job(future)
 
 
 class Threads:

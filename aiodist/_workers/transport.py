@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -47,15 +47,43 @@ Steps: TypeAlias = Generator[Request, None, T]
 """Something that goes on when the request it has yielded is complete."""
 
 
+class Parts(NamedTuple):
+    """A buffer of bytes with a part for each worker.
+
+    Attributes:
+        whole: the buffer.
+        counts: by rank, how many bytes a part has.
+        places: by rank, where it begins; None: each behind the one before it.
+    """
+
+    whole: Array
+    counts: Sequence[int]
+    places: Sequence[int] | None = None
+
+    @property
+    def begins(self) -> Sequence[int]:
+        """By rank, where each part begins."""
+        return begins_of(self.counts) if self.places is None else self.places
+
+    def views(self) -> list[Array]:
+        """Return the parts."""
+        return [self.whole[at : at + count] for at, count in zip(self.begins, self.counts, strict=True)]
+
+
+def begins_of(counts: Sequence[int]) -> list[int]:
+    """Return where parts of these sizes begin, one behind the other."""
+    return list(accumulate(counts, initial=0))[:-1]
+
+
 class Communicator(Protocol):
     """Some workers, and an order of operations of their own.
 
     Attributes:
         engine: the engine's name.
+        library: what the engine stands on, with its version.
         rank: this worker, among those of the communicator.
         size: how many they are.
         depth: how many operations are well begun before the first is complete.
-        library: what the engine stands on, with its version.
     """
 
     engine: str
@@ -76,42 +104,16 @@ class Communicator(Protocol):
         """Put buffers of bytes, all of one size, together by rank."""
         ...
 
-    def iallgatherv(
-        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
-    ) -> Request:
-        """Put buffers of bytes together by rank.
-
-        Args:
-            send: this worker's.
-            receive: where they are put.
-            counts: by rank, how many bytes a worker sends.
-            places: by rank, where in ``receive`` they begin; None: each behind the one before it.
-        """
+    def iallgatherv(self, send: Array, receive: Parts) -> Request:
+        """Put buffers of bytes together by rank."""
         ...
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite a buffer of bytes with that of one worker."""
         ...
 
-    def ialltoallv(
-        self,
-        send: Array,
-        send_counts: Sequence[int],
-        receive: Array,
-        receive_counts: Sequence[int],
-        send_places: Sequence[int] | None = None,
-        receive_places: Sequence[int] | None = None,
-    ) -> Request:
-        """Send the k-th part of a buffer of bytes to worker k; receive its part for this one.
-
-        Args:
-            send: the parts that are sent.
-            send_counts: by rank, how many bytes they have.
-            receive: where those of the others are put.
-            receive_counts: by rank, how many bytes those have.
-            send_places: by rank, where in ``send`` they begin; None: each behind the one before it.
-            receive_places: likewise in ``receive``.
-        """
+    def ialltoallv(self, send: Parts, receive: Parts) -> Request:
+        """Send the k-th part of a buffer of bytes to worker k; receive its part for this one."""
         ...
 
     def idup(self) -> Making:
@@ -119,19 +121,13 @@ class Communicator(Protocol):
         ...
 
     def icreate_group(self, ranks: Sequence[int], tag: int) -> Making:
-        """Make a communicator of some of the workers, which these alone call.
-
-        All of them call it, for several groups in the same order. It does not block; an engine that can only block
-        makes it in a thread.
+        """Make a communicator of some of the workers, which these alone call, for several groups in the same order.
 
         Args:
             ranks: those workers, ascending; a worker's place here is its rank in the new communicator.
             tag: tells it from others that are being made at the same time.
         """
         ...
-
-    def abort(self) -> None:
-        """Give up what is under way: another worker is gone, or the workers have diverged."""
 
 
 class Done:
@@ -155,9 +151,3 @@ OF_VALUES: Final = (TypeError, ValueError, OverflowError)
 def as_bytes(array: Array) -> Array:
     """Return the bytes of an array that lies in one piece."""
     return array.reshape(-1).view(np.uint8)
-
-
-def parts_of(whole: Array, counts: Sequence[int], places: Sequence[int] | None = None) -> list[Array]:
-    """Return the parts of a buffer that begin at these places; None: each behind the one before it."""
-    begins = accumulate(counts, initial=0) if places is None else places
-    return [whole[begin : begin + count] for begin, count in zip(begins, counts, strict=False)]

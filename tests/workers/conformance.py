@@ -21,7 +21,7 @@ from aiodist._collectives.workers import worker_plan
 from aiodist._workers import exchange
 from aiodist._workers.exchange import SEGMENT
 from aiodist._workers.threads import Job, Threads
-from aiodist._workers.transport import Communicator, Request, Steps
+from aiodist._workers.transport import Communicator, Parts, Request, Steps
 from aiodist_kernels import ReduceOp
 
 Case = Callable[[Communicator], Iterator[Request]]
@@ -169,7 +169,7 @@ def gatherings(c: Communicator) -> Iterator[Request]:
         send = text(c.rank, counts[c.rank])
         send.flags.writeable = False
         receive = np.empty(sum(counts), np.uint8)
-        yield c.iallgatherv(send, receive, counts)
+        yield c.iallgatherv(send, Parts(receive, counts))
         np.testing.assert_array_equal(receive, np.concatenate([text(rank, n) for rank, n in enumerate(counts)]))
 
 
@@ -183,7 +183,7 @@ def gatherings_in_places(c: Communicator) -> Iterator[Request]:
         wanted = receive.copy()
         for rank, (place, count) in enumerate(zip(places, counts, strict=True)):
             wanted[place : place + count] = text(rank, count)
-        yield c.iallgatherv(send, receive, counts, places)
+        yield c.iallgatherv(send, Parts(receive, counts, places))
         np.testing.assert_array_equal(receive, wanted)
 
 
@@ -207,7 +207,8 @@ def exchanges(c: Communicator) -> Iterator[Request]:
         mine = [part(c.rank, target, unit) for target in range(c.size)]
         theirs = [part(source, c.rank, unit) for source in range(c.size)]
         receive = np.empty(sum(map(len, theirs)), np.uint8)
-        yield c.ialltoallv(np.concatenate(mine), list(map(len, mine)), receive, list(map(len, theirs)))
+        sizes, their_sizes = list(map(len, mine)), list(map(len, theirs))
+        yield c.ialltoallv(Parts(np.concatenate(mine), sizes), Parts(receive, their_sizes))
         np.testing.assert_array_equal(receive, np.concatenate(theirs))
         going = [place for _, place in zip(mine, range(3, 10_003 * c.size, 10_003), strict=False)]
         coming = [place for _, place in zip(theirs, range(5, 10_005 * c.size, 10_005), strict=False)]
@@ -218,7 +219,7 @@ def exchanges(c: Communicator) -> Iterator[Request]:
         for place, part_of in zip(coming, theirs, strict=True):
             wanted[place : place + len(part_of)] = part_of
         send.flags.writeable = False
-        yield c.ialltoallv(send, list(map(len, mine)), receive, list(map(len, theirs)), going, coming)
+        yield c.ialltoallv(Parts(send, sizes, going), Parts(receive, their_sizes, coming))
         np.testing.assert_array_equal(receive, wanted)
 
 
@@ -231,7 +232,7 @@ def several_in_flight(c: Communicator) -> Iterator[Request]:
         c.iallreduce(ReduceOp.SUM, total, total),
         c.iallgather(send, whole),
         c.ibcast(given, c.size - 1),
-        c.ialltoallv(np.arange(c.size, dtype=np.uint8), ones, exchanged, ones),
+        c.ialltoallv(Parts(np.arange(c.size, dtype=np.uint8), ones), Parts(exchanged, ones)),
     ]
     yield from [*reversed(requests), *requests]  # one that is complete stays so
     assert set(total) == {sum(range(c.size))}

@@ -13,8 +13,7 @@ import anyio
 import pytest
 
 from aiodist import MultiWorkerMirroredStrategy
-from aiodist._workers.engines.local import LocalCommunicator
-from aiodist._workers.engines.simulated import SimulatedCluster
+from aiodist._workers.engines.simulated import SimulatedCluster, alone
 from tests.tools.command import environment
 from tests.workers import conformance
 from tests.workers.job import all_ordered_sums, all_values
@@ -27,7 +26,7 @@ each_case = pytest.mark.parametrize("case", conformance.CASES, ids=lambda case: 
 
 @each_case
 def test_local_engine(case: conformance.Case) -> None:
-    conformance.go_through(case, LocalCommunicator())
+    conformance.go_through(case, alone())
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -59,7 +58,7 @@ def digest_of_simulated(size: int) -> str:
 @cache
 def digest_of_ordered_sums() -> str:
     """Return the digest of ordered sums of four replicas on one worker."""
-    return all_ordered_sums(LocalCommunicator(), 4)
+    return all_ordered_sums(alone(), 4)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="no mpi4py")

@@ -18,6 +18,7 @@ from aiodist import (
     CommunicationOptions,
     IncompleteCollectiveError,
     MultiWorkerMirroredStrategy,
+    Reason,
     ReplicaContext,
     StallWarning,
     Variable,
@@ -105,7 +106,7 @@ PROGRAMS = [
 
 def without_workers(text: str) -> str:
     """Return a report as one machine would write it: devices are counted through there, and lines broken elsewhere."""
-    return " ".join(re.sub(r"(worker \d )?CPU:\d", "CPU", text).split())
+    return " ".join(re.sub(r"(worker \d+ )?CPU:\d+", "CPU", text).split())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
@@ -364,3 +365,55 @@ async def test_merge_call_that_some_worker_still_makes_was_agreed_on() -> None:
         await run(mirrored(4), program)
     for outcome in await Job(2, 2).run(program):
         assert without_workers(str(outcome)) == without_workers(str(expected.value))
+
+
+# Calls in a helper.
+
+
+async def average(ctx: ReplicaContext) -> None:
+    await ctx.all_reduce("MEAN", np.ones(elements))
+
+
+async def through_a_helper(ctx: ReplicaContext) -> None:
+    odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
+
+    async def first() -> None:
+        await average(ctx)
+
+    async def second() -> None:
+        await average(ctx)
+
+    await ctx.barrier()
+    for part in (second, first) if odd else (first, second):
+        await part()
+    await ctx.barrier()
+
+
+async def by_other_ways(ctx: ReplicaContext) -> None:
+    odd = ctx.replica_id_in_sync_group == ctx.num_replicas_in_sync - 1
+
+    async def first() -> None:
+        await average(ctx)
+
+    async def second() -> None:
+        await average(ctx)
+
+    for _ in range(3):
+        await (second if odd else first)()
+    await ctx.barrier()
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (1, 1, 1), (1,) * 66], ids=lambda layout: str(len(layout)))
+async def test_same_callers_of_a_helper_in_another_order_are_found_over_workers(layout: tuple[int, ...]) -> None:
+    with pytest.raises(CollectiveMismatchError) as expected:
+        await run(mirrored(sum(layout)), through_a_helper)
+    for outcome in await Job(*layout).run(through_a_helper):
+        assert isinstance(outcome, CollectiveMismatchError), outcome
+        assert (outcome.report.reason, outcome.report.sequence_number) == (Reason.CALL_SITE, 2)
+        assert outcome.report.suspects == expected.value.report.suspects
+        assert without_workers(str(outcome)) == without_workers(str(expected.value))
+
+
+@pytest.mark.parametrize("layout", [(2, 2), (1,) * 66], ids=lambda layout: str(len(layout)))
+async def test_callers_that_merely_differ_are_no_fault(layout: tuple[int, ...]) -> None:
+    assert await Job(*layout).values(by_other_ways) == [None] * sum(layout)

@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,6 @@ import pytest
 from aiodist import MultiWorkerMirroredStrategy
 from aiodist._arrays import environment
 from aiodist._arrays.environment import Launched
-from aiodist._workers.engines.local import LocalCommunicator
 from aiodist._workers.launcher import told_to_the_launcher
 from aiodist._workers.selection import check
 
@@ -53,15 +53,6 @@ def test_what_no_launcher_has_set_counts_for_none(variables: str, monkeypatch: p
     for variable in variables.split():
         monkeypatch.setenv(*variable.split("="))
     assert environment.launched() is None
-
-
-class Seen(LocalCommunicator):
-    """What an engine sees of a job."""
-
-    library = "MPICH 5.0.2"
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
 
 
 def cluster(workers: int, index: int, task: str = "worker", **jobs: Any) -> str:
@@ -105,7 +96,8 @@ def test_what_was_started_is_what_is_seen_or_an_error_says_what_to_type(
     monkeypatch.setenv("TF_CONFIG", config)
     launched = None if by is None else Launched(by, "SIZE", 2, seen[0])
     with pytest.raises((RuntimeError, ValueError), match=expected) if expected else nullcontext():
-        check(Seen(*seen), launched)
+        found: Any = SimpleNamespace(library="MPICH 5.0.2", rank=seen[0], size=seen[1])
+        check(found, launched)
 
 
 def test_cluster_of_tf_config_is_the_strategys(monkeypatch: pytest.MonkeyPatch) -> None:

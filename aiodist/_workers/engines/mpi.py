@@ -11,16 +11,15 @@ import ctypes
 import os
 import sys
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 
 from aiodist._arrays import environment
-from aiodist._workers.engines.local import LocalCommunicator
+from aiodist._workers.engines.simulated import alone
 from aiodist._workers.finalising import finalise, in_the_air
 from aiodist._workers.threads import Serial
-from aiodist._workers.transport import Array, Communicator, Making, Request, Steps
+from aiodist._workers.transport import Array, Communicator, Making, Parts, Request, Steps
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = (
@@ -179,7 +178,7 @@ class MpiCommunicator:
                 "the program has had MPI initialised for a single thread; leave mpi4py.rc.threads and "
                 "mpi4py.rc.thread_level as they are"
             )
-        return LocalCommunicator() if given.Get_size() == 1 else (yield from cls(given).duplicated())
+        return alone() if given.Get_size() == 1 else (yield from cls(given).duplicated())
 
     def duplicated(self) -> Steps[Communicator]:
         """Make another communicator of the same workers."""
@@ -207,32 +206,20 @@ class MpiCommunicator:
         byte = self._byte
         return MpiRequest(self._handle.Iallgather([send, byte], [receive, byte]), send, receive)
 
-    def iallgatherv(
-        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
-    ) -> Request:
+    def iallgatherv(self, send: Array, receive: Parts) -> Request:
         """Put buffers of several sizes together by rank."""
-        byte = self._byte
-        target = [receive, list(counts), _displacements(counts, places), byte]
-        return MpiRequest(self._handle.Iallgatherv([send, byte], target), send, receive)
+        return MpiRequest(self._handle.Iallgatherv([send, self._byte], self._spread(receive)), send, receive)
 
     def ibcast(self, buffer: Array, root: int) -> Request:
         """Overwrite a buffer with that of one worker."""
         return MpiRequest(self._handle.Ibcast([buffer, self._byte], root), buffer)
 
-    def ialltoallv(
-        self,
-        send: Array,
-        send_counts: Sequence[int],
-        receive: Array,
-        receive_counts: Sequence[int],
-        send_places: Sequence[int] | None = None,
-        receive_places: Sequence[int] | None = None,
-    ) -> Request:
+    def ialltoallv(self, send: Parts, receive: Parts) -> Request:
         """Send every worker its part."""
-        byte = self._byte
-        source = [send, list(send_counts), _displacements(send_counts, send_places), byte]
-        target = [receive, list(receive_counts), _displacements(receive_counts, receive_places), byte]
-        return MpiRequest(self._handle.Ialltoallv(source, target), send, receive)
+        return MpiRequest(self._handle.Ialltoallv(self._spread(send), self._spread(receive)), send, receive)
+
+    def _spread(self, parts: Parts) -> list[Any]:
+        return [parts.whole, list(parts.counts), list(parts.begins), self._byte]
 
     def idup(self) -> MpiMaking:
         """Make another communicator of the same workers."""
@@ -249,10 +236,3 @@ class MpiCommunicator:
             raise RuntimeError(f"groups across workers need an MPI with THREAD_MULTIPLE, which {library()} here is not")
         members = self._handle.Get_group().Incl(list(ranks))
         return self._maker.begin(lambda: MpiCommunicator(self._handle.Create_group(members, tag % _TAGS)))
-
-    def abort(self) -> None:
-        """Leave what is under way as it is: MPI has no way to take it back; the requests keep their buffers."""
-
-
-def _displacements(counts: Sequence[int], places: Sequence[int] | None) -> list[int]:
-    return [0, *accumulate(counts)][:-1] if places is None else list(places)

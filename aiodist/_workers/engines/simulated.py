@@ -6,6 +6,8 @@ where even their kinds differ.
 
 Each worker is told of a complete operation by a delivery of its own. These happen at once; or, where the cluster is
 made with ``held``, when the test says so, in any order: one worker may be steps ahead of another, as in a real job.
+
+A process that is its only worker is a cluster of one (`alone`): the same code, with nobody to wait for.
 """
 
 from __future__ import annotations
@@ -18,10 +20,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 import aiodist_kernels as kernels
-from aiodist._workers.transport import Array, parts_of
+from aiodist._workers.transport import Array, Parts
 from aiodist_kernels import ReduceOp
 
-_Part = tuple[Any, ...]
 _Kind = tuple[Any, ...]
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ T = TypeVar("T")
 class SimulatedRequest:
     """An operation of one worker."""
 
-    def __init__(self, result: Any) -> None:
+    def __init__(self, result: Any = None) -> None:
         self._done = False
         self._result = result
         self._callbacks: list[Callable[[], object]] = []
@@ -77,7 +78,7 @@ class _World:
         self.children: dict[object, _World] = {}
 
     def begin(
-        self, rank: int, kind: _Kind, part: _Part, carry_out: Callable[[list[Any]], object], result: Any = None
+        self, rank: int, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object], result: Any
     ) -> SimulatedRequest:
         with self.cluster.lock:
             number = self.begun[rank]
@@ -107,7 +108,6 @@ class _World:
 class SimulatedCommunicator:
     """One worker's view of a simulated cluster."""
 
-    engine = library = "simulated"
     depth = 2
 
     def __init__(self, world: _World, rank: int) -> None:
@@ -115,11 +115,12 @@ class SimulatedCommunicator:
         self.rank = rank
         self.size = world.size
         self.cluster = world.cluster
+        self.engine = self.library = world.cluster.engine
         self._duplicates = count()
 
     def reduces(self, op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-        """Return whether it takes an op and dtype: what MPI takes, so that both ways are tried."""
-        return dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
+        """Return whether it takes an op and dtype: of several workers what MPI takes, so that both ways are tried."""
+        return self.size == 1 or dtype.kind in "iu" or (dtype.kind in "fc" and op in (ReduceOp.SUM, ReduceOp.PRODUCT))
 
     def iallreduce(self, op: ReduceOp, send: Array, receive: Array) -> SimulatedRequest:
         """Reduce buffers over the workers, in the order of their ranks.
@@ -131,7 +132,7 @@ class SimulatedCommunicator:
             raise ValueError("expected buffers in one piece whose numbers lie where the machine wants them")
 
         def carry_out(parts: list[Any]) -> None:
-            total = kernels.reduce(op, [mine for mine, _ in parts])
+            total = kernels.reduce(op, [mine for mine, _ in parts]) if len(parts) > 1 else parts[0][0]
             for _, target in parts:
                 target[...] = total
 
@@ -147,9 +148,7 @@ class SimulatedCommunicator:
 
         return self._begin(("allgather", send.size), (send, receive), carry_out)
 
-    def iallgatherv(
-        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
-    ) -> SimulatedRequest:
+    def iallgatherv(self, send: Array, receive: Parts) -> SimulatedRequest:
         """Put buffers of several sizes together by rank."""
 
         def carry_out(parts: list[Any]) -> None:
@@ -157,28 +156,19 @@ class SimulatedCommunicator:
                 for target, (mine, _) in zip(targets, parts, strict=True):
                     target[...] = mine
 
-        targets = parts_of(receive, counts, places)
-        return self._begin(("allgatherv", tuple(counts)), (send, targets), carry_out)
+        return self._begin(("allgatherv", tuple(receive.counts)), (send, receive.views()), carry_out)
 
     def ibcast(self, buffer: Array, root: int) -> SimulatedRequest:
         """Overwrite every buffer with that of one worker."""
 
         def carry_out(parts: list[Any]) -> None:
-            for rank, (target,) in enumerate(parts):
+            for rank, target in enumerate(parts):
                 if rank != root:
-                    target[...] = parts[root][0]
+                    target[...] = parts[root]
 
-        return self._begin(("bcast", root, buffer.size), (buffer,), carry_out)
+        return self._begin(("bcast", root, buffer.size), buffer, carry_out)
 
-    def ialltoallv(
-        self,
-        send: Array,
-        send_counts: Sequence[int],
-        receive: Array,
-        receive_counts: Sequence[int],
-        send_places: Sequence[int] | None = None,
-        receive_places: Sequence[int] | None = None,
-    ) -> SimulatedRequest:
+    def ialltoallv(self, send: Parts, receive: Parts) -> SimulatedRequest:
         """Send every worker its part."""
 
         def carry_out(parts: list[Any]) -> None:
@@ -186,31 +176,21 @@ class SimulatedCommunicator:
                 for receiver in np.flatnonzero([part.size for part in sent]).tolist():
                     parts[receiver][1][sender][...] = sent[receiver]
 
-        parts = parts_of(send, send_counts, send_places), parts_of(receive, receive_counts, receive_places)
-        return self._begin(("alltoallv",), parts, carry_out)
+        return self._begin(("alltoallv",), (send.views(), receive.views()), carry_out)
 
     def idup(self) -> SimulatedRequest:
         """Make another communicator of the same workers."""
-        world = self._world.child(next(self._duplicates), self.size)
-        return self._begin(("dup",), (), _nothing, SimulatedCommunicator(world, self.rank))
+        return self._made(self._world.child(next(self._duplicates), self.size), self.rank)
 
     def icreate_group(self, ranks: Sequence[int], tag: int) -> SimulatedRequest:
         """Make a communicator of some of the workers: it is complete when all of them have called this."""
-        rank = list(ranks).index(self.rank)
-        world = self._world.child((tag, *ranks), len(ranks))
-        return world.begin(rank, ("create_group",), (), _nothing, SimulatedCommunicator(world, rank))
+        return self._made(self._world.child((tag, *ranks), len(ranks)), list(ranks).index(self.rank))
 
-    def abort(self) -> None:
-        """Do nothing: what is under way harms nobody."""
+    def _made(self, world: _World, rank: int) -> SimulatedRequest:
+        return world.begin(rank, ("made",), None, lambda _: None, SimulatedCommunicator(world, rank))
 
-    def _begin(
-        self, kind: _Kind, part: _Part, carry_out: Callable[[list[Any]], object], result: Any = None
-    ) -> SimulatedRequest:
-        return self._world.begin(self.rank, kind, part, carry_out, result)
-
-
-def _nothing(_: list[Any]) -> None:
-    pass
+    def _begin(self, kind: _Kind, part: Any, carry_out: Callable[[list[Any]], object]) -> SimulatedRequest:
+        return self._world.begin(self.rank, kind, part, carry_out, None)
 
 
 class SimulatedCluster:
@@ -219,6 +199,7 @@ class SimulatedCluster:
     Args:
         size: how many.
         held: deliveries wait until `release` is called.
+        engine: what the workers say that they are connected by.
 
     Attributes:
         communicators: one each, for their strategies.
@@ -226,8 +207,9 @@ class SimulatedCluster:
         hellos: what workers have said of themselves, by rank.
     """
 
-    def __init__(self, size: int, *, held: bool = False) -> None:
+    def __init__(self, size: int, *, held: bool = False, engine: str = "simulated") -> None:
         self.lock = threading.RLock()
+        self.engine = engine
         self.held: list[SimulatedRequest] | None = [] if held else None
         self.hellos: dict[int, bytes] = {}
         self._shared: Any = None
@@ -261,5 +243,10 @@ class SimulatedCluster:
     def release(self, index: int) -> None:
         """Make one of the deliveries that wait."""
         assert self.held is not None
-        request = self.held.pop(index)
-        request.finish()
+        self.held.pop(index).finish()
+
+
+def alone() -> SimulatedCommunicator:
+    """Return the communicator of a process that is its only worker."""
+    (communicator,) = SimulatedCluster(1, engine="local").communicators
+    return communicator

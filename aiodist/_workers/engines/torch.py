@@ -15,7 +15,7 @@ import numpy as np
 
 from aiodist._workers.finalising import in_the_air
 from aiodist._workers.threads import Job, Serial
-from aiodist._workers.transport import DONE, Array, Communicator, Making, Request, Steps, parts_of
+from aiodist._workers.transport import DONE, Array, Communicator, Making, Parts, Request, Steps
 from aiodist_kernels import ReduceOp
 
 INSTALL: Final = "torchrun has started this process, and its workers meet by PyTorch: pip install 'aiodist[torch]'"
@@ -137,15 +137,13 @@ class TorchCommunicator:
         """Put buffers together by rank."""
         if not receive.size:
             return DONE
-        parts = [self._torch.from_numpy(part) for part in parts_of(receive, [len(send)] * self.size)]
+        parts = [self._torch.from_numpy(part) for part in receive.reshape(self.size, -1)]
         own = self._readable(send)
         return TorchRequest([self._dist.all_gather(parts, own, self._group, async_op=True)], None, own, receive)
 
-    def iallgatherv(
-        self, send: Array, receive: Array, counts: Sequence[int], places: Sequence[int] | None = None
-    ) -> Request:
+    def iallgatherv(self, send: Array, receive: Parts) -> Request:
         """Put buffers of several sizes together by rank: each worker broadcasts its own."""
-        parts = parts_of(receive, counts, places)
+        parts = receive.views()
         parts[self.rank][...] = send
         works = [self._broadcast(part, root) for root, part in enumerate(parts) if part.size]
         return TorchRequest(works, None, receive)
@@ -157,31 +155,19 @@ class TorchCommunicator:
     def _broadcast(self, buffer: Array, root: int) -> Any:
         return self._dist.broadcast(self._readable(buffer), self._ranks[root], self._group, async_op=True)
 
-    def ialltoallv(
-        self,
-        send: Array,
-        send_counts: Sequence[int],
-        receive: Array,
-        receive_counts: Sequence[int],
-        send_places: Sequence[int] | None = None,
-        receive_places: Sequence[int] | None = None,
-    ) -> Request:
+    def ialltoallv(self, send: Parts, receive: Parts) -> Request:
         """Send every worker its part."""
-        going = np.concatenate(parts_of(send, send_counts, send_places))
-        coming = np.empty(sum(receive_counts), np.uint8)
-        works = [
-            self._dist.all_to_all_single(
-                self._torch.from_numpy(coming), self._torch.from_numpy(going), list(receive_counts), list(send_counts),
-                self._group, async_op=True,
-            )
-        ]  # fmt: skip
+        going, coming = np.concatenate(send.views()), np.empty(sum(receive.counts), np.uint8)
+        work = self._dist.all_to_all_single(
+            self._torch.from_numpy(coming), self._torch.from_numpy(going), list(receive.counts), list(send.counts),
+            self._group, async_op=True,
+        )  # fmt: skip
 
         def take() -> None:
-            targets = parts_of(receive, receive_counts, receive_places)
-            for target, part in zip(targets, parts_of(coming, receive_counts), strict=True):
+            for target, part in zip(receive.views(), Parts(coming, receive.counts).views(), strict=True):
                 target[...] = part
 
-        return TorchRequest(works, take, going, coming)
+        return TorchRequest([work], take, going, coming)
 
     def idup(self) -> Making:
         """Make another communicator of the same workers."""
@@ -197,9 +183,6 @@ class TorchCommunicator:
             return TorchCommunicator(group, ranks)
 
         return serial.begin(make)
-
-    def abort(self) -> None:
-        """Leave what is under way as it is; the requests keep their buffers."""
 
     def _readable(self, array: Array) -> Any:
         """Return a tensor of the same memory; of a copy where that is read-only, which torch cannot know."""
