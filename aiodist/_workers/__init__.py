@@ -6,8 +6,7 @@ one, and all raise the same report. Modules, in order; each imports only from th
 
 - `transport`: the protocol of engines: what moves bytes between workers.
 - `threads`: calls in worker threads, as requests.
-- `launcher`: what this worker tells `aiodist run`, and how it shows errors.
-- `finalising`: the end of MPI, with that of the process.
+- `ending`: how this worker ends, and what it tells `aiodist run`.
 - `engines`: simulated (many workers in one process, or one alone), mpi, torch.
 - `layout`: which replicas live on which worker.
 - `record`: the record that opens every step.
@@ -23,8 +22,7 @@ one, and all raise the same report. Modules, in order; each imports only from th
 - `hello`: what each worker says of itself.
 - `handshake`: who may connect to worker 0, and how that is proved.
 - `connection`: a control connection: messages behind their length.
-- `health`: whether a silent worker's process is stopped.
-- `pulse`: for how long an event loop is silent, and where it hangs.
+- `liveness`: whether a silent worker's process is stopped, and where its event loop hangs.
 - `control`: the connections on which trouble is told; heartbeats; a thread of its own.
 - `simulated_control`: the same for workers in one process.
 - `selection`: which engine serves a program, by what has started it.

@@ -1,22 +1,17 @@
 """Bootstrap: the rendezvous of a strategy's workers.
 
 The constructor of a strategy blocks until all workers have come; where those are simulated in one thread, the first use
-does. Each says what it has (`Hello`); what each says has a
-size of its own, so the sizes are exchanged first.
+does. Each says what it has (`Hello`).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from socket import socket
+from collections.abc import Sequence
 from sys import _getframe
 from types import FrameType
-from typing import Any, Final, TypeAlias
-
-import numpy as np
+from typing import Any, Final
 
 from aiodist._arrays import environment
 from aiodist._core.call import place
@@ -24,20 +19,20 @@ from aiodist._core.report import Location
 from aiodist._core.text import shown_file
 from aiodist._workers.control import TcpControl
 from aiodist._workers.driver import Driver
+from aiodist._workers.ending import missing_workers, told_to_the_launcher
 from aiodist._workers.engines.simulated import SimulatedCommunicator
 from aiodist._workers.exchange import gather_texts
-from aiodist._workers.handshake import Address, Door, Listening, blank, connect, failure
+from aiodist._workers.handshake import Address, Door, Listening, connect, failure
 from aiodist._workers.hello import Hello, check_versions
-from aiodist._workers.launcher import missing_workers, told_to_the_launcher
 from aiodist._workers.layout import Layout
 from aiodist._workers.selection import communicator_of
 from aiodist._workers.simulated_control import SimulatedControl, SimulatedSwitchboard
 from aiodist._workers.team import Settings, Team, warn_of_stall
-from aiodist._workers.transport import Communicator, Request, Steps
+from aiodist._workers.transport import Communicator, Request, Steps, T
 
 RENDEZVOUS_SECONDS: Final = 300.0
 _POLL_SECONDS: Final = 0.0005
-_OURS: Final = ("aiodist._workers", "aiodist._strategy", "aiodist._strategy")
+_OURS: Final = ("aiodist._workers", "aiodist._strategy")
 
 _unmet: Final[list[tuple[Steps[Communicator], Request | None]]] = []
 """What was begun for a strategy that the others did not make in time; the next one goes on with it, as theirs will."""
@@ -68,12 +63,11 @@ class WorkerRendezvous:
             with told_to_the_launcher():
                 self.communicator = _communicator(given)
         hello = Hello.of_this_process(devices, _place_of_making()).to_bytes()
+        self._found: tuple[Team, Sequence[Hello]] | None = None
         if isinstance(self.communicator, SimulatedCommunicator):
             self.communicator.cluster.hellos[self.communicator.rank] = hello
         else:
-            self._steps = _met(self.communicator, hello)
-            self._begun = next(self._steps)
-        self._found: tuple[Team, Sequence[Hello]] | None = None
+            self._found = self._among_processes(hello)
 
     @property
     def is_in_one_thread(self) -> bool:
@@ -82,96 +76,65 @@ class WorkerRendezvous:
 
     @property
     def team(self) -> Team:
-        """This worker's part in the strategy; the first use blocks until all workers have come.
-
-        Raises:
-            RuntimeError: the workers have different versions of aiodist.
-            TimeoutError: another worker has not come for five minutes.
-        """
+        """This worker's part in the strategy."""
         return self._all()[0]
 
     @property
     def hellos(self) -> Sequence[Hello]:
-        """What each worker has said of itself, by rank; the first use blocks likewise."""
+        """What each worker has said of itself, by rank."""
         return self._all()[1]
 
     def _all(self) -> tuple[Team, Sequence[Hello]]:
         if self._found is None:
-            self._found = self._meet()
+            self._found = self._in_one_thread()
         return self._found
 
-    def _meet(self) -> tuple[Team, Sequence[Hello]]:
+    def _in_one_thread(self) -> tuple[Team, Sequence[Hello]]:
         communicator = self.communicator
-        control: TcpControl | SimulatedControl
-        if isinstance(communicator, SimulatedCommunicator):
-            hellos, layout = self._told_in_one_thread(communicator)
-            layout = layout.seen_from(communicator.rank)
-            control = SimulatedControl(communicator.cluster.shared(SimulatedSwitchboard, layout), communicator.rank)
-        else:
-            hellos, layout, connections = self._completed()
-            one = communicator.size == 1
-            control = (
-                SimulatedControl(SimulatedSwitchboard(layout), 0) if one else TcpControl(layout, hellos, connections)
-            )
-        team = Team(layout, self._settings, communicator, control, Driver())
-        control.listen(team)
-        return team, hellos
-
-    @staticmethod
-    def _told_in_one_thread(communicator: SimulatedCommunicator) -> tuple[Sequence[Hello], Layout]:
+        assert isinstance(communicator, SimulatedCommunicator)
         told = communicator.cluster.hellos
         if len(told) < communicator.size:
             raise RuntimeError(
                 f"worker {communicator.rank} of {communicator.size} simulated ones waits for others that have not "
                 "got this far: make the strategies of all of them first"
             )
-        return _understood(tuple(told[rank] for rank in range(communicator.size)))
+        hellos, layout = communicator.cluster.shared("hellos", lambda: _understood(list(map(told.get, sorted(told)))))
+        switchboard = communicator.cluster.shared("switchboard", lambda: SimulatedSwitchboard(layout))
+        layout = layout.seen_from(communicator.rank)
+        return self._team(layout, SimulatedControl(switchboard, communicator.rank)), hellos
 
-    def _completed(self) -> Met:
-        request: Request = self._begun
-        try:
-            while True:
-                _wait(request, self.communicator.rank, self.communicator.size)
-                request = next(self._steps)
-        except StopIteration as end:
-            found: Met = end.value
-            return found
+    def _among_processes(self, hello: bytes) -> tuple[Team, Sequence[Hello]]:
+        """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0.
 
+        Raises:
+            ConnectionError: worker 0 cannot be reached, or others do not come to it.
+            RuntimeError: the workers have different versions of aiodist.
+        """
+        communicator = self.communicator
+        rank, size = communicator.rank, communicator.size
+        hellos, layout = _understood(_blocking(gather_texts(communicator, hello), rank, size))
+        check_versions(hellos)
+        layout = layout.seen_from(rank)
+        listening, told = None, b""
+        if rank == 0:
+            try:
+                listening = Listening(hellos)
+                told = listening.address.to_bytes()
+            except OSError as error:
+                told = failure(error)  # for everybody to raise
+        address = Address.from_bytes(bytes(_blocking(gather_texts(communicator, told), rank, size)[0]))
+        connections = Door(listening, size).admit_all() if listening else {0: connect(address, rank)}
+        return self._team(layout, TcpControl(layout, hellos, connections)), hellos
 
-Met: TypeAlias = tuple[Sequence[Hello], Layout, Mapping[int, socket]]
-"""What each worker has said of itself, the layout, and this worker's control connections, by rank."""
-
-
-def _met(communicator: Communicator, hello: bytes) -> Steps[Met]:
-    """Meet the other workers, and connect this one: worker 0 to all others, these to worker 0."""
-    hellos, layout = yield from greeted(communicator, hello)
-    check_versions(hellos)
-    rank, size = communicator.rank, communicator.size
-    layout = layout.seen_from(rank)
-    if size == 1:
-        return hellos, layout, {}
-    listening, told = None, bytearray(blank())
-    if rank == 0:
-        try:
-            listening = Listening(hellos)
-            told[:] = listening.address.to_bytes()
-        except OSError as error:
-            told[:] = failure(error)  # for everybody to raise
-    yield communicator.ibcast(np.frombuffer(told, np.uint8), 0)
-    address = Address.from_bytes(bytes(told))
-    if listening is not None:
-        return hellos, layout, Door(listening, size).admit_all()
-    return hellos, layout, {0: connect(address, rank)}
+    def _team(self, layout: Layout, control: TcpControl | SimulatedControl) -> Team:
+        team = Team(layout, self._settings, self.communicator, control, Driver())
+        control.listen(team)
+        return team
 
 
-def greeted(communicator: Communicator, own: bytes) -> Steps[tuple[Sequence[Hello], Layout]]:
+def _understood(told: Sequence[Any]) -> tuple[Sequence[Hello], Layout]:
     """Return what each worker says of itself, by rank, and the layout that this makes, as worker 0 sees it."""
-    return _understood(tuple(bytes(part) for part in (yield from gather_texts(communicator, own))))
-
-
-@lru_cache(maxsize=4)  # simulated workers, of which there may be thousands in a process, share it
-def _understood(told: tuple[bytes, ...]) -> tuple[Sequence[Hello], Layout]:
-    hellos = [Hello.from_bytes(each) for each in told]
+    hellos = [Hello.from_bytes(bytes(each)) for each in told]
     return hellos, Layout(0, [hello.devices for hello in hellos])
 
 
@@ -196,6 +159,15 @@ def _communicator(given: Any) -> Communicator:
 
 
 # Waiting, in the constructor.
+
+
+def _blocking(steps: Steps[T], rank: int, size: int) -> T:
+    try:
+        while True:
+            _wait(next(steps), rank, size)
+    except StopIteration as end:
+        found: T = end.value
+        return found
 
 
 def _wait(request: Request, rank: int, size: int) -> None:

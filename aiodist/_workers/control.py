@@ -2,7 +2,7 @@
 
 It works while the engine hangs and while the event loop is blocked. Every worker says every quarter of a second that
 it lives. **Dead** is whose connection has ended without a farewell. **Stopped** is a silent process that is found to be
-so (`health`). **Cut off** is whose system does not acknowledge what is sent to it: so a program that holds the
+so (`liveness`). **Cut off** is whose system does not acknowledge what is sent to it: so a program that holds the
 interpreter lock for seconds is not taken for lost, since its system answers for it.
 
 Worker 0's thread hears everyone, and has the coordinator. It is the one that keeps the coordinator's time, and that
@@ -28,22 +28,22 @@ from typing import TYPE_CHECKING, Any, Final
 from aiodist._arrays.environment import stall_seconds
 from aiodist._workers.connection import Peer, packed
 from aiodist._workers.coordinator import PATIENCE_SECONDS, Coordinator
-from aiodist._workers.finalising import WORKER_LOST, unfinished
-from aiodist._workers.health import trouble
-from aiodist._workers.hello import Hello, made_differently
-from aiodist._workers.launcher import (
+from aiodist._workers.ending import (
     ENDED,
+    WORKER_LOST,
     farewell_of,
     is_echo,
     last_error,
     reports_of_all,
     shorten_reports,
     tell_of_echo,
+    unfinished,
 )
+from aiodist._workers.hello import Hello, made_differently
 from aiodist._workers.layout import Layout
+from aiodist._workers.liveness import Pulse, trouble
 from aiodist._workers.messages import Ask, Beat, Farewell, Lost, Message, Report, Stalled
 from aiodist._workers.portable import portable
-from aiodist._workers.pulse import Pulse
 
 if TYPE_CHECKING:
     from aiodist._workers.team import Team

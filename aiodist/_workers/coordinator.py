@@ -14,28 +14,17 @@ group at every step, so a communicator that all its workers have released is use
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from aiodist._core.analysis import analyse, cannot_complete, find_cycle
 from aiodist._core.report import CollectiveReport, Reason, ReplicaReport, ReplicaState
 from aiodist._core.snapshot import GroupKey, MemberRecord, ReplicaFacts, Snapshot, merge
+from aiodist._workers import messages
 from aiodist._workers.layout import Layout
-from aiodist._workers.messages import (
-    Ask,
-    GaveUp,
-    GroupTag,
-    Lost,
-    Message,
-    OpenGroup,
-    Query,
-    ReleaseGroup,
-    Report,
-    Stalled,
-    Trouble,
-    Waiting,
-)
+from aiodist._workers.messages import Ask, GroupTag, Lost, Message, OpenGroup, Query, Report, Trouble, Waiting
 from aiodist._workers.portable import to_local
 
 PATIENCE_SECONDS: Final = 5.0
@@ -43,13 +32,6 @@ PATIENCE_SECONDS: Final = 5.0
 
 Sent: TypeAlias = Iterator[tuple[int, Message]]
 """Messages, and the workers that they are for."""
-
-
-@dataclass(slots=True)
-class _Case:
-    """A run in trouble, and what the workers have told of it."""
-
-    parts: dict[int, Trouble] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -66,13 +48,12 @@ class Coordinator:
     def __init__(self, layout: Layout, origin: str = "") -> None:
         self._layout = layout
         self._origin = origin
-        self._cases: dict[int, _Case] = {}
-        self._waiting: dict[int, dict[int, Snapshot]] = {}
-        self._groups: dict[tuple[int, GroupKey], set[int]] = {}
-        self._tags = 0
-        self._workers_of: dict[int, tuple[int, ...]] = {}
-        self._released: dict[int, set[int]] = {}
-        self._idle: dict[tuple[int, ...], list[int]] = {}
+        self._cases: dict[int, dict[int, Trouble]] = {}  # by run in trouble, by worker
+        self._waiting: defaultdict[int, dict[int, Snapshot]] = defaultdict(dict)
+        self._groups: defaultdict[tuple[int, GroupKey], set[int]] = defaultdict(set)
+        self._workers_of: list[tuple[int, ...]] = []  # by tag
+        self._released: defaultdict[int, set[int]] = defaultdict(set)
+        self._idle: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
         self.outcome: Report | Lost | None = None
 
     @property
@@ -85,13 +66,13 @@ class Coordinator:
         match message:
             case OpenGroup():
                 yield from self._open_group(rank, message)
-            case ReleaseGroup():
+            case messages.ReleaseGroup():
                 self._release(rank, message.tag)
-            case Stalled():
+            case messages.Stalled():
                 yield from self._to_all(message, rank)
             case _ if self.outcome is not None:
                 yield rank, self.outcome
-            case GaveUp():
+            case messages.GaveUp():
                 yield from self.lose(rank, message.why)
             case Trouble():
                 yield from self._hear(rank, message)
@@ -103,13 +84,13 @@ class Coordinator:
     # Trouble.
 
     def _hear(self, rank: int, part: Trouble) -> Sent:
-        case = self._cases.get(part.run)
-        if case is None:
-            case = self._cases[part.run] = _Case()
+        if part.run not in self._cases:
+            self._cases[part.run] = {}
             at_once = part.overdue is not None  # where others are now is the point, not where they would get to
             yield from self._to_all(Ask(part.run) if at_once else Ask(part.run, part.group, part.number), rank)
-        case.parts[rank] = part
-        if len(case.parts) == self._layout.workers:
+        parts = self._cases[part.run]
+        parts[rank] = part
+        if len(parts) == self._layout.workers:
             yield from self.conclude(part.run)
 
     def _to_all(self, message: Message, *but: int) -> Sent:
@@ -119,11 +100,11 @@ class Coordinator:
 
     def conclude(self, run: int) -> Sent:
         """Analyse what the workers have told of a run, and tell everyone; nothing where that is done."""
-        case = self._cases.get(run)
-        if case is None or self.outcome is not None:
+        parts = self._cases.get(run)
+        if parts is None or self.outcome is not None:
             return
-        failures = tuple(each for rank in sorted(case.parts) for each in case.parts[rank].failures)
-        report = report_of(case.parts, self._layout)
+        failures = tuple(each for rank in sorted(parts) for each in parts[rank].failures)
+        report = report_of(parts, self._layout)
         if self._origin:
             report = replace(report, text=f"{report.text}\n{self._origin}")
         yield from self._end(Report(run, report, failures))
@@ -135,7 +116,7 @@ class Coordinator:
 
     def lose(self, rank: int, why: str) -> Sent:
         """Note that a worker is gone. One that has told of its trouble before, and then ended, is no news."""
-        if self.outcome is None and not any(rank in case.parts for case in self._cases.values()):
+        if self.outcome is None and not any(rank in parts for parts in self._cases.values()):
             yield from self._end(Lost(rank, why))
 
     # Replicas that wait for each other, or for one that has ended.
@@ -151,11 +132,10 @@ class Coordinator:
         run = message.run
         if run in self._cases:
             return
-        waiting = self._waiting.setdefault(run, {})
-        waiting[rank] = message.snapshot
-        whole = merge(waiting.values())
+        self._waiting[run][rank] = message.snapshot
+        whole = merge(self._waiting[run].values())
         if find_cycle(whole) or cannot_complete(whole):
-            self._cases[run] = _Case()
+            self._cases[run] = {}
             yield from self._to_all(Ask(run))
         elif not message.is_answer:
             yield from self._to_all(Query(run), rank)
@@ -164,28 +144,24 @@ class Coordinator:
 
     def _open_group(self, rank: int, message: OpenGroup) -> Sent:
         key = message.run, message.group
-        asked = self._groups.setdefault(key, set())
-        asked.add(rank)
-        if len(asked) < len(message.workers):
+        self._groups[key].add(rank)
+        if len(self._groups[key]) < len(message.workers):
             return
         del self._groups[key]
-        idle = self._idle.get(message.workers)
-        if idle:
-            tag, is_new = idle.pop(), False
-        else:
-            tag, is_new = self._tags, True
-            self._tags += 1
-            self._workers_of[tag] = message.workers
+        is_new = not self._idle[message.workers]
+        if is_new:
+            self._idle[message.workers].append(len(self._workers_of))
+            self._workers_of.append(message.workers)
+        tag = self._idle[message.workers].pop()
         for worker in message.workers:
             yield worker, GroupTag(message.run, message.group, tag, is_new)
 
     def _release(self, rank: int, tag: int) -> None:
-        workers = self._workers_of.get(tag, ())
-        released = self._released.setdefault(tag, set())
-        released.add(rank)
-        if len(released) == len(workers):
+        workers = self._workers_of[tag]
+        self._released[tag].add(rank)
+        if len(self._released[tag]) == len(workers):
             del self._released[tag]
-            self._idle.setdefault(workers, []).append(tag)
+            self._idle[workers].append(tag)
 
 
 # What the parts say together.
@@ -198,23 +174,20 @@ def report_of(parts: Mapping[int, Trouble], layout: Layout) -> CollectiveReport:
         parts: by rank; a worker that has told nothing is left out.
         layout: the workers' replicas.
     """
-    whole = merge([to_local(parts[rank].snapshot) for rank in sorted(parts)])
-    whole = _with_silent(whole, layout)
-    names = layout.names
+    ranks, names = sorted(parts), layout.names
+    whole = _with_silent(merge([to_local(parts[rank].snapshot) for rank in ranks]), layout)
     whole = replace(whole, replicas=tuple(replace(each, device=names[each.replica_id]) for each in whole.replicas))
-    overdue = next((parts[rank].overdue for rank in sorted(parts) if parts[rank].overdue is not None), None)
+    overdue = next((parts[rank].overdue for rank in ranks if parts[rank].overdue is not None), None)
+    somebody_waits = any(group.open or group.join is not None for group in whole.groups)
     try:
-        if overdue is None and not _somebody_waits(whole):
-            report = _nobody_waits(whole)
-        else:
-            report = analyse(whole, overdue=overdue)
+        report = analyse(whole, overdue=overdue) if overdue is not None or somebody_waits else _nobody_waits(whole)
     except Exception as error:  # noqa: BLE001  (those who wait must hear something)
         report = CollectiveReport(
             Reason.EXITED, 0, tuple(ReplicaReport(i, name, ReplicaState.RUNNING) for i, name in enumerate(names)), (),
             f"the replicas cannot go on, and the analysis of why failed: {type(error).__name__}: {error}",
         )  # fmt: skip
-    notes = [str(each) for rank in sorted(parts) for each in parts[rank].failures]
-    notes += [f"Worker {rank}: {parts[rank].note}" for rank in sorted(parts) if parts[rank].note]
+    notes = [str(each) for rank in ranks for each in parts[rank].failures]
+    notes += [f"Worker {rank}: {parts[rank].note}" for rank in ranks if parts[rank].note]
     notes += [f"Worker {rank} has told nothing." for rank in range(layout.workers) if rank not in parts]
     return replace(report, text="\n".join([report.text, *notes])) if notes else report
 
@@ -232,10 +205,6 @@ def _with_silent(whole: Snapshot, layout: Layout) -> Snapshot:
     return replace(whole, replicas=replicas, groups=(replace(root, members=members), *whole.groups[1:]))
 
 
-def _somebody_waits(whole: Snapshot) -> bool:
-    return any(group.open or group.join is not None for group in whole.groups)
-
-
 def _nobody_waits(whole: Snapshot) -> CollectiveReport:
     """Return the report on replicas that wait for nothing, while others have failed."""
     left = {member.replica_id for group in whole.groups for member in group.members if member.abandoned is not None}
@@ -248,10 +217,5 @@ def _nobody_waits(whole: Snapshot) -> CollectiveReport:
     root = whole.groups[0]
     number = min((member.sequence for member in root.members), default=0)
     failed = [each for each in ended if each.end is not ReplicaState.EXITED] or ended
-    return CollectiveReport(
-        Reason.EXITED,
-        number,
-        replicas,
-        tuple(each.replica_id for each in failed),
-        f"the run ended before its end: {gone or 'a worker gave up'}",
-    )
+    text = f"the run ended before its end: {gone or 'a worker gave up'}"
+    return CollectiveReport(Reason.EXITED, number, replicas, tuple(each.replica_id for each in failed), text)

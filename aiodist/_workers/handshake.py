@@ -41,7 +41,6 @@ _DRAWN: Final = 32
 _PROOF: Final = 32
 _RANK: Final = struct.Struct("<I")
 _CLAIM: Final = _RANK.size + _DRAWN + _PROOF
-_ANNOUNCED: Final = 1024
 _RETRY_SECONDS: Final = 0.05
 _OTHER_FILES: Final = 256
 
@@ -61,8 +60,8 @@ class Address:
     secret: bytes
 
     def to_bytes(self) -> bytes:
-        """Return it as JSON of fixed length."""
-        return _announced({"host": self.host, "port": self.port, "secret": self.secret.hex()})
+        """Return it as JSON."""
+        return json.dumps({"host": self.host, "port": self.port, "secret": self.secret.hex()}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Address:
@@ -79,16 +78,7 @@ class Address:
 
 def failure(error: OSError) -> bytes:
     """Return what the others are told in place of an address where worker 0 cannot listen."""
-    return _announced({"error": str(error)[: _ANNOUNCED // 8]})
-
-
-def blank() -> bytearray:
-    """Return room for an address as bytes."""
-    return bytearray(_ANNOUNCED)
-
-
-def _announced(fields: object) -> bytes:
-    return json.dumps(fields).encode().ljust(_ANNOUNCED)
+    return json.dumps({"error": str(error)}).encode()
 
 
 # Where worker 0 listens.

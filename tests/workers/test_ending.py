@@ -20,8 +20,8 @@ from aiodist import (
 )
 from aiodist._core.errors import CollectiveError
 from aiodist._core.report import Reason
-from aiodist._workers import finalising
-from aiodist._workers.launcher import is_echo
+from aiodist._workers import ending
+from aiodist._workers.ending import is_echo
 
 
 def error(kind: type[CollectiveError], *states: str) -> CollectiveError:
@@ -67,7 +67,7 @@ def test_worker_does_not_wait_for_one_that_has_failed(tmp_path: Path, monkeypatc
 
         return finalise
 
-    monkeypatch.setattr(finalising, "_of_library", of_library)
-    finalising.finalise(SimpleNamespace(Is_finalized=lambda: False), os.getpid())
+    monkeypatch.setattr(ending, "_of_library", of_library)
+    ending.finalise(SimpleNamespace(Is_finalized=lambda: False), os.getpid())
     assert begun.is_set()
     may_end.set()

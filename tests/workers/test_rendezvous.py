@@ -6,27 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from aiodist._workers.bootstrap import greeted
-from aiodist._workers.engines.simulated import SimulatedCluster
 from aiodist._workers.hello import Hello, check_versions, made_differently
 
 
 def hellos(count: int) -> list[Hello]:
     return [Hello("1.0", ("CPU:0",) * (rank + 1), f"host {rank}", "machine", rank, "a.py:3") for rank in range(count)]
-
-
-def test_workers_hear_of_all() -> None:
-    told = hellos(3)
-    walks = [greeted(c, hello.to_bytes()) for c, hello in zip(SimulatedCluster(3).communicators, told, strict=True)]
-    for _ in range(2):
-        for request in [next(walk) for walk in walks]:
-            assert request.test()
-    for walk in walks:
-        with pytest.raises(StopIteration) as end:
-            next(walk)
-        found, layout = end.value.value
-        assert list(found) == told
-        assert (layout.counts, layout.replicas) == ((1, 2, 3), 6)
 
 
 def test_other_version_of_aiodist_is_refused() -> None:

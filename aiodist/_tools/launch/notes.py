@@ -1,7 +1,7 @@
 """The notes of a job: files in a folder, by which agents and workers tell the launcher how far they have come.
 
 All are named by the worker's process. Its agent leaves ``started.PID`` (agent and rank), ``ended.PID`` (the exit code),
-and ``echo.PID`` where the end was asked for. A worker, as `aiodist._workers.launcher` has it, leaves ``rendezvous.PID``
+and ``echo.PID`` where the end was asked for. A worker, as `aiodist._workers.ending` has it, leaves ``rendezvous.PID``
 while it waits for the others to make a strategy, ``met.PID`` (how often they have met), ``leaving.PID`` when it is
 ready to end, which MPI keeps it from until all are, ``echo.PID`` where it ends because another has, and
 ``memory.PID`` (what it has mapped of files, as Linux shows it) where it ends without finalising MPI.

@@ -1,7 +1,7 @@
 """The MPI engine, through mpi4py: whichever MPI that was built for or finds.
 
 MPI is initialised by the first use, with all threads allowed to call it, and finalised at the end of the process: a
-launcher takes a process that leaves that out for failed, and ends the job (`finalising`).
+launcher takes a process that leaves that out for failed, and ends the job (`ending`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 
 from aiodist._arrays import environment
+from aiodist._workers.ending import finalise, in_the_air
 from aiodist._workers.engines.simulated import alone
-from aiodist._workers.finalising import finalise, in_the_air
 from aiodist._workers.threads import Serial
 from aiodist._workers.transport import Array, Communicator, Making, Parts, Request, Steps
 from aiodist_kernels import ReduceOp

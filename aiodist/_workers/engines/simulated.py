@@ -212,16 +212,16 @@ class SimulatedCluster:
         self.engine = engine
         self.held: list[SimulatedRequest] | None = [] if held else None
         self.hellos: dict[int, bytes] = {}
-        self._shared: Any = None
+        self._shared: dict[str, Any] = {}
         world = _World(size, self)
         self.communicators = [SimulatedCommunicator(world, rank) for rank in range(size)]
 
-    def shared(self, make: Callable[[Any], T], argument: Any) -> T:
-        """Return what the workers have in common: made by the first that asks, for this number of workers."""
+    def shared(self, name: str, make: Callable[[], T]) -> T:
+        """Return what the workers have in common under a name: made by the first that asks."""
         with self.lock:
-            if self._shared is None:
-                self._shared = make(argument)
-            return self._shared  # type: ignore[no-any-return]
+            if name not in self._shared:
+                self._shared[name] = make()
+            return self._shared[name]  # type: ignore[no-any-return]
 
     def lose(self, rank: int, why: str) -> None:
         """Let a worker be lost, and say how: it has died, or is cut off, say.
@@ -229,9 +229,9 @@ class SimulatedCluster:
         Raises:
             RuntimeError: the workers have not met yet.
         """
-        if self._shared is None:
+        if "switchboard" not in self._shared:
             raise RuntimeError("a worker can be lost once the workers have met")
-        self._shared.lose(rank, why)
+        self._shared["switchboard"].lose(rank, why)
 
     def deliver(self, request: SimulatedRequest) -> None:
         """Tell a worker that an operation is complete, now or when the test says so."""

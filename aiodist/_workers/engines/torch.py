@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiodist._workers.finalising import in_the_air
+from aiodist._workers.ending import in_the_air
 from aiodist._workers.threads import Job, Serial
 from aiodist._workers.transport import DONE, Array, Communicator, Making, Parts, Request, Steps
 from aiodist_kernels import ReduceOp

@@ -1,4 +1,7 @@
-"""The pulse of a worker's event loop, felt from another thread: for how long it has been silent, and where it hangs."""
+"""Liveness: whether a silent worker's process is stopped, and for how long its event loop has not turned.
+
+A worker may be at a long call that holds the interpreter lock, which is no fault. On this machine the system knows.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,43 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from aiodist._arrays import environment
+from aiodist._workers.hello import Hello, this_machine
+
+SUSPICIOUS_SECONDS: Final = 1.0
+SILENT_SECONDS: Final = 60.0
 PULSE_SECONDS: Final = 0.5
 _MOST_FRAMES: Final = 6
 _MACHINERY: Final = ("asyncio", "trio", "anyio", "uvloop", "aiodist")
 
 
+def trouble(hello: Hello, silent: float) -> str | None:
+    """Return why a worker counts as stopped that has been silent for so many seconds; None if it does not."""
+    allowed = environment.lost_seconds() or 0.0
+    if silent < max(SUSPICIOUS_SECONDS, allowed):
+        return None
+    if hello.machine == this_machine():
+        return "is stopped: the system has halted its process" if _is_stopped(hello.pid) else None
+    if silent > max(SILENT_SECONDS, allowed):
+        return f"has been silent for {silent:.0f} s, though its system answers: it is stopped"
+    return None
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process of this machine is stopped, as by SIGSTOP or a debugger."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in {"T", "t"}
+
+
 class Pulse:
-    """Asks an event loop now and then whether it still turns.
+    """Asks this worker's event loop now and then whether it still turns, from another thread.
 
     Args:
         ask_loop: has the loop call a function; returns whether there is a loop.
@@ -53,10 +83,9 @@ class Pulse:
     def silence(self) -> str:
         """Return what is to be told of a loop that does not answer: for how long, and what its thread is at."""
         text = f"its event loop has been silent for {self.silent_seconds:.1f} s: something blocks it."
-        frames = self._frames()
         shown = [
             f"    {summary.filename}:{summary.lineno} in {summary.name}" + (f"    {summary.line}" * bool(summary.line))
-            for summary in traceback.StackSummary.extract((f, f.f_lineno) for f in frames)
+            for summary in traceback.StackSummary.extract((f, f.f_lineno) for f in self._frames())
         ]
         return "\n".join([f"{text} Its thread is at" if shown else text, *shown])
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from aiodist._workers.health import SILENT_SECONDS, SUSPICIOUS_SECONDS, trouble
 from aiodist._workers.hello import Hello, this_machine
-from aiodist._workers.pulse import Pulse
+from aiodist._workers.liveness import SILENT_SECONDS, SUSPICIOUS_SECONDS, Pulse, trouble
 
 
 @pytest.mark.parametrize(
@@ -50,7 +49,7 @@ def test_stopped_process_of_this_machine_is_found_and_a_busy_one_is_not() -> Non
 
 def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 50.0
-    monkeypatch.setattr("aiodist._workers.pulse.time.monotonic", lambda: now)
+    monkeypatch.setattr("aiodist._workers.liveness.time.monotonic", lambda: now)
     questions: list[Callable[[], Any]] = []
 
     def ask(answer: Callable[[], Any]) -> bool:
@@ -67,7 +66,7 @@ def test_pulse_tells_for_how_long_a_loop_is_silent_and_where(monkeypatch: pytest
     assert pulse.is_silent
     told = pulse.silence()
     assert told.startswith("its event loop has been silent for 2.0 s: something blocks it. Its thread is at\n")
-    assert "test_health.py:" in told
+    assert "test_liveness.py:" in told
     assert "in test_pulse_tells_for_how_long" in told
     answer()
     now = 53.5
