@@ -53,7 +53,6 @@ class RunSpan(Carrier):
         takes_all: groups whose members are all here make reductions with the bits of every other layout, too.
         is_over: all replicas of all workers have ended.
         error: what has ended the run; None while all is well.
-        told: the coordinator has been told of trouble.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class RunSpan(Carrier):
     ) -> None:
         self.number = number
         self.takes_all = team.settings.ordered
-        self.is_over = False
+        self.is_over = self._finishing = self._left = False
         self.error: CollectiveError | None = None
         self._team = team
         self._run = run
@@ -71,7 +70,6 @@ class RunSpan(Carrier):
         self._unused: dict[GroupKey, Group] = {}
         self._doomed: dict[GroupKey, int] = {}
         self._moving = moving
-        self.told = self._finishing = self._left = False
         self._blocked: tuple[int, ...] = ()
         self._seen: Any = None
         team.enter(number, self)
@@ -81,29 +79,25 @@ class RunSpan(Carrier):
     def matched(self, slot: Rendezvous) -> None:
         """Agree with the other workers on what all local members have posted, move its values, and complete it."""
         group = slot.group
-        channel: Channel | None = self._root
-        if not group.is_root:
-            spanned = self._groups.get(group.key)
-            if spanned is None:
-                spanned = self._open_group(group)
-            channel = spanned.channel
-            if channel is None:
-                spanned.waiting.append(slot)
-                return
-        self._post(channel, slot)
+        if group.is_root:
+            self._post(self._root, slot)
+            return
+        spanned = self._groups.get(group.key) or self._open_group(group)
+        if spanned.channel is None:
+            spanned.waiting.append(slot)
+        else:
+            self._post(spanned.channel, slot)
 
-    def _post(self, channel: Channel | None, slot: Rendezvous) -> None:
-        assert channel is not None
+    def _post(self, channel: Channel, slot: Rendezvous) -> None:
         session = channel.session
         if slot is slot.group.joining:
             session.join()
         else:
             position = next(p for p in range(len(slot.group.members)) if p not in slot.absent)
+            digest, callers = self._team.meaning(slot, position)
             flags = FLOAT64 if slot.options.accumulate == "float64" else NO_FLAGS
             payload = b"" if slot.absent else self._moving.payload(slot)
-            digest, callers = self._team.meaning(slot, position)
-            site = slot.code, slot.offset
-            session.post(Step(digest, slot, flags, payload, bool(slot.absent), site, callers))
+            session.post(Step(digest, slot, flags, payload, bool(slot.absent), (slot.code, slot.offset), callers))
         self._team.start(channel)
 
     def made(self, group: Group) -> None:
@@ -149,11 +143,8 @@ class RunSpan(Carrier):
     @property
     def is_settled(self) -> bool:
         """Whether there is nothing more to hear of the run from other workers."""
-        return self.is_over or self.error is not None or (self.told and self._finishing and self._failed)
-
-    @property
-    def _failed(self) -> bool:
-        return any(replica.end == "failed" for replica in self._run.ledger.replicas)
+        failed = any(replica.end == "failed" for replica in self._run.ledger.replicas)
+        return self.is_over or self.error is not None or (self.told and self._finishing and failed)
 
     def abandon(self) -> None:
         """Tell the other workers that this one's caller was cancelled: its replicas have ended."""
@@ -172,8 +163,7 @@ class RunSpan(Carrier):
     # Groups.
 
     def _open_group(self, group: Group) -> _SpannedGroup:
-        layout = self._team.layout
-        workers = tuple(layout.members(group.key[0]))
+        workers = tuple(self._team.layout.members(group.key[0]))
         self._unused.pop(group.key, None)
         found = self._groups[group.key] = _SpannedGroup(self._team, group, workers)
         self._team.control.send(OpenGroup(self.number, group.key, workers))
@@ -210,20 +200,18 @@ class RunSpan(Carrier):
         slot: Rendezvous = step.what
         if slot.request.kind is kinds.MERGE_CALL:
             self._run.start_merge(slot)
-            return
-        result, error = None, None
-        try:
-            result = yield from self._team.hurried(self._moving.move(channel, slot, found))
-        except OF_VALUES as raised:
-            error = raised
-        self._run.complete(slot, result, error)
+        else:
+            yield from self._completed(slot, self._moving.move(channel, slot, found))
 
     def gather(self, channel: Channel, step: Step | None) -> Steps[None]:
         """Make the result of a step in which replicas are absent, for they have joined."""
         slot: Rendezvous | None = None if step is None else step.what
+        yield from self._completed(slot, self._moving.gather(channel, slot))
+
+    def _completed(self, slot: Rendezvous | None, steps: Steps[Any]) -> Steps[None]:
         result, error = None, None
         try:
-            result = yield from self._team.hurried(self._moving.gather(channel, slot))
+            result = yield from self._team.hurried(steps)
         except OF_VALUES as raised:
             error = raised
         if slot is not None:
@@ -244,15 +232,14 @@ class RunSpan(Carrier):
         """Tell the other workers which groups have been made here and never used; return whether all have made them."""
         own = {key: _digest_of_creation(self._team, group) for key, group in self._unused.items()}
         told = yield from gather_objects(channel.communicator, own)
-        layout = self._team.layout
-        known: dict[GroupKey, tuple[bytes, set[int]]] = {}
+        makers: dict[GroupKey, dict[int, bytes]] = {}
         for rank, groups in enumerate(told):
             for key, creation in groups.items():
-                first, makers = known.setdefault(key, (creation, set()))
-                makers.add(rank)
-                if creation != first:
-                    return False
-        return all(set(layout.members(key[0])) == makers for key, (_, makers) in known.items())
+                makers.setdefault(key, {})[rank] = creation
+        members = self._team.layout.members
+        return all(
+            set(members(key[0])) == set(found) and len(set(found.values())) == 1 for key, found in makers.items()
+        )
 
     # Trouble.
 
@@ -277,18 +264,14 @@ class RunSpan(Carrier):
             self._doomed[ask.group] = ask.number
 
     def _doom(self, group: Group, number: int) -> None:
-        self._freeze(group, number)
+        spanned = self._groups.get(group.key)
+        channel = self._root if group.is_root else spanned and spanned.channel
+        if channel:
+            channel.session.freeze(number)
         if self._finishing:
             self.tell(group=group)
         elif not self.told:
             self._run.doom(group, number)
-
-    def _freeze(self, group: Group, number: int) -> None:
-        channel = self._root if group.is_root else None
-        if not group.is_root and group.key in self._groups:
-            channel = self._groups[group.key].channel
-        if channel is not None:
-            channel.session.freeze(number)
 
     def tell(
         self,
@@ -302,31 +285,29 @@ class RunSpan(Carrier):
         if self.told or self.error is not None:
             return
         self.told = True
-        number = None if group is None else group.doomed
+        key, number = (None, None) if group is None else (group.key, group.doomed)
         if overdue is not None:
             number = overdue.number
         found = tuple(Failure.of(replica_id, error) for replica_id, error in (failures or {}).items())
-        snapshot = self._run.snapshot(blocked=self._blocked)
-        key = None if group is None else group.key
-        self._team.control.send(Trouble(self.number, to_portable(snapshot), key, number, overdue, found, note))
+        snapshot = to_portable(self._run.snapshot(blocked=self._blocked))
+        self._team.control.send(Trouble(self.number, snapshot, key, number, overdue, found, note))
 
     def tell_waiting(self, *, is_answer: bool = False) -> None:
         """Tell the coordinator what local replicas wait in, while nothing is wrong here."""
         if not self.told and not self.is_over and self.error is None:
             if is_answer:
                 self._blocked = tuple(sorted(self._run.waiting_for_good()))
-            snapshot = self._run.snapshot(blocked=self._blocked)
-            self._team.control.send(Waiting(self.number, to_portable(snapshot), is_answer))
+            snapshot = to_portable(self._run.snapshot(blocked=self._blocked))
+            self._team.control.send(Waiting(self.number, snapshot, is_answer))
 
     def fail(self, error: CollectiveError) -> None:
         """End the run: the strategy has ended."""
         if self.is_over or self.error is not None:
             return
         self.error = error
-        self._root.session.freeze()
-        for spanned in self._groups.values():
-            if spanned.channel is not None:
-                spanned.channel.session.freeze()
+        for channel in (self._root, *(spanned.channel for spanned in self._groups.values())):
+            if channel is not None:
+                channel.session.freeze()
         if not self._left:
             self._run.fail(error)
 

@@ -22,8 +22,7 @@ from typing import Final
 
 from aiodist._demos.interruption import INTERRUPTIONS
 from aiodist._tools.launch import agent
-from aiodist._tools.launch.leftovers import SharedMemory
-from aiodist._tools.launch.notes import Notes
+from aiodist._tools.launch.notes import Notes, SharedMemory
 
 LAST_WORDS_SECONDS: Final = 3.5
 ENDING_SECONDS: Final = 4.0
@@ -93,7 +92,7 @@ class _Job:
         self._notes = notes
         self._signals = signals
         self._passed_on = 0
-        self._memory = SharedMemory()
+        self._memory = SharedMemory(notes)
         self._over_at: float | None = None
         self._in_vain_since: float | None = None
         self.complaint: str | None = None
@@ -104,14 +103,14 @@ class _Job:
         if len(self._signals) > self._passed_on:
             self._over_at = now if self._passed_on else now + ENDING_SECONDS
             self._passed_on = len(self._signals)
-            self._look_at_memory()
+            self._memory.look()
             first = self._signals[0]
             self._signal_agents(signal.SIGTERM if first == signal.SIGHUP else first)  # SIGHUP would give no time
         if self._memory.look_is_due:
-            self._look_at_memory()
+            self._memory.look()
         if self._over_at is None and self._notes.first_failure():
             self._over_at = now + LAST_WORDS_SECONDS
-            self._look_at_memory()
+            self._memory.look()
         if self._over_at is None and (complaint := self._waits_in_vain(now)):
             self.complaint, self._over_at = complaint, now
         return self._over_at is not None and now >= self._over_at
@@ -121,15 +120,12 @@ class _Job:
 
         When the agents have ended, mpiexec ends by itself, and removes its own files.
         """
-        self._look_at_memory()
+        self._memory.look()
         for end in (partial(self._signal_agents, signal.SIGHUP), self._process.terminate, self._process.kill):
             end()
             _wait(self._process, _FAREWELL_SECONDS)
         agent.kill_descendants()
         self._memory.remove()
-
-    def _look_at_memory(self) -> None:
-        self._memory.look(self._notes.maps())
 
     def _signal_agents(self, number: int) -> None:
         for _, its_agent in self._notes.running():

@@ -9,12 +9,19 @@ ready to end, which MPI keeps it from until all are, ``echo.PID`` where it ends 
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from aiodist._tools.usage import UsageError
+
+_OF_MPI: Final = ("/dev/shm/mpich_shm_", "/dev/shm/sm_segment.")  # noqa: S108  (MPICH's, and Open MPI's)
+_FIRST_LOOK_SECONDS: Final = 0.2
+_PATIENCE: Final = 0.5
 
 
 class Notes:
@@ -29,19 +36,13 @@ class Notes:
 
     def running(self) -> list[tuple[int, int]]:
         """Return the workers that have started and not ended: each one's process, and its agent's."""
-        ended = self._pids("ended")
-        started = {_pid(note): note for note in self.folder.glob("started.*")}
-        return [(pid, int(note.read_text().split()[0])) for pid, note in started.items() if pid not in ended]
-
-    def maps(self) -> list[Path]:
-        """Return the files that show what memory workers have mapped: those that run, and those that say so."""
-        return [*self.folder.glob("memory.*"), *(Path(f"/proc/{worker}/maps") for worker, _ in self.running())]
+        ended = self._read("ended")
+        return [(pid, int(text.split()[0])) for pid, text in self._read("started").items() if pid not in ended]
 
     def first_failure(self) -> int:
         """Return the exit code of the first worker that has failed by itself, else of the first that has; else 0."""
-        ended = sorted(self.folder.glob("ended.*"), key=lambda note: note.stat().st_mtime_ns)
-        codes = {_pid(note): code for note in ended if (code := int(note.read_text() or 0))}
-        echoes = self._pids("echo")
+        codes = {pid: code for pid, text in self._read("ended").items() if (code := int(text or 0))}
+        echoes = self._read("echo")
         own = (code for pid, code in codes.items() if pid not in echoes)
         return next(own, next(iter(codes.values()), 0))
 
@@ -53,29 +54,37 @@ class Notes:
         Returns:
             How many strategies the one that has ended has made, and what is to be said; None if nobody waits in vain.
         """
-        ended = self._pids("ended") | self._pids("leaving")
+        ended = {*self._read("ended"), *self._read("leaving")}
         if not ended:
             return None
-        met = {_pid(note): int(note.read_text() or 0) for note in self.folder.glob("met.*")}
+        met = {pid: int(text or 0) for pid, text in self._read("met").items()}
         first = min(sorted(ended), key=lambda pid: met.get(pid, 0))
         made = met.get(first, 0)
-        count = sum(met.get(pid, 0) >= made for pid in self._pids("rendezvous") - ended)
+        count = sum(met.get(pid, 0) >= made for pid in self._read("rendezvous").keys() - ended)
         if not count:
             return None
-        note = self.folder / f"started.{first}"
-        who = f"worker {note.read_text().split()[1]}" if note.exists() else "a worker"
+        started = self._read("started").get(first)
+        who = "a worker" if started is None else f"worker {started.split()[1]}"
         what, where = "without making a MultiWorkerMirroredStrategy", "there"
         if made:
             what, where = f"after making {made} MultiWorkerMirroredStrategy", "to make the next"
         others = "1 other waits" if count == 1 else f"{count} others wait"
         return made, (f"{who} has ended {what}, and {others} for it {where}; every worker must run the same program")
 
-    def _pids(self, kind: str) -> set[int]:
-        return {_pid(note) for note in self.folder.glob(f"{kind}.*")}
+    def mapped(self) -> Iterator[str]:
+        """Yield the files that workers have mapped: those that run, and those that say so at their end."""
+        for file in [*self.folder.glob("memory.*"), *(Path(f"/proc/{worker}/maps") for worker, _ in self.running())]:
+            with suppress(OSError):
+                for line in file.read_text(errors="replace").splitlines():
+                    yield line.split(maxsplit=5)[-1]
 
-
-def _pid(note: Path) -> int:
-    return int(note.suffix[1:])
+    def _read(self, kind: str) -> dict[int, str]:
+        """Return the notes of a kind by process, the oldest first."""
+        found = []
+        for note in self.folder.glob(f"{kind}.*"):
+            with suppress(FileNotFoundError):  # a worker has met the others meanwhile
+                found.append((note.stat().st_mtime_ns, int(note.suffix[1:]), note.read_text()))
+        return {pid: text for _, pid, text in sorted(found)}
 
 
 @contextmanager
@@ -93,3 +102,38 @@ def folder_of_notes() -> Iterator[Notes]:
         ) from None
     with made as name:
         yield Notes(Path(name))
+
+
+class SharedMemory:
+    """MPI's shared memory of a job's workers, and its removal.
+
+    An MPI removes it when it is finalised, which a killed worker never does; in a container, where there is little of
+    it, some failed jobs use up all. What workers have mapped is seen while they run; one that ends without finalising
+    MPI notes it itself.
+
+    Args:
+        notes: the job's.
+    """
+
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
+        self._begun = time.monotonic()
+        self._next_look = self._begun + _FIRST_LOOK_SECONDS
+        self._paths: set[str] = set()
+
+    @property
+    def look_is_due(self) -> bool:
+        """Whether it is time to look again: often at first, when workers map it, and then ever more seldom."""
+        return time.monotonic() >= self._next_look
+
+    def look(self) -> None:
+        """Note what processes have mapped."""
+        now = time.monotonic()
+        self._next_look = now + _PATIENCE * (now - self._begun)
+        self._paths.update(path for path in self._notes.mapped() if path.startswith(_OF_MPI))
+
+    def remove(self) -> None:
+        """Remove what has been noted: all that have used it have ended."""
+        for path in self._paths:
+            with suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
