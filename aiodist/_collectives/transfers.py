@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import accumulate as running_sums
 from itertools import chain, pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -45,7 +47,8 @@ _BLOCK: Final = 256 * 1024
 _NO_LENGTHS: Final = np.empty(0, np.int64)
 
 
-class Members(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Members:
     """Who takes part.
 
     Attributes:
@@ -61,7 +64,7 @@ class Members(NamedTuple):
         """The positions of this worker's replicas."""
         return self.ids[self.rank]
 
-    @property
+    @cached_property
     def replicas(self) -> int:
         """How many replicas there are."""
         return sum(map(len, self.ids))
@@ -76,6 +79,11 @@ class Members(NamedTuple):
     def in_blocks(self) -> bool:
         """Whether each worker's replicas come behind those of the one before it."""
         return all(one[-1] < other[0] for one, other in pairwise(self.ids))
+
+
+@lru_cache(maxsize=64)  # workers in one process, of which there may be thousands, share it
+def _one_each(workers: int) -> tuple[int, ...]:
+    return (1,) * workers
 
 
 # Reductions.
@@ -120,7 +128,7 @@ class Reduction:
         self._leaves = leaves
         self._replicas = members.replicas
         self._forest = forest_of(members.ids) if ordered else None
-        self.rows: Sequence[int] = [1] * len(members.ids) if self._forest is None else self._forest.rows
+        self.rows: Sequence[int] = _one_each(len(members.ids)) if self._forest is None else self._forest.rows
         whole: list[tuple[slice, Tree | None]] = [(slice(None), None)]
         self._parts = whole if self._forest is None else self._forest.parts(members.rank)
         self.cost = sum(kernels.cost(self.op, leaf.arrays[0].dtype, leaf.size, len(leaf.arrays)) for leaf in leaves)

@@ -58,7 +58,13 @@ APART_FROM: Final = 1 << 16
 
 
 class WorkerPlan:
-    """What workers exchange for a collective, and what comes of it; see `worker_plan`.
+    """What workers exchange for a collective, and what comes of it.
+
+    Args:
+        collective: what is asked for, with a value; it has been checked.
+        members: who takes part.
+        accumulate: as in `aiodist_kernels.reduce`.
+        ordered: reductions give the same bits however replicas are laid out over workers.
 
     Attributes:
         shared: one result serves all local replicas; else there is one for each, by local position.
@@ -66,7 +72,9 @@ class WorkerPlan:
         folded: values on GPUs are brought down as one fold of what the local replicas bring.
     """
 
-    def __init__(self, collective: Collective, members: Members, accumulate: Accumulate, *, ordered: bool) -> None:
+    def __init__(
+        self, collective: Collective, members: Members, accumulate: Accumulate = "native", *, ordered: bool = False
+    ) -> None:
         spec = collective.spec
         assert spec is not None
         self.collective, self.members, self.ordered = collective, members, ordered
@@ -119,21 +127,6 @@ class WorkerPlan:
         from aiodist._collectives.device import from_host
 
         return from_host(self.collective, values, result, devices, outs)
-
-
-@lru_cache(maxsize=1024)
-def worker_plan(
-    collective: Collective, members: Members, accumulate: Accumulate = "native", *, ordered: bool = False
-) -> WorkerPlan:
-    """Return what workers exchange for a collective.
-
-    Args:
-        collective: what is asked for, with a value; it has been checked.
-        members: who takes part.
-        accumulate: as in `aiodist_kernels.reduce`.
-        ordered: reductions give the same bits however replicas are laid out over workers.
-    """
-    return WorkerPlan(collective, members, accumulate, ordered=ordered)
 
 
 class Crossing:

@@ -242,9 +242,11 @@ class Group:
         self.ledger = ledger
         self.key = key
         self.size: int = len(key[0])
-        rank = {replica_id: rank for rank, replica_id in enumerate(key[0])}
+        rank = (
+            key[0].index if len(replicas) == 1 else {replica_id: at for at, replica_id in enumerate(key[0])}.__getitem__
+        )
         self.members: list[Member] = [
-            Member(each, self, position, rank[each.id]) for position, each in enumerate(replicas)
+            Member(each, self, position, rank(each.id)) for position, each in enumerate(replicas)
         ]
         self.made_at = made_at
         self.serial: int = ledger.next_serial()

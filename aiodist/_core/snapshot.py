@@ -416,7 +416,9 @@ def _replica_from_json(row: Mapping[str, Any]) -> ReplicaFacts:
 
 def _to_ranges(replicas: Sequence[int]) -> list[list[int]]:
     """Return ids as runs of consecutive ones, each its first and its length; the order is kept."""
-    if replicas and tuple(replicas) == tuple(range(replicas[0], replicas[0] + len(replicas))):  # thousands, mostly
+    if replicas is everyone(len(replicas)):  # thousands, mostly
+        return [[0, len(replicas)]] if replicas else []
+    if replicas and tuple(replicas) == tuple(range(replicas[0], replicas[0] + len(replicas))):
         return [[replicas[0], len(replicas)]]
     runs: list[list[int]] = []
     for each in replicas:

@@ -250,8 +250,6 @@ def _move(
         told = yield from gather_objects(channel.communicator, own)
         columns = [[part for worker in told for part in worker[i]] for i in range(len(operands))]
         return [combine_parts(op, operand, column) for operand, column in zip(operands, columns, strict=True)]
-    ordered, collective = team.settings.ordered, operation.collective(operands)
-    result = yield from moved(
-        channel, team.layout, collective, values_of(operands), found, team.threads, ordered=ordered
-    )
+    collective = operation.collective(operands)
+    result = yield from moved(channel, team.plans, collective, values_of(operands), found, team.threads)
     return [result] if len(operands) == 1 else result

@@ -224,7 +224,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     def _span(self, run: Run, pending: Pending) -> RunSpan:
         team = self._team
         number, communicator, of_opening = pending.result()
-        moving = Moving(team.layout, self._extended.devices, team.threads, ordered=team.settings.ordered)
+        devices = dict(zip(team.layout.own, self._extended.devices, strict=True))
+        moving = Moving(team.plans, devices, team.threads)
         run.span = span = RunSpan(team, of_opening, number, communicator, run, moving)
         self._workers.run_numbers[run.ledger] = of_opening
         return span

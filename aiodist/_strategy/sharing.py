@@ -125,9 +125,7 @@ def _call(kind: str, state: State, subject: str | None, name: str | None) -> Cal
 
 def _create(team: Team, state: State, value: Array, channel: Channel, found: Found) -> Steps[None]:
     local = team.layout.local
-    result = yield from moved(
-        channel, team.layout, _broadcast(state), [value] * local, found, team.threads, ordered=False
-    )
+    result = yield from moved(channel, team.plans, _broadcast(state), [value] * local, found, team.threads)
     state.put([frozen(result)] * local)
 
 
@@ -164,5 +162,5 @@ def _digest(value: Array) -> Array:
 
 def _compare(team: Team, name: str, components: Sequence[Array], channel: Channel, found: Found) -> Steps[None]:
     own = _digests(components)
-    digests = yield from moved(channel, team.layout, _OF_DIGESTS, own, found, team.threads, ordered=False)
+    digests = yield from moved(channel, team.plans, _OF_DIGESTS, own, found, team.threads)
     _check_equal(digests, partial(update_differs, name))

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +31,7 @@ from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.transfers import Broadcast, Exchange, Gathering, Members, Reduction, Transfer
 from aiodist._collectives.work import Work
-from aiodist._collectives.workers import Crossing, WorkerPlan, worker_plan
+from aiodist._collectives.workers import Crossing, WorkerPlan
 from aiodist._core.ledger import Group
 from aiodist._workers.channel import Channel
 from aiodist._workers.layout import Layout
@@ -51,26 +51,56 @@ _FARTHEST: Final = 2**31 - 1
 _NO_LENGTHS: Final = np.empty(0, np.int64)
 
 
+class Plans:
+    """A worker's plans, which are kept, since most calls come again.
+
+    Args:
+        layout: the workers' replicas.
+        ordered: reductions give the same bits for every layout.
+    """
+
+    def __init__(self, layout: Layout, *, ordered: bool) -> None:
+        self._layout = layout
+        self._members = lru_cache(maxsize=1024)(self._members_of)
+        self._plans = lru_cache(maxsize=1024)(partial(WorkerPlan, ordered=ordered))
+
+    def members(self, group: Group | None = None) -> Members:
+        """Return the members of a group by worker, by their ids in the group; None: all replicas."""
+        return self._members(None if group is None or group.is_root else group.key[0])
+
+    def plan(self, collective: Collective, accumulate_in: Any, group: Group | None = None) -> WorkerPlan:
+        """Return the plan of a collective in a group; None: of all replicas."""
+        return self._plans(collective, self.members(group), accumulate_in)
+
+    def _members_of(self, replica_ids: tuple[int, ...] | None) -> Members:
+        layout = self._layout
+        if replica_ids is None:
+            return Members(layout.rank, layout.positions)
+        ranks: dict[int, list[int]] = {}
+        for rank, replica_id in enumerate(replica_ids):
+            ranks.setdefault(layout.worker_of(replica_id), []).append(rank)
+        workers = sorted(ranks)
+        return Members(workers.index(layout.rank), tuple(tuple(ranks[worker]) for worker in workers))
+
+
 class Moving:
     """Moves the values of one run's collectives.
 
     Args:
-        layout: the workers' replicas.
-        devices: those of local replicas.
+        plans: this worker's.
+        device_of: by replica id, the devices of local replicas.
         threads: fold and copy what would hold up the event loop.
-        ordered: reductions give the same bits for every layout.
     """
 
-    def __init__(self, layout: Layout, devices: Sequence[str], threads: Threads, *, ordered: bool) -> None:
-        self._layout = layout
-        self._devices = tuple(devices)
+    def __init__(self, plans: Plans, device_of: Mapping[int, str], threads: Threads) -> None:
+        self._plans = plans
+        self._device_of = device_of
         self._threads = threads
-        self._ordered = ordered
         self._begun: dict[Rendezvous, Crossing] = {}
 
     def payload(self, slot: Rendezvous) -> bytes:
         """Return the values of a slot where they are small enough for the record of every worker; else nothing."""
-        members, request = self._members(slot.group), slot.request
+        members, request = self._plans.members(slot.group), slot.request
         workers = len(members.ids)
         if workers > MOST_IN_FULL or request.collective.spec is None or request.on_devices:
             return b""
@@ -182,32 +212,26 @@ class Moving:
         return result
 
     def _plan(self, slot: Rendezvous, accumulate_in: Any) -> WorkerPlan:
-        return worker_plan(_collective(slot), self._members(slot.group), accumulate_in, ordered=self._ordered)
-
-    def _members(self, group: Group) -> Members:
-        return members_of(self._layout, None if group.is_root else group.key[0])
+        return self._plans.plan(_collective(slot), accumulate_in, slot.group)
 
     def _devices_of(self, group: Group) -> tuple[str, ...]:
-        return tuple(self._devices[member.replica_id - self._layout.offset] for member in group.members)
+        return tuple(self._device_of[member.replica_id] for member in group.members)
 
 
 def moved(
-    channel: Channel, layout: Layout, collective: Collective, values: Sequence[Any], found: Found, threads: Threads,
-    *, ordered: bool,
-) -> Steps[Any]:  # fmt: skip
+    channel: Channel, plans: Plans, collective: Collective, values: Sequence[Any], found: Found, threads: Threads
+) -> Steps[Any]:
     """Move values that all replicas contribute outside of runs; return the result, on the host.
 
     Args:
         channel: what they are moved over.
-        layout: the workers' replicas.
+        plans: this worker's.
         collective: what is made of them.
         values: by local position.
         found: what the records said.
         threads: fold and copy.
-        ordered: reductions give the same bits for every layout.
     """
-    plan = worker_plan(collective, members_of(layout, None), accumulate_of(found), ordered=ordered)
-    crossing = plan.begin(values)
+    crossing = plans.plan(collective, accumulate_of(found)).begin(values)
     yield from carry_out(crossing, channel.communicator, threads)
     return crossing.result()
 
@@ -229,18 +253,6 @@ def _without_devices(spec: Spec) -> Spec:
 def accumulate_of(found: Found) -> Any:
     """Return the accumulator that the records have said."""
     return "float64" if found.flags & FLOAT64 else "native"
-
-
-@lru_cache(maxsize=1024)
-def members_of(layout: Layout, replica_ids: tuple[int, ...] | None) -> Members:
-    """Return the members of a group by worker, by their ids in the group; None: of all replicas."""
-    if replica_ids is None:
-        return Members(layout.rank, layout.positions)
-    ranks: dict[int, list[int]] = {}
-    for rank, replica_id in enumerate(replica_ids):
-        ranks.setdefault(layout.worker_of(replica_id), []).append(rank)
-    workers = sorted(ranks)
-    return Members(workers.index(layout.rank), tuple(tuple(ranks[worker]) for worker in workers))
 
 
 # What travels in the record.
@@ -356,8 +368,7 @@ class _Reducing:
         self._step = max(1, min(transfer.size, SEGMENT // self._dtype.itemsize))
         self._segments = [(a, min(a + self._step, transfer.size)) for a in range(0, transfer.size, self._step)]
         self._own_rows = transfer.rows[communicator.rank]
-        engine = set(transfer.rows) == {1} and transfer.engine_may_reduce
-        self._by_engine = engine and communicator.reduces(transfer.op, self._dtype)
+        self._by_engine = transfer.engine_may_reduce and communicator.reduces(transfer.op, self._dtype)
         self._depth = communicator.depth
         self._slow = bool(transfer.size) and policy.blocks(transfer.cost * self._step // transfer.size)
         self._sources = _Ring(self._depth + _AHEAD + 1, self._step * self._own_rows, self._dtype)

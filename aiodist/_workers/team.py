@@ -34,6 +34,7 @@ from aiodist._core.snapshot import Overdue, ReplicaFacts, Snapshot
 from aiodist._core.text import ids
 from aiodist._workers.channel import Carrier, Channel
 from aiodist._workers.driver import Driver
+from aiodist._workers.exchange import Plans
 from aiodist._workers.layout import Layout
 from aiodist._workers.messages import OUTSIDE, Ask, GaveUp, GroupTag, Lost, Message, Query, Report, Stalled, Trouble
 from aiodist._workers.portable import digest_of, portable, resolved, to_portable
@@ -130,6 +131,7 @@ class Team:
 
     Attributes:
         threads: fold and copy what would hold up the event loop.
+        plans: what workers exchange for collectives.
         error: what has ended the strategy; None while all is well.
     """
 
@@ -142,6 +144,7 @@ class Team:
         self.control = control
         self.driver = driver
         self.threads = Threads()
+        self.plans = Plans(layout, ordered=settings.ordered)
         self.error: CollectiveError | None = None
         self.outside = Outside(self)
         self._carriers: WeakValueDictionary[int, Carrier] = WeakValueDictionary({OUTSIDE: self.outside})

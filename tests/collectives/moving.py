@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiodist._collectives.transfers import Broadcast, Exchange, Gathering, Members, Reduction
-from aiodist._collectives.workers import worker_plan
+from aiodist._collectives.workers import WorkerPlan
 
 if TYPE_CHECKING:
     import random
@@ -26,10 +26,10 @@ def over_workers(
         ids: by worker, the positions of its replicas.
         values: by position, what each brings.
         dice: how transfers are cut.
-        **options: of `worker_plan`.
+        **options: of `WorkerPlan`.
     """
     members = [Members(rank, tuple(map(tuple, ids))) for rank in range(len(ids))]
-    plans = [worker_plan(collective, each, **options) for each in members]
+    plans = [WorkerPlan(collective, each, **options) for each in members]
     crossings = [plan.begin([values[i] for i in own]) for plan, own in zip(plans, ids, strict=True)]
     for transfers in zip(*(crossing.transfers for crossing in crossings), strict=True):
         move(transfers, dice)

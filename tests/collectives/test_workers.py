@@ -16,7 +16,7 @@ from aiodist._collectives import kinds, workers
 from aiodist._collectives.host import fold_slices
 from aiodist._collectives.kinds import Collective
 from aiodist._collectives.transfers import Members, Reduction
-from aiodist._collectives.workers import worker_plan
+from aiodist._collectives.workers import WorkerPlan
 from aiodist_kernels import ReduceOp, reduce, reduce_numbers
 from tests.collectives.moving import over_workers
 from tests.collectives.reference import CASES, Case, spec_of
@@ -126,13 +126,11 @@ def test_pythons_numbers_are_combined_as_on_one_machine(ids: list[list[int]], op
 
 def test_pythons_numbers_of_many_workers_are_reduced_as_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MANY", 2)
-    worker_plan.cache_clear()
     values = [[0.5 * i, i, complex(i, 1)] for i in range(4)]
     asked = Collective(kinds.ALL_REDUCE, ReduceOp.MEAN, None, spec_of(values[0]))
-    plan = worker_plan(asked, Members(0, ((0,), (1,), (2,), (3,))))
+    plan = WorkerPlan(asked, Members(0, ((0,), (1,), (2,), (3,))))
     assert {type(transfer) for transfer in plan.begin([values[0]]).transfers} == {Reduction}
     assert over_workers(asked, [[0], [1], [2], [3]], values, random.Random(0))[2] == [0.75, 1.5, 1.5 + 1j]
-    worker_plan.cache_clear()
 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
@@ -179,7 +177,7 @@ def test_folds_that_came_down_from_devices_stand_for_all_local_replicas() -> Non
     members = [Members(rank, ((0, 1), (2,))) for rank in range(2)]
     with np.errstate(all="ignore"):
         fold = reduce(ReduceOp.SUM, [array.astype(np.float32) for array in columns[:2]])
-        plans = [worker_plan(asked, each) for each in members]
+        plans = [WorkerPlan(asked, each) for each in members]
         assert [plan.folded for plan in plans] == [True, False]
         crossings = [plans[0].begin([Folded(fold, BFLOAT16), None]), plans[1].begin([columns[2]])]
         from tests.collectives.moving import move
@@ -194,13 +192,13 @@ def test_nothing_is_copied_that_can_be_moved_from_where_it_lies() -> None:
     array = np.arange(12.0).reshape(4, 3)
     spec = spec_of(array)
     members = Members(0, ((0,), (1,)))
-    reduction: Any = worker_plan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members).begin([array])
+    reduction: Any = WorkerPlan(Collective(kinds.ALL_REDUCE, ReduceOp.SUM, None, spec), members).begin([array])
     assert np.shares_memory(reduction.transfers[0].own(3, 7), array)
     for asked in (
         Collective(kinds.BROADCAST, None, 0, spec),
         Collective(kinds.ALL_GATHER, None, (0,), kinds.ragged(spec, (0,))),
         Collective(kinds.ALL_TO_ALL, None, ((0, 0),), spec),
     ):
-        (transfer,) = worker_plan(asked, members).begin([array]).transfers
+        (transfer,) = WorkerPlan(asked, members).begin([array]).transfers
         assert not isinstance(transfer, Reduction)
         assert np.shares_memory(transfer.data(), array)

@@ -17,7 +17,7 @@ import numpy as np
 from aiodist._arrays.leaves import Spec
 from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, Collective
 from aiodist._collectives.transfers import Members
-from aiodist._collectives.workers import worker_plan
+from aiodist._collectives.workers import WorkerPlan
 from aiodist._workers import exchange
 from aiodist._workers.exchange import SEGMENT
 from aiodist._workers.threads import Job, Threads
@@ -106,7 +106,7 @@ class AtOnce(Threads):
 
 def over_workers(collective: Collective, values: list[Any], c: Communicator) -> Steps[Any]:
     """Carry out a collective as aiodist does, with one replica a worker; return this one's result."""
-    plan = worker_plan(collective, Members(c.rank, tuple((rank,) for rank in range(c.size))))
+    plan = WorkerPlan(collective, Members(c.rank, tuple((rank,) for rank in range(c.size))))
     crossing = plan.begin([values])
     yield from exchange.carry_out(crossing, c, AtOnce())
     return crossing.result() if plan.shared else crossing.result()[0]
