@@ -215,7 +215,7 @@ def result_dtype(op: ReduceOp, dtype: DType) -> DType:
     Raises:
         TypeError: `op` is not defined for `dtype`.
     """
-    return rule_for(op, dtype).result
+    return rule_for(op, np.dtype(dtype)).result
 
 
 def bytes_moved(op: ReduceOp, dtype: DType, size: int, count: int) -> int:
