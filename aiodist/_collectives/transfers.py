@@ -45,6 +45,8 @@ NUMBERS: Final[dict[Any, np.dtype[Any]]] = {
 
 _BLOCK: Final = 256 * 1024
 _NO_LENGTHS: Final = np.empty(0, np.int64)
+_CHARACTER: Final = {"U": 4, "S": 1}
+"""The bytes of a character, by the kind of the dtype."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -376,7 +378,7 @@ class LargeIntegers(Gathering):
 
 
 class Arrays(Gathering):
-    """Arrays of all replicas, which may differ in their length along an axis: leaves, or rows and their indices.
+    """Leaves of all replicas, or rows and their indices. Lengths along an axis and widths of strings may differ.
 
     Args:
         members: who takes part.
@@ -396,8 +398,10 @@ class Arrays(Gathering):
         self._columns, self._axes = columns, axes
         self._specs = [(shape, dtype.newbyteorder("=")) for shape, dtype in specs]
         ragged = [(column, axis) for column, axis in zip(columns, axes, strict=True) if axis is not None]
-        self.length_counts = [len(ragged) * len(ids) for ids in members.ids]
-        self.lengths = np.array([array.shape[axis] for column, axis in ragged for array in column], np.int64)
+        texts = [column for column, (_, dtype) in zip(columns, specs, strict=True) if dtype.kind in "US"]
+        self.length_counts = [(len(ragged) + len(texts)) * len(ids) for ids in members.ids]
+        lengths = [array.shape[axis] for column, axis in ragged for array in column]
+        self.lengths = np.array([*lengths, *(array.dtype.itemsize for column in texts for array in column)], np.int64)
         self.columns: list[list[Array]] = []
         """By leaf, the arrays of all replicas, in their order, in memory that others may share."""
         self.whole: Array | None = None
@@ -412,15 +416,18 @@ class Arrays(Gathering):
 
     def _shapes(self, rank: int, lengths: Array) -> Iterator[tuple[tuple[int, ...], np.dtype[Any]]]:
         """Yield shape and dtype of a worker's arrays, by leaf, by replica."""
+        count = len(self.members.ids[rank])
         known = iter(lengths.tolist())
+        widths = iter(lengths.tolist()[count * sum(axis is not None for axis in self._axes) :])
         for (shape, dtype), axis in zip(self._specs, self._axes, strict=True):
-            for _ in self.members.ids[rank]:
-                yield tuple([next(known) if place == axis else size or 0 for place, size in enumerate(shape)]), dtype
+            for _ in range(count):
+                own = np.dtype((dtype.type, next(widths) // _CHARACTER[dtype.kind])) if dtype.kind in "US" else dtype
+                yield tuple([next(known) if place == axis else size or 0 for place, size in enumerate(shape)]), own
 
     def data(self) -> Array:
         """Return the arrays, by leaf, by replica."""
         parts = [
-            _as_bytes(array, dtype)
+            _as_bytes(array, array.dtype.newbyteorder("=") if dtype.kind in "US" else dtype)
             for column, (_, dtype) in zip(self._columns, self._specs, strict=True)
             for array in column
         ]
@@ -446,6 +453,8 @@ class Arrays(Gathering):
     def _find_whole(self, lengths: Sequence[Array], parts: Sequence[Array]) -> None:
         """See whether the only leaf has come as it is put together: one replica's part behind the other's."""
         (shape, dtype), axis = self._specs[0], self._axes[0]
+        if dtype.kind in "US":
+            return
         base = parts[0].base
         lies = [_address(part) for part in parts]
         ends = [begin + part.nbytes for begin, part in zip(lies, parts, strict=True)]

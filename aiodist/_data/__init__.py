@@ -2,10 +2,8 @@
 
 Modules, in order; each imports only from those above it and from lower floors:
 
-- `share`: which of a strategy's replicas a process has.
 - `batches`: how a global batch is cut, and how batches are grouped to a step.
 - `prefetch`: a thread that makes elements ahead of time.
 - `dataset`: `NumpyDataset`: arrays in memory, shuffled, batched, repeated, prefetched.
 - `distributed`: `DistributedDataset`, its iterator, and what functions that make data are told.
-- `workers`: the agreement of several workers on the next step.
 """

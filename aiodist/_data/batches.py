@@ -11,19 +11,7 @@ from aiodist._arrays.values import DistributedValues, PerReplica, regroup_data
 
 
 def cut(batch: Any, num_replicas: int) -> Any:
-    """Cut a global batch of m into n consecutive parts of ceil(m/n), the last ones short or empty.
-
-    Args:
-        batch: a nest of arrays (anything with a shape that can be sliced), all of m rows; None stays as it is.
-        num_replicas: n.
-
-    Returns:
-        The nest with a `PerReplica` for every array; with one replica, the batch itself.
-
-    Raises:
-        TypeError: a leaf is no array.
-        ValueError: a leaf has no first axis; their sizes along it differ; there is no array at all.
-    """
+    """Cut a global batch of m into n consecutive parts of ceil(m/n), the last ones short or empty."""
     leaves, structure = nests.flatten_with_none(batch)
     length = -(-common_size(leaves, structure, "batch") // num_replicas)
     if num_replicas == 1:
@@ -38,20 +26,7 @@ def _parts(leaf: Any, length: int, count: int) -> PerReplica[Any] | None:
 
 
 def group(batches: Sequence[Any], num_replicas: int) -> Any:
-    """Group the batches of one step: the k-th is replica k's; replicas that are left without one get no rows.
-
-    Args:
-        batches: at least one and at most n per-replica batches.
-        num_replicas: n.
-
-    Returns:
-        One nest with per-replica values; replicas without a batch have arrays of no rows,
-        otherwise like replica 0's.
-
-    Raises:
-        TypeError, ValueError: a batch is missing, and replica 0's cannot be cut; see `cut`.
-        ValueError: the structures differ.
-    """
+    """Group the batches of one step: the k-th is replica k's; replicas that are left without one get no rows."""
     missing = num_replicas - len(batches)
     if missing:
         batches = [*batches, *[without_rows(batches[0])] * missing]
@@ -59,28 +34,14 @@ def group(batches: Sequence[Any], num_replicas: int) -> Any:
 
 
 def without_rows(batch: Any) -> Any:
-    """Return a batch like this one, of no rows.
-
-    Raises:
-        TypeError, ValueError: it cannot be cut; see `cut`.
-    """
+    """Return a batch like this one, of no rows."""
     leaves, structure = nests.flatten_with_none(batch)
     common_size(leaves, structure, "batch")
     return nests.unflatten(structure, (None if leaf is None else leaf[:0] for leaf in leaves))
 
 
 def common_size(leaves: Sequence[Any], structure: nests.Structure, root: str) -> int:
-    """Return the size along the first axis that all arrays of a nest have in common.
-
-    Args:
-        leaves: its leaves; None does not count.
-        structure: its structure.
-        root: what the nest is called in an error.
-
-    Raises:
-        TypeError: a leaf is no array.
-        ValueError: a leaf has no first axis; the sizes differ; there is no array at all.
-    """
+    """Return the size along the first axis that all arrays of a nest have in common."""
 
     def path(index: int) -> str:
         return nests.leaf_paths(structure, root)[index]

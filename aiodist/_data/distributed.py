@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from anyio.lowlevel import checkpoint
-
-from aiodist._data.share import FillUp
 
 _END: Final = object()
 
@@ -27,15 +25,10 @@ class StepRule:
     size: int
     assemble: Callable[[Sequence[Any]], Any]
     check: Callable[[], None]
-    fill_up: FillUp | None = None
+    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
 
     def check_plain(self) -> None:
-        """Check that a step may be taken here, without awaiting anything.
-
-        Raises:
-            ReplicaContextError: inside a replica.
-            TypeError: the workers have to agree.
-        """
+        """Check that a step may be taken here, without awaiting anything."""
         self.check()
         if self.fill_up is not None:
             raise TypeError(
@@ -52,20 +45,11 @@ class InputContext:
         num_input_pipelines: how many times the function is called, over all workers.
         input_pipeline_id: which of those calls this is, from 0.
         num_replicas_in_sync: the number of replicas.
-
-    Raises:
-        ValueError: a count is less than 1, or the id is not less than the number of pipelines.
     """
 
     num_input_pipelines: int = 1
     input_pipeline_id: int = 0
     num_replicas_in_sync: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("num_input_pipelines", "num_replicas_in_sync"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        _check_id("input_pipeline_id", self.input_pipeline_id, self.num_input_pipelines)
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Return the number of a replica's examples in a global batch.
@@ -89,23 +73,10 @@ class ValueContext:
     Args:
         replica_id_in_sync_group: the id of the replica that the value is for, from 0.
         num_replicas_in_sync: the number of replicas.
-
-    Raises:
-        ValueError: the count is less than 1, or the id is not less than the count.
     """
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
-
-    def __post_init__(self) -> None:
-        if self.num_replicas_in_sync < 1:
-            raise ValueError(f"num_replicas_in_sync must be at least 1, got {self.num_replicas_in_sync}")
-        _check_id("replica_id_in_sync_group", self.replica_id_in_sync_group, self.num_replicas_in_sync)
-
-
-def _check_id(name: str, value: int, count: int) -> None:
-    if not 0 <= value < count:
-        raise ValueError(f"{name} must be from 0 to {count - 1}, got {value}")
 
 
 class DistributedDataset:

@@ -226,7 +226,7 @@ def call_of(kind: Kind, op: ReduceOp | None, detail: Any, name: str | None, stru
         structure=None if structure is None else _skeleton(structure),
         paths=paths,
         shapes=None if spec is None else spec.shapes,
-        dtypes=() if spec is None else tuple(map(dtype_text, spec.dtypes)),
+        dtypes=() if spec is None else tuple([dtype_text(dtype, kind) for dtype in spec.dtypes]),
         arrays=() if spec is None else tuple(map(array_text, spec.marks)),
     )
 
@@ -255,8 +255,10 @@ def _in_order_of_keys(structure: Any, leaves: Any) -> Any:
     return level.unflatten(children)
 
 
-def dtype_text(dtype: Any) -> str:
-    """Return a leaf's dtype as calls have it."""
+def dtype_text(dtype: Any, kind: Kind) -> str:
+    """Return a leaf's dtype as calls of a kind have it; strings of any width are gathered."""
+    if kind is kinds.ALL_GATHER and isinstance(dtype, np.dtype) and dtype.kind in "US":
+        return "str" if dtype.kind == "U" else "bytes"
     return dtype.newbyteorder("=").name if isinstance(dtype, np.dtype) else str(getattr(dtype, "__name__", dtype))
 
 

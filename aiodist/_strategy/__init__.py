@@ -7,17 +7,15 @@ Modules, in order; each imports only from those above it and from lower floors:
 - `scope`: a strategy's cross-replica context, and what belongs there.
 - `state`: a variable's components, and the assignments that change them.
 - `variable`: `Variable`.
-- `operands`: what takes part in a reduction outside of replicas, and its result on the host.
-- `reductions`: where that is carried out: on the host, on GPUs, in a worker thread.
+- `operands`: what takes part in a reduction outside of replicas.
+- `reductions`: how that is carried out: on the host, on GPUs, in a worker thread.
 - `cross_device_ops`: hints by TensorFlow's names.
 - `extended`: `StrategyExtended`.
-- `data`: what a strategy does with datasets.
-- `v1`: names of TensorFlow 1.
+- `cluster`: the settings of a cluster.
 - `warmup`: kernels compiled before they are needed.
 - `base`: `Strategy`, and the default one.
 - `mirrored`: `MirroredStrategy`.
 - `in_force`: which strategy is in force.
-- `across_workers`: what all workers do together outside of replicas.
-- `sharing`: variables with components on several workers.
+- `across_workers`: what all workers do together outside of replicas, and for variables.
 - `multi_worker`: `MultiWorkerMirroredStrategy`.
 """

@@ -1,33 +1,54 @@
-"""What all workers do together outside of replicas, and reductions over the replicas of all of them."""
+"""The workers of a strategy: what all of them do together outside of replicas, and for variables.
+
+A variable starts from replica 0's value, wherever replica 0 is. Its creation is a collective that nobody awaits. In a
+replica it has its place among the replica's others, so whoever awaits a later one finds the value there; outside it is
+carried over by the next awaited call of the strategy. Values that must be equal are compared by their digests.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from sys import _getframe
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 import anyio.lowlevel
+import numpy as np
 
+from aiodist._arrays.host import Array
+from aiodist._arrays.leaves import Spec
+from aiodist._collectives.host import frozen
+from aiodist._collectives.kinds import ALL_GATHER, ALL_REDUCE, BROADCAST, Collective
 from aiodist._core.call import LEAF, Call, OrderCheck
 from aiodist._core.errors import ReplicaContextError
 from aiodist._core.ledger import Path
-from aiodist._runtime.requests import array_text, dtype_text
+from aiodist._data.batches import without_rows
+from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.requests import OverWorkers, Request, array_text, dtype_text
 from aiodist._runtime.stacks import all_callers
-from aiodist._strategy.extended import StrategyExtended
+from aiodist._strategy.aggregation import VariableAggregation, differ, update_differs
+from aiodist._strategy.creation import Site
+from aiodist._strategy.extended import StrategyExtended, Update
 from aiodist._strategy.operands import Operand, Operation, values_of
 from aiodist._strategy.reductions import Combination, OnHost, combine_parts, parts_along
-from aiodist._strategy.scope import require_all_workers
+from aiodist._strategy.scope import Replicas, Share, require_all_workers
+from aiodist._strategy.state import State
+from aiodist._strategy.variable import Variable, state_of
 from aiodist._workers.bootstrap import WorkerRendezvous
 from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import accumulate_of, gather_objects, moved
 from aiodist._workers.record import Found
 from aiodist._workers.team import Move, Pending, Settings, Team
 from aiodist._workers.transport import Steps
+
+_OWN: Final = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
+_DIGEST: Final = 16
+_OF_DIGESTS: Final = Collective(ALL_GATHER, None, (0,), Spec(((None,),), (np.dtype(np.uint8),), (None,), single=True))
 
 
 class CallSite(NamedTuple):
@@ -44,8 +65,8 @@ class CallSite(NamedTuple):
     path: Path
 
 
-class Workers:
-    """The workers of a strategy, as its calls outside of replicas use them.
+class Workers(Replicas):
+    """The replicas of a strategy on several workers, and what the workers do together outside of them.
 
     Args:
         communicator: as in `MultiWorkerMirroredStrategy`.
@@ -58,9 +79,9 @@ class Workers:
     """
 
     def __init__(self, communicator: Any, extended: StrategyExtended, *, ordered: bool) -> None:
+        super().__init__(len(extended.devices))
         self._extended = extended
-        settings = Settings(extended.order_check, ordered)
-        self.rendezvous = WorkerRendezvous(communicator, extended.devices, settings)
+        self.rendezvous = WorkerRendezvous(communicator, extended.devices, Settings(extended.order_check, ordered))
         self.run_numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._joined: Team | None = None
         self._lock: tuple[Any, anyio.Lock] | None = None
@@ -78,11 +99,24 @@ class Workers:
                 self._dropped.atexit = False  # the control connection sees to that
         return self._joined
 
+    @property
+    def share(self) -> Share:
+        """Which replicas run in this process."""
+        layout = self.team.layout
+        return Share(layout.replicas, layout.own, layout.workers, layout.rank, partial(_fill_up, self.team))
+
+    @property
+    def sharing(self) -> Workers | None:
+        """The workers of variables that have components in other processes, too; None where none have."""
+        return self if self.team.layout.workers > 1 else None
+
     def close(self) -> None:
         """Leave the others."""
         if self._joined is not None:
             self._dropped.detach()
             self._joined.close()
+
+    # Calls that all workers make.
 
     def caller(self) -> CallSite:
         """Return where the innermost frame is now that is not the strategy's own."""
@@ -92,20 +126,14 @@ class Workers:
                 break
             frame = frame.f_back
         assert frame is not None
-        return self.site_of(frame)
+        return self._site_of(frame)
 
-    def site_of(self, frame: FrameType) -> CallSite:
-        """Return where a frame is now."""
+    def _site_of(self, frame: FrameType) -> CallSite:
         path = all_callers(frame) if self._extended.order_check is OrderCheck.CALL_PATH else ()
         return CallSite(frame.f_code, frame.f_lasti, path)
 
-    def begin(self, call: Call, site: CallSite, move: Move) -> Pending:
-        """Post a call that all workers make, and return it; nobody need await it.
-
-        Args:
-            call: what the workers compare.
-            site: where it was made.
-            move: moves the values.
+    def _begin(self, call: Call, site: CallSite, move: Move) -> Pending:
+        """Post a call that all workers make, whose values ``move`` moves; nobody need await it.
 
         Raises:
             ReplicaContextError: this is the merge function of a group, which only some workers run.
@@ -122,10 +150,10 @@ class Workers:
             self._lock = loop, anyio.Lock()
         return self._lock[1]
 
-    async def begin_in_order(
+    async def begin(
         self, call: Call, site: CallSite, move: Move, before: Callable[[], Awaitable[object]] | None = None
     ) -> Pending:
-        """Post a call behind those that this worker's tasks made before; see `begin`.
+        """Post a call behind those that this worker's tasks made before.
 
         Args:
             call: what the workers compare.
@@ -134,23 +162,19 @@ class Workers:
             before: awaited before the call is posted; the other workers are told if it fails.
 
         Raises:
-            ReplicaContextError: as `begin`.
+            ReplicaContextError: this is the merge function of a group, which only some workers run.
         """
         with self.telling_refusal(call.kind, site):
             async with self._in_order:
                 if before is not None:
                     await before()
-        return self.begin(call, site, move)
+        return self._begin(call, site, move)
 
-    async def perform(
+    async def _perform(
         self, call: Call, site: CallSite, move: Move, before: Callable[[], Awaitable[object]] | None = None
     ) -> Any:
-        """Carry out a call that all workers make; see `begin_in_order`.
-
-        Raises:
-            CollectiveError: the workers disagree, or one is gone.
-        """
-        pending = await self.begin_in_order(call, site, move, before)
+        """Carry out a call that all workers make; see `begin`."""
+        pending = await self.begin(call, site, move, before)
         return await self.team.awaited(pending, self._extended.communication_options.timeout_seconds)
 
     @contextmanager
@@ -187,32 +211,83 @@ class Workers:
             values: the nests.
             replicas: the ids of its replicas, over all workers.
             destinations: for each nest, the devices that get a result.
-
-        Raises:
-            TypeError, ValueError: a leaf cannot take part.
         """
         devices, local = self._extended.devices, len(replicas)
         combination = Combination(operation, values, devices, destinations)
-        operands = combination.operands
         bare = 1 in self.team.layout.counts
-        shared = [place for place, each in operands.items() if len(each.arrays) < local and not bare]
-        moved_places = [place for place in operands if place not in shared]
-        described = [operands[place] for place in moved_places]
+        alone = [place for place, each in combination.operands.items() if len(each.arrays) < local and not bare]
+        together = [place for place in combination.operands if place not in alone]
+        described = [combination.operands[place] for place in together]
         through = OnHost([_of_each(each, local) for each in described], devices)
-        move: Move = partial(_move, operation, through.operands, self.team)
-        call = _call(kind, operation, described)
 
         async def carry_out() -> list[Any]:
-            totals = await self.perform(call, site, move, through.down)  # values on GPUs are copied down first
-            results = await combination.lifted(moved_places, totals)
-            if shared:
-                results |= await combination.results(shared)
+            call, move = _call(kind, operation, described), partial(_move, operation, through.operands, self.team)
+            totals = await self._perform(call, site, move, through.down)  # values on GPUs are copied down first
+            results = await combination.lifted(together, totals)
+            if alone:
+                results |= await combination.results(alone)
             return combination.rebuilt(results)
 
         return carry_out()
 
+    # Variables.
 
-_OWN = ("aiodist._strategy", "aiodist._runtime", "aiodist._data")
+    def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
+        """Let all workers create a variable under the strategy's scope."""
+        pending = self._begin(
+            _call_of(state, "Variable", None, name), self._site_of(frame), partial(_create, self.team, state, value)
+        )
+        state.subject = f"outside {pending.number}"
+
+    def created_in_replica(
+        self, state: State, context: ReplicaContext, value: Array, site: Site, frame: FrameType
+    ) -> None:
+        """Let a replica create a variable, and all others with it."""
+        name = state.spec.name if site.named else None
+        key = "create", name
+        if key not in state.requests:
+            member = context.member
+            state.subject = f"run {self.run_numbers[member.group.ledger]} {member.group.key} {member.sequence}"
+            collective, put = _broadcast(state), partial(_put, state, self.team.layout.local)
+            over = OverWorkers(collective, list, put)
+            state.requests[key] = Request(collective, _call_of(state, "Variable", None, name), put, over_workers=over)
+        context.issue(frame, state.requests[key], value, None).detach()
+
+    def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
+        """Return how the workers make one value of what replicas assign to a mirrored variable, and apply it."""
+        spec, op = state.spec, state.spec.aggregation.reduce_op
+        if op is not None:
+            return OverWorkers(Collective(ALL_REDUCE, op, None, _value(state)), list, lambda _, total: apply(total))
+        if spec.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return OverWorkers(_broadcast(state), list, lambda _, first: apply(first))
+
+        def finish(values: Sequence[Array], digests: Any) -> Any:
+            _check_equal(digests, partial(differ, spec.name))
+            return apply(values[0])
+
+        return OverWorkers(_OF_DIGESTS, _digests, finish)
+
+    async def update(self, make: Callable[[], Awaitable[Update]], variable: Any, site: CallSite) -> Update:
+        """Make this worker's update of a variable, and compare that of a mirrored one with the other workers'.
+
+        Raises:
+            CollectiveError: the workers do not meet.
+            ReplicaContextError: this is the merge function of a group, which only some workers run.
+            ValueError: the components would differ.
+            Exception: whatever ``make`` raises.
+        """
+        if isinstance(variable, Variable) and not state_of(variable).mirrored:
+            return await make()
+        require_all_workers()
+        with self.telling_refusal("extended.update", site):
+            own = await make()
+        state = state_of(variable)
+        move = partial(_compare, self.team, state.spec.name, own.components)
+        await self._perform(_call_of(state, "extended.update", state.subject, None), site, move)
+        return own
+
+
+# Reductions, gatherings.
 
 
 def _of_each(operand: Operand, count: int) -> Operand:
@@ -221,7 +296,6 @@ def _of_each(operand: Operand, count: int) -> Operand:
 
 
 def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
-    """Return what the workers compare."""
     axes: list[Any] = [operand.axes for operand in operands if operand.axes is not None]
     if operation.op is None:
         axes = [axis for (axis,) in axes]
@@ -232,7 +306,7 @@ def _call(kind: str, operation: Operation, operands: Sequence[Operand]) -> Call:
         structure=f"[{', '.join([LEAF] * len(operands))}]",
         paths=tuple(f"[{place}]" for place in range(len(operands))),
         shapes=tuple(operand.shape for operand in operands),
-        dtypes=tuple(dtype_text(operand.dtype) for operand in operands),
+        dtypes=tuple(dtype_text(operand.dtype, operation.kind) for operand in operands),
         arrays=tuple(array_text(operand.mark) for operand in operands),
     )
 
@@ -250,6 +324,89 @@ def _move(
         told = yield from gather_objects(channel.communicator, own)
         columns = [[part for worker in told for part in worker[i]] for i in range(len(operands))]
         return [combine_parts(op, operand, column) for operand, column in zip(operands, columns, strict=True)]
-    collective = operation.collective(operands)
-    result = yield from moved(channel, team.plans, collective, values_of(operands), found, team.threads)
+    result = yield from _moved(team, channel, operation.collective(operands), values_of(operands), found)
     return [result] if len(operands) == 1 else result
+
+
+def _moved(team: Team, channel: Channel, collective: Collective, values: Sequence[Any], found: Found) -> Steps[Any]:
+    return moved(channel, team.plans, collective, values, found, team.threads)
+
+
+# Variables.
+
+
+def _value(state: State) -> Spec:
+    return Spec((state.spec.shape,), (state.spec.dtype,), (None,), single=True)
+
+
+def _broadcast(state: State) -> Collective:
+    return Collective(BROADCAST, None, 0, _value(state))
+
+
+def _call_of(state: State, kind: str, subject: str | None, name: str | None) -> Call:
+    shapes, dtypes = (state.spec.shape,), (state.spec.dtype.name,)
+    return Call(kind, subject=subject, name=name, shapes=shapes, dtypes=dtypes, arrays=("array",))
+
+
+def _create(team: Team, state: State, value: Array, channel: Channel, found: Found) -> Steps[None]:
+    local = team.layout.local
+    result = yield from _moved(team, channel, _broadcast(state), [value] * local, found)
+    state.put([frozen(result)] * local)
+
+
+def _put(state: State, local: int, values: Sequence[Array], result: Any) -> None:
+    first = result if isinstance(result, np.ndarray) else values[0]
+    state.put([frozen(first)] * local)
+
+
+def _check_equal(digests: Any, error: Callable[[int], Exception]) -> None:
+    each = np.asarray(digests).reshape(-1, _DIGEST)
+    odd = np.flatnonzero((each != each[0]).any(axis=1))
+    if odd.size:
+        raise error(int(odd[0]))
+
+
+def _digests(values: Sequence[Array | None]) -> list[Array | None]:
+    return [None if value is None else _digest(value) for value in values]
+
+
+def _digest(value: Array) -> Array:
+    """Return the same bytes for arrays of one shape that hold the same values; one NaN is like another."""
+    known = np.where(value != value, np.asarray(np.nan, value.dtype), value) if value.dtype.kind in "fcV" else value  # noqa: PLR0124
+    zero = np.zeros((), value.dtype)
+    plain = np.where(known == zero, zero, known)  # there are two zeros
+    found = hashlib.blake2b(np.ascontiguousarray(plain).tobytes(), digest_size=_DIGEST).digest()
+    return np.frombuffer(found, np.uint8)
+
+
+def _compare(team: Team, name: str, components: Sequence[Array], channel: Channel, found: Found) -> Steps[None]:
+    digests = yield from _moved(team, channel, _OF_DIGESTS, _digests(components), found)
+    _check_equal(digests, partial(update_differs, name))
+
+
+# Steps of a dataset, of which each worker has a pipeline of its own.
+
+_WHO_HAS_ONE: Final = Call("next step of a dataset")
+_PATTERNS: Final = Call("last steps of a dataset")
+
+
+async def _fill_up(team: Team, batches: Sequence[Any]) -> Sequence[Any]:
+    """Return this worker's batches of a step; one of no rows where only other workers have some; none at the end.
+
+    Raises:
+        CollectiveError: the workers do not meet.
+        TypeError, ValueError: replicas are left without a batch, and batches cannot be cut; see `batches.cut`.
+    """
+    if team.layout.workers == 1:
+        return batches
+    code = _fill_up.__code__
+    have = await team.perform(_WHO_HAS_ONE, code, 0, partial(_gather, bool(batches)))
+    if all(have) or not any(have):
+        return batches
+    pattern = without_rows(batches[0]) if batches else None
+    patterns = await team.perform(_PATTERNS, code, 0, partial(_gather, (bool(batches), pattern)))
+    return batches or next([found] for has_batch, found in patterns if has_batch)
+
+
+def _gather(own: Any, channel: Channel, found: Found) -> Steps[list[Any]]:  # noqa: ARG001  (nothing is accumulated)
+    return (yield from gather_objects(channel.communicator, own))

@@ -78,11 +78,7 @@ _LADDER = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # V: bfloat16, as th
 
 
 def initial_array(value: Any, dtype: Any) -> Array:
-    """Return a read-only array of a variable's initial value, which shares no memory with it.
-
-    Raises:
-        TypeError: the value is no array or number, or not of the dtype's kind.
-    """
+    """Return a read-only array of a variable's initial value, which shares no memory with it."""
     given = _as_array(value)
     _check_numbers("a variable", value, given)
     wanted = (given.dtype if dtype is None else np.dtype(dtype)).newbyteorder("=")
@@ -93,13 +89,7 @@ def initial_array(value: Any, dtype: Any) -> Array:
 
 
 def converted(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> Array:
-    """Return a value that is assigned, as an array of the variable's shape and dtype; it may be the value itself.
-
-    Raises:
-        OverflowError: a Python int that the dtype cannot hold.
-        TypeError: the value is no array or number, or of a kind that would lose more than precision.
-        ValueError: it has another shape; nothing is broadcast.
-    """
+    """Return a value that is assigned, as an array of the variable's shape and dtype; it may be the value itself."""
     given = _as_array(value)
     _check_numbers(f"the variable {name!r}", value, given)
     if given.shape != shape:
@@ -162,12 +152,7 @@ def _copy(value: Array) -> Array:
 
 
 def check(aggregation: VariableAggregation, dtype: np.dtype[Any]) -> None:
-    """Check that values of a dtype can be aggregated so.
-
-    Raises:
-        TypeError: the reduction does not take the dtype.
-        ValueError: the mean of integers, which is no integer.
-    """
+    """Check that values of a dtype can be aggregated so."""
     op = aggregation.reduce_op
     if op is ReduceOp.MEAN and dtype.kind in "iu":
         raise ValueError(
@@ -186,11 +171,7 @@ def aggregate(
     *,
     first: int = 0,
 ) -> Array:
-    """Return the one value that the replicas' values become; it may be one of them. ``first`` is the first one's id.
-
-    Raises:
-        ValueError: the aggregation is NONE and the values differ.
-    """
+    """Return the one value that the replicas' values become; it may be one of them. ``first`` is the first one's id."""
     op = aggregation.reduce_op
     if op is not None:
         return frozen(fold(op, values, None, accumulate))
@@ -200,15 +181,7 @@ def aggregate(
 
 
 def check_equal(values: Sequence[Array], error: Callable[[int], Exception]) -> None:
-    """Check that arrays of one shape hold the same values; one NaN is like another.
-
-    Args:
-        values: the arrays.
-        error: returns the error for the position of the first that differs from position 0's.
-
-    Raises:
-        Exception: what ``error`` returns.
-    """
+    """Check that arrays of one shape hold the same values; one NaN is like another."""
     for position, value in enumerate(values):
         if not _equal(value, values[0]):
             raise error(position)

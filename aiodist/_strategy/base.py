@@ -1,30 +1,49 @@
-"""Strategies: the replicas of a program, and how to run a function on all of them."""
+"""Strategies: the replicas of a program, and what is done with them."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NoReturn, Self
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from dataclasses import asdict
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from aiodist._arrays import nests
 from aiodist._arrays.options import CommunicationOptions
-from aiodist._arrays.values import DistributedValues, check_awaited, regroup, select_replica
+from aiodist._arrays.values import DistributedValues, check_awaited, regroup, regroup_data, select_replica
+from aiodist._core.errors import ReplicaContextError
 from aiodist._core.recorder import RecordedRuns, Recorder
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
+from aiodist._runtime.current import current
 from aiodist._runtime.scheduler import Call, Run, new_standing_run, run_replicas
 from aiodist._strategy import creation
-from aiodist._strategy.data import DataMethods
+from aiodist._strategy.cluster import ClusterSettings
 from aiodist._strategy.extended import StrategyExtended, bind
 from aiodist._strategy.operands import gathering, reduction
 from aiodist._strategy.reductions import combine
-from aiodist._strategy.scope import Replicas, Scope, components_here, replicas_here, require_cross_replica
-from aiodist._strategy.v1 import ClusterSettings, V1Strategy
-from aiodist._strategy.variable import as_distributed
+from aiodist._strategy.scope import (
+    HasReplicas,
+    Replicas,
+    Scope,
+    Share,
+    components_here,
+    replicas_here,
+    require_cross_replica,
+    strategy_in_force,
+)
+from aiodist._strategy.variable import Variable, as_distributed
 from aiodist._strategy.warmup import compile_kernels
 
+if TYPE_CHECKING:  # datasets are imported by the methods that make one: most programs make none
+    from aiodist._data.dataset import NumpyDataset
+    from aiodist._data.distributed import DistributedDataset, InputContext, ValueContext
 
-class Strategy(DataMethods, V1Strategy):
+
+class Strategy(HasReplicas):
     """A set of replicas that work in step; the base class of `MirroredStrategy`.
 
     The default strategy, which is in force where no other is, has one replica, on CPU:0.
@@ -51,26 +70,16 @@ class Strategy(DataMethods, V1Strategy):
         shown = ", ".join(devices) if len(devices) <= 4 else f"{', '.join(devices[:2])}, … {devices[-1]}"
         return f"<{type(self).__name__}: {len(devices)} replica{'s' * (len(devices) > 1)} on {shown}>"
 
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """How many replicas work in step."""
-        return len(self._extended.devices)
-
-    def __copy__(self) -> NoReturn:
-        """Refuse: two strategies would have one set of replicas and variables."""
-        self._refuse_copies()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        self._refuse_copies()
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        self._refuse_copies()
-
-    def _refuse_copies(self) -> NoReturn:
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:  # copies, too, come by here
         raise TypeError(
             f"a {type(self).__name__} cannot be copied or pickled: variables, contexts and runs belong to this very "
             "one. Pass it on, or make another strategy of the same devices, extended.worker_devices"
         )
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas work in step."""
+        return len(self._extended.devices)
 
     @property
     def extended(self) -> StrategyExtended:
@@ -96,6 +105,8 @@ class Strategy(DataMethods, V1Strategy):
             ReplicaContextError: this is inside a replica, or in another strategy's scope.
         """
         return Scope(self)
+
+    # Runs.
 
     async def run(
         self,
@@ -128,12 +139,14 @@ class Strategy(DataMethods, V1Strategy):
             Exception: what a replica raised, with a note that names the replica.
         """
         calls = self._calls(fn, args, kwargs)
-        run = self._new_run(arguments.options(options, None))
-        return await self._run_calls(run, calls)
+        return await self._run_calls(self._new_run(arguments.options(options, None)), calls)
 
     def _new_run(self, options: CommunicationOptions | None = None) -> Run:
         extended = self._extended
         return Run(self, extended.devices, extended.order_check, extended.communication_options.merge(options))
+
+    def _new_standing_run(self) -> Run:
+        return new_standing_run(self._new_run())
 
     async def _run_calls(self, run: Run, calls: Sequence[Call]) -> Any:
         self._runs.begin(run.ledger, run.devices)
@@ -156,16 +169,34 @@ class Strategy(DataMethods, V1Strategy):
                 "which nobody would iterate; is `return` missing where it says `yield`?"
             )
         args, kwargs = arguments.call_arguments(args, kwargs)
-        return [(fn, *self._select(place, args, kwargs)) for place in range(self._replicas.local)]
-
-    def _select(
-        self, replica_id: int, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         size = self._replicas.local
-        return (
-            tuple(select_replica(replica_id, value, size) for value in args),
-            {name: select_replica(replica_id, value, size) for name, value in kwargs.items()},
-        )
+        return [
+            (
+                fn,
+                tuple([select_replica(place, value, size) for value in args]),
+                {name: select_replica(place, value, size) for name, value in kwargs.items()},
+            )
+            for place in range(size)
+        ]
+
+    async def warmup(self, *specs: Any) -> None:
+        """Compile the kernels that reductions will need, in a worker thread.
+
+        Otherwise the first large reduction waits for its kernel, which takes some hundredths of a second. Small values
+        need none. Results have the same bits in any case. For replicas on GPUs, the GPU kernels are compiled.
+
+        Args:
+            *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. Without any,
+                kernels for float32 and float64 are compiled.
+
+        Raises:
+            ImportError: the compiler for the replicas' kind of device is not installed.
+            TypeError: a leaf has no dtype, or one that cannot be summed.
+        """
+        options = self._extended.communication_options
+        await compile_kernels(specs, self._extended.devices, options.accumulate)
+
+    # Per-replica values.
 
     async def reduce(self, reduce_op: Any, value: Any, axis: Any) -> Any:
         """Reduce a per-replica value over the replicas and, optionally, along axes.
@@ -191,8 +222,7 @@ class Strategy(DataMethods, V1Strategy):
         require_cross_replica(self, "strategy.reduce")
         op = arguments.reduce_op(reduce_op, value)
         arguments.check_not_all_none(value, 3)
-        accumulate = self._extended.communication_options.accumulate
-        operation = reduction(op, axis, replicas_here(self), accumulate)
+        operation = reduction(op, axis, replicas_here(self), self._extended.communication_options.accumulate)
         (result,) = await combine(operation, [value], self._extended.devices)
         return result
 
@@ -200,7 +230,8 @@ class Strategy(DataMethods, V1Strategy):
         """Concatenate the components of a per-replica value along an axis, in replica order.
 
         Args:
-            value: a nest of per-replica arrays of equal dtype; their sizes along ``axis`` may differ.
+            value: a nest of per-replica arrays of equal dtype (strings may differ in width); their sizes along ``axis``
+                may differ.
             axis: the axis to concatenate along; a negative one counts from the end.
 
         Returns:
@@ -216,23 +247,6 @@ class Strategy(DataMethods, V1Strategy):
         arguments.check_not_all_none(value, 3)
         (result,) = await combine(gathering(axis, replicas_here(self)), [value], self._extended.devices)
         return result
-
-    async def warmup(self, *specs: Any) -> None:
-        """Compile the kernels that reductions will need, in a worker thread.
-
-        Otherwise the first large reduction waits for its kernel, which takes some hundredths of a second. Small values
-        need none. Results have the same bits in any case. For replicas on GPUs, the GPU kernels are compiled.
-
-        Args:
-            *specs: nests like those that will be reduced with SUM or MEAN; only their dtypes matter. Without any,
-                kernels for float32 and float64 are compiled.
-
-        Raises:
-            ImportError: the compiler for the replicas' kind of device is not installed.
-            TypeError: a leaf has no dtype, or one that cannot be summed.
-        """
-        options = self._extended.communication_options
-        await compile_kernels(specs, self._extended.devices, options.accumulate)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Return the components of a nest of per-replica values: a tuple with a nest for each replica.
@@ -253,8 +267,259 @@ class Strategy(DataMethods, V1Strategy):
             return value.values
         return tuple(select_replica(replica_id, value, size) for replica_id in range(size))
 
-    def _new_standing_run(self) -> Run:
-        return new_standing_run(self._new_run())
+    # Data.
+
+    def experimental_distribute_dataset(self, dataset: Any, options: None = None) -> DistributedDataset:
+        """Return a dataset that gives each replica its part of every global batch.
+
+        A global batch of m examples is cut along the first axis into n consecutive parts of ceil(m/n), the last ones
+        short or empty. With one replica the batches are passed on unchanged. Over several workers every worker iterates
+        over the same global batches, and takes the parts of its own replicas.
+
+        Args:
+            dataset: an iterable or async iterable of global batches: nests of arrays with equal sizes along the first
+                axis, e.g. a `NumpyDataset` or a PyTorch ``DataLoader``.
+            options: None.
+
+        Raises:
+            ReplicaContextError: called or iterated inside a replica, or called under another strategy.
+            TypeError: the dataset is not iterable, or ``options`` is not None; while iterating, a leaf of a batch is
+                not an array.
+            ValueError: while iterating, the arrays of a batch have different sizes along the first axis, or one has no
+                axis.
+        """
+        require_cross_replica(self, "strategy.experimental_distribute_dataset")
+        _check_none("options", options)
+        from aiodist._data.distributed import DistributedDataset, StepRule
+
+        rule = StepRule(1, partial(_my_parts, self._replicas.share), _refuse_inside_replica)
+        return DistributedDataset(dataset, rule)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: None = None
+    ) -> DistributedDataset:
+        """Return a dataset of the per-replica batches that a function's dataset yields. Each step takes n of them.
+
+        The k-th batch of a step is replica k's. If fewer than n are left for the last step, the other replicas get
+        arrays without rows that are otherwise like replica 0's: nothing is dropped, and a MEAN along the first axis
+        divides by the true count.
+
+        Over several workers the function makes this worker's pipeline, and a step takes a batch for each local replica.
+        The workers agree at every step whether any of them has a batch left, so that all end together. Replicas without
+        a batch get arrays without rows, also on a worker whose pipeline has ended early. Iterate asynchronously there.
+
+        Args:
+            dataset_fn: called once, at this call, on every worker, with an `InputContext` that says which pipeline to
+                make; returns an iterable or async iterable.
+            options: None.
+
+        Raises:
+            CollectiveError: while iterating, the workers disagree.
+            ReplicaContextError: called or iterated inside a replica, or called under another strategy.
+            TypeError: ``dataset_fn`` is not a plain function or does not return an iterable, or ``options`` is not
+                None.
+            ValueError: while iterating, the batches of a step differ in structure.
+        """
+        require_cross_replica(self, "strategy.distribute_datasets_from_function")
+        _check_none("options", options)
+        share = self._replicas.share
+        from aiodist._data.batches import group
+        from aiodist._data.distributed import DistributedDataset, InputContext, StepRule
+
+        dataset = _called(dataset_fn, "dataset_fn", InputContext(share.workers, share.rank, share.replicas))
+        size = len(share.mine)
+        rule = StepRule(size, partial(group, num_replicas=size), _refuse_inside_replica, share.fill_up)
+        return DistributedDataset(dataset, rule)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: None = None
+    ) -> DistributedDataset:
+        """Call `distribute_datasets_from_function`, which is its name now."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> Any:
+        """Return a nest of per-replica values that a function makes, in replica order.
+
+        Args:
+            value_fn: called once for each local replica, with a `ValueContext`; returns nests of equal structure.
+
+        Returns:
+            The nest with a `PerReplica` for each leaf; None stays None where all replicas have it. With one replica,
+            what the function returned.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: ``value_fn`` is not a plain function.
+            ValueError: the structures differ.
+        """
+        require_cross_replica(self, "strategy.experimental_distribute_values_from_function")
+        replicas, mine, *_ = self._replicas.share
+        from aiodist._data.distributed import ValueContext
+
+        values = [_called(value_fn, "value_fn", ValueContext(replica_id, replicas)) for replica_id in mine]
+        return regroup_data(values, "values", mine)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: None = None) -> NumpyDataset:
+        """Return a dataset of the examples in a nest of NumPy arrays, where row k of each array is example k's.
+
+        Args:
+            numpy_input: the arrays, of equal size along the first axis; they are not copied.
+            session: None.
+
+        Raises:
+            ReplicaContextError: called inside a replica, or under another strategy.
+            TypeError: a leaf is not a NumPy array, or ``session`` is not None.
+            ValueError: the arrays have different sizes along the first axis, or one has no axis.
+        """
+        require_cross_replica(self, "strategy.experimental_make_numpy_dataset")
+        _check_none("session", session)
+        from aiodist._data.dataset import NumpyDataset
+
+        return NumpyDataset(numpy_input)
+
+    # The names of TensorFlow 1, each of which calls its successor.
+
+    async def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """Run a function on every replica, with the next element of an iterator if there is one; now `run`.
+
+        Args:
+            fn: a function of no argument, or of one argument with ``input_iterator``.
+            input_iterator: an iterator or asynchronous iterator of per-replica values.
+
+        Raises:
+            StopAsyncIteration: the iterator is exhausted.
+            TypeError: ``input_iterator`` is not an iterator.
+            Exception: as `run`.
+        """
+        return await self.run(fn, () if input_iterator is None else (await _next(input_iterator),))
+
+    async def experimental_run_v2(
+        self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call `run`, which is its name now."""
+        return await self.run(fn, args, kwargs)
+
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """Call `experimental_local_results`, which is its name now."""
+        return self.experimental_local_results(value)
+
+    async def group(self, value: Any, name: str | None = None) -> None:
+        """Await all awaitables in a value, component by component.
+
+        Args:
+            value: a nest of per-replica values.
+            name: a label without effect.
+
+        Raises:
+            Exception: what an await raises.
+        """
+        arguments.checked_name(name)
+        leaves = nests.flatten_with_none(list(self._components(value)))[0]
+        for leaf in {id(leaf): leaf for leaf in leaves}.values():  # a plain one comes n times
+            if inspect.isawaitable(leaf):
+                await leaf
+
+    def configure(
+        self,
+        session_config: Any = None,  # noqa: ARG002  (there are no sessions)
+        cluster_spec: Mapping[str, Sequence[str]] | None = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Say which worker of a cluster this process is, for strategies over several workers.
+
+        Args:
+            session_config: ignored; there are no sessions.
+            cluster_spec: the addresses of each job's tasks, by job name.
+            task_type: this process's job.
+            task_id: this process's index in the job.
+
+        Raises:
+            TypeError: an argument has the wrong type.
+            ValueError: the settings contradict each other, or the strategy is for one process.
+        """
+        settings = ClusterSettings.of(cluster_spec, task_type, task_id)
+        if settings is not None:
+            self._use_cluster(settings)
+
+    def _use_cluster(self, settings: ClusterSettings) -> None:
+        raise ValueError(
+            f"{type(self).__name__} is for one process and cannot use {settings.task_type!r} {settings.task_id} of a "
+            "cluster; MultiWorkerMirroredStrategy is for several"
+        )
+
+    def update_config_proto(self, config_proto: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a copy of a configuration with this strategy's devices and collective settings filled in.
+
+        Args:
+            config_proto: a mapping, which is copied deeply.
+
+        Raises:
+            TypeError: ``config_proto`` is not a mapping.
+        """
+        if not isinstance(config_proto, Mapping):
+            raise TypeError(f"update_config_proto expects a mapping of settings, got {config_proto!r}")
+        extended = self._extended
+        collectives = {"order_check": str(extended.order_check), **asdict(extended.communication_options)}
+        return {**deepcopy(dict(config_proto)), "devices": list(extended.devices), "collectives": collectives}
+
+    def colocate_vars_with(self, variable: Variable) -> AbstractContextManager[object]:
+        """Call `StrategyExtended.colocate_vars_with`."""
+        return self._extended.colocate_vars_with(variable)
+
+
+# Data.
+
+
+def _my_parts(share: Share, batches: Sequence[Any]) -> Any:
+    """Return the parts of a step's only batch that belong to this process's replicas."""
+    (batch,) = batches
+    from aiodist._data.batches import cut
+
+    parts = cut(batch, share.replicas)
+    if len(share.mine) == share.replicas:
+        return parts
+    mine = [select_replica(replica_id, parts, share.replicas) for replica_id in share.mine]
+    return regroup_data(mine, "batches", share.mine)
+
+
+def _refuse_inside_replica() -> None:
+    here = current.get()
+    if isinstance(here, ReplicaContext) and strategy_in_force(here) is not None:
+        raise ReplicaContextError(
+            f"a distributed dataset was iterated inside replica {here.replica_id_in_sync_group}; "
+            "each of its batches is one step for all replicas, so a replica that takes one takes the others' parts "
+            "away: iterate outside, and pass the batch, "
+            "`async for batch in dataset: await strategy.run(step, args=(batch,))`"
+        )
+
+
+def _check_none(name: str, value: Any) -> None:
+    if value is not None:
+        raise TypeError(f"{name} must be None, got {value!r}")
+
+
+def _called(fn: Any, name: str, context: InputContext | ValueContext) -> Any:
+    """Return what a dataset or value function returns for a context."""
+    if not callable(fn):
+        raise TypeError(f"{name} must be a function of one {type(context).__name__}, got {fn!r}")
+    if inspect.iscoroutinefunction(fn):
+        raise TypeError(f"{name} must be a plain function, got the coroutine function {fn!r}")
+    return fn(context)
+
+
+async def _next(iterator: Any) -> Any:
+    if hasattr(iterator, "__anext__"):
+        return await anext(iterator)
+    if not hasattr(iterator, "__next__"):
+        raise TypeError(f"input_iterator must be an iterator, got {iterator!r}; write iter(dataset) or aiter(dataset)")
+    try:
+        return next(iterator)
+    except StopIteration:  # which cannot pass through a coroutine
+        raise StopAsyncIteration from None
+
+
+# Without a strategy of the program's.
 
 
 class _DefaultStrategy(Strategy):

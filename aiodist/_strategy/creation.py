@@ -42,42 +42,33 @@ class Site(NamedTuple):
         return f"replica {self.replica_id} at {place(self.code, self.offset).location}"
 
 
-class _Created(NamedTuple):
-    variable: Any
-    spec: Spec
-    site: Site
-
-
 class Creations:
     """The variables that the replicas of one run have created so far."""
 
     def __init__(self, size: int) -> None:
         self.counts = [0] * size
-        self._unfinished: dict[int, _Created] = {}
+        self._unfinished: dict[int, tuple[Any, Spec, Site]] = {}
 
     def known(self, group: Group, spec: Spec, site: Site) -> Any:
-        """Return the variable that another replica has already created as this replica's next one; None if none has.
-
-        Raises:
-            ValueError: the other replica's is another variable.
-        """
-        created = self._unfinished.get(self.counts[site.position])
-        if created is None:
+        """Return the variable that another replica has already created as this replica's next one; None if none has."""
+        number = self.counts[site.position]
+        if number not in self._unfinished:
             return None
-        difference = _difference(group, created, spec, site)
+        variable, their_spec, their_site = self._unfinished[number]
+        difference = _difference(group, their_spec, their_site, spec, site)
         if difference is not None:
             raise ValueError(
-                f"replicas create different variables as their #{self.counts[site.position]}: {difference}. Every "
-                "replica must create the same variables in the same order; create them under strategy.scope(), or "
-                "outside of branches on a replica's own data"
+                f"replicas create different variables as their #{number}: {difference}. Every replica must create the "
+                "same variables in the same order; create them under strategy.scope(), or outside of branches on a "
+                "replica's own data"
             )
-        return created.variable
+        return variable
 
     def add(self, variable: object, spec: Spec, site: Site) -> None:
         """Note that a replica has created its next variable."""
         number = self.counts[site.position]
         self.counts[site.position] += 1
-        self._unfinished.setdefault(number, _Created(variable, spec, site))
+        self._unfinished.setdefault(number, (variable, spec, site))
         if min(self.counts) > number:
             del self._unfinished[number]
 
@@ -94,11 +85,7 @@ def creations_of(group: Group) -> Creations:
 
 
 def check_complete(members: Sequence[Member]) -> None:
-    """Check, at the end of a run, that every replica has created as many variables as the others.
-
-    Raises:
-        ValueError: one has not.
-    """
+    """Check, at the end of a run, that every replica has created as many variables as the others."""
     found = _creations.get(members[0].group)
     if found is None or len(set(found.counts)) == 1:
         return
@@ -113,15 +100,15 @@ def check_complete(members: Sequence[Member]) -> None:
     )
 
 
-def _difference(group: Group, created: _Created, spec: Spec, site: Site) -> str | None:
-    for field, mine, theirs in zip(Spec._fields, spec, created.spec, strict=True):
-        if mine != theirs:
-            return f"{field} is {_text(theirs)} for {created.site}, {_text(mine)} for {site}"
-    if site.named or group.ledger.order_check is OrderCheck.SIGNATURE:
+def _difference(group: Group, theirs: Spec, their_site: Site, mine: Spec, my_site: Site) -> str | None:
+    for field, own, other in zip(Spec._fields, mine, theirs, strict=True):
+        if own != other:
+            return f"{field} is {_text(other)} for {their_site}, {_text(own)} for {my_site}"
+    if my_site.named or group.ledger.order_check is OrderCheck.SIGNATURE:
         return None
-    if place(site.code, site.offset)[:3] == place(created.site.code, created.site.offset)[:3]:
+    if place(my_site.code, my_site.offset)[:3] == place(their_site.code, their_site.offset)[:3]:
         return None
-    return f"{created.site}, {site}; where the places are meant to be one variable, give both the same name"
+    return f"{their_site}, {my_site}; where the places are meant to be one variable, give both the same name"
 
 
 def _text(value: object) -> str:

@@ -11,19 +11,15 @@ from typing import Any
 from aiodist._arrays.devices import canonical
 from aiodist._arrays.options import CommunicationOptions
 
+CollectiveHints = CommunicationOptions
+
 
 class CrossDeviceOps:
     """A hint at how to reduce values across devices; the base class of the named ones."""
 
-    implementation = "auto"
-
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({settings})"
-
-    def options(self) -> CommunicationOptions:
-        """Return the communication options that correspond to it."""
-        return CommunicationOptions(implementation=self.implementation)
 
 
 class ReductionToOneDevice(CrossDeviceOps):
@@ -47,7 +43,16 @@ class ReductionToOneDevice(CrossDeviceOps):
         self.reduce_to_device: str | None = None if reduce_to_device is None else canonical(reduce_to_device)
 
 
-class HierarchicalCopyAllReduce(CrossDeviceOps):
+class _InPacks(CrossDeviceOps):
+    def __init__(self, num_packs: int = 1) -> None:
+        if isinstance(num_packs, bool) or not isinstance(num_packs, int):
+            raise TypeError(f"num_packs must be an int, got {num_packs!r}")
+        if num_packs < 0:
+            raise ValueError(f"num_packs must be 0 or more, got {num_packs}")
+        self.num_packs: int = num_packs
+
+
+class HierarchicalCopyAllReduce(_InPacks):
     """A hint by its TensorFlow name: reduce inside groups of devices, then across the groups.
 
     Args:
@@ -58,48 +63,22 @@ class HierarchicalCopyAllReduce(CrossDeviceOps):
         ValueError: ``num_packs`` is negative.
     """
 
-    def __init__(self, num_packs: int = 1) -> None:
-        self.num_packs: int = _num_packs(num_packs)
+
+class NcclAllReduce(_InPacks):
+    """A hint by its TensorFlow name; aiodist does not use NCCL. Arguments are those of `HierarchicalCopyAllReduce`."""
 
 
-class NcclAllReduce(CrossDeviceOps):
-    """A hint by its TensorFlow name; aiodist does not use NCCL.
-
-    Args:
-        num_packs: how many packs to put small values into, 0 or more.
-
-    Raises:
-        TypeError: ``num_packs`` is not an int.
-        ValueError: ``num_packs`` is negative.
-    """
-
-    implementation = "nccl"
-
-    def __init__(self, num_packs: int = 1) -> None:
-        self.num_packs: int = _num_packs(num_packs)
-
-
-def _num_packs(number: Any) -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"num_packs must be an int, got {number!r}")
-    if number < 0:
-        raise ValueError(f"num_packs must be 0 or more, got {number}")
-    return number
-
-
-def check(ops: Any) -> CommunicationOptions:
+def options_of(ops: Any) -> CommunicationOptions:
     """Return the communication options that correspond to cross-device ops; None stands for none.
 
     Raises:
         TypeError: ``ops`` has another type.
     """
-    if ops is None:
-        return CommunicationOptions()
-    if not isinstance(ops, CrossDeviceOps):
+    if ops is not None and not isinstance(ops, CrossDeviceOps):
         raise TypeError(
             f"cross_device_ops must be CrossDeviceOps or None, got {ops!r}; e.g. aiodist.HierarchicalCopyAllReduce()"
         )
-    return ops.options()
+    return CommunicationOptions(implementation="nccl" if isinstance(ops, NcclAllReduce) else "auto")
 
 
 for _class in (CrossDeviceOps, ReductionToOneDevice, HierarchicalCopyAllReduce, NcclAllReduce):

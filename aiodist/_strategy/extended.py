@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 from anyio.lowlevel import checkpoint
 
 from aiodist._arrays.devices import resolve
@@ -21,9 +20,8 @@ from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
-from aiodist._strategy import cross_device_ops
-from aiodist._strategy.aggregation import check_equal, converted, update_differs, updated
-from aiodist._strategy.cross_device_ops import CrossDeviceOps
+from aiodist._strategy.aggregation import check_equal, update_differs, updated
+from aiodist._strategy.cross_device_ops import CrossDeviceOps, options_of
 from aiodist._strategy.operands import COPY, reduction
 from aiodist._strategy.reductions import combine, devices_of
 from aiodist._strategy.scope import HasReplicas, Scope, replicas_here, replicas_of, require_cross_replica
@@ -45,25 +43,8 @@ class VariableComponent(ArrayLike):
     def __repr__(self) -> str:
         return f"<component {self._replica_id} of {self.variable!r}>"
 
-    @property
-    def name(self) -> str:
-        """The variable's name."""
-        return self.variable.name
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its shape."""
-        return self.variable.shape
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Its dtype."""
-        return self.variable.dtype
-
-    @property
-    def trainable(self) -> bool:
-        """Whether an optimiser should change the variable."""
-        return self.variable.trainable
+    def __getattr__(self, name: str) -> Any:  # name, shape, dtype and so on
+        return getattr(self.variable, name)
 
     def read_value(self) -> Array:
         """Return the component, a read-only array."""
@@ -82,67 +63,49 @@ class VariableComponent(ArrayLike):
         return self._assign("assign_sub", value)
 
     def _assign(self, method: str, value: Any) -> VariableComponent:
-        new = converted(value, self.shape, self.dtype, self.name)
+        new = state_of(self.variable).converted(value)
         self._components[self._replica_id] = updated(method, self.read_value(), new)
         return self
 
 
-class Update(NamedTuple):
-    """What a variable becomes.
+class Update:
+    """A function's calls on the components of a variable, and what the variable becomes.
 
     Attributes:
         results: what the calls returned.
-        before: the components that they have seen.
-        components: the new ones.
+        components: the new components.
     """
 
-    results: list[Any]
-    before: tuple[Array, ...]
-    components: list[Array]
+    def __init__(self, variable: Variable) -> None:
+        self._variable = variable
+        self._before = variable.values
+        self.components = list(self._before)
+        self.results: list[Any] = []
 
-    def apply(self, variable: Variable) -> list[Any]:
-        """Change the variable; return what the calls returned.
+    async def make(self, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Call a function on each component, with its part of the arguments."""
+        size = len(self.components)
+        for replica_id in range(size):
+            own_args, own_kwargs = select_replica(replica_id, (list(args), dict(kwargs)), size)
+            result = fn(VariableComponent(self._variable, self.components, replica_id), *own_args, **own_kwargs)
+            self.results.append(await result if inspect.isawaitable(result) else result)
+        self._check_unchanged()
 
-        Raises:
-            RuntimeError: it was assigned to in the meantime.
-            ValueError: the components of a mirrored variable would differ.
-        """
-        _check_unchanged(variable, self.before)
-        components = self.components
-        state = state_of(variable)
+    def apply(self) -> None:
+        """Change the variable."""
+        self._check_unchanged()
+        components, state = self.components, state_of(self._variable)
         if state.mirrored:
-            check_equal(components, partial(update_differs, variable.name))
+            check_equal(components, partial(update_differs, state.spec.name))
             components = components[:1] * len(components)
         state.put(components)
-        return self.results
 
-
-async def update_of(
-    variable: Variable, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Update:
-    """Call a function on each component, with its part of the arguments.
-
-    Raises:
-        RuntimeError: the variable was assigned to in the meantime.
-    """
-    before = variable.values
-    components = list(before)
-    size = len(components)
-    results = []
-    for replica_id in range(size):
-        own_args, own_kwargs = select_replica(replica_id, (list(args), dict(kwargs)), size)
-        result = fn(VariableComponent(variable, components, replica_id), *own_args, **own_kwargs)
-        results.append(await result if inspect.isawaitable(result) else result)
-    _check_unchanged(variable, before)
-    return Update(results, before, components)
-
-
-def _check_unchanged(variable: Variable, before: Sequence[Array]) -> None:
-    if any(now is not then for now, then in zip(variable.values, before, strict=True)):
-        raise RuntimeError(
-            f"the variable {variable.name!r} was assigned to while it was updated; in the function of an update assign "
-            "to the component that it is passed, and let other assignments wait"
-        )
+    def _check_unchanged(self) -> None:
+        if any(now is not then for now, then in zip(self._variable.values, self._before, strict=True)):
+            raise RuntimeError(
+                f"the variable {self._variable.name!r} was assigned to while it was updated; in the function of an "
+                "update assign to the component that it is passed, and let other assignments wait"
+            )
 
 
 @dataclass(frozen=True)
@@ -171,12 +134,7 @@ class StrategyExtended:
         object.__setattr__(self, "order_check", OrderCheck.parse(self.order_check))
 
     def _required(self, what: str) -> Any:
-        """Return the strategy, and check that this is in its cross-replica context.
-
-        Raises:
-            ReplicaContextError: it is not.
-            ValueError: there is no strategy.
-        """
+        """Return the strategy, and check that this is in its cross-replica context."""
         if self._strategy is None:
             raise ValueError(f"{what} needs a strategy: pass this StrategyExtended to Strategy(extended) first")
         require_cross_replica(self._strategy, what)
@@ -242,17 +200,19 @@ class StrategyExtended:
 
     async def _reduce(self, what: str, reduce_op: Any, pairs: Iterable[tuple[Any, Any]], options: Any) -> list[Any]:
         strategy = self._required(what)
-        replicas = replicas_here(strategy)
-        op = arguments.reduce_op(reduce_op)
         chosen = self.communication_options.merge(arguments.options(options, None))
-        targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
-        return await combine(
-            reduction(op, None, replicas, chosen.accumulate),
-            [value for value, _ in targets],
-            self.devices,
-            [devices for _, devices in targets],
-            chosen.bytes_per_pack,
-        )
+        operation = reduction(arguments.reduce_op(reduce_op), None, replicas_here(strategy), chosen.accumulate)
+        values, destinations = self._targets(pairs)
+        return await combine(operation, values, self.devices, destinations, chosen.bytes_per_pack)
+
+    def _targets(self, pairs: Any) -> tuple[list[Any], list[tuple[str, ...]]]:
+        """Return values, and the devices that each goes to."""
+        several = isinstance(pairs, Iterable) and not isinstance(pairs, (DistributedValues, Variable))
+        found: list[Any] = list(pairs) if several else [pairs]
+        for pair in found:
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
+        return [value for value, _ in found], [devices_of(goals, self.devices) for _, goals in found]
 
     async def broadcast_to(self, value: Any, destinations: Any) -> Any:
         """Copy a value onto devices.
@@ -276,11 +236,7 @@ class StrategyExtended:
     async def call_for_each_replica(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Run a function on every replica, as `Strategy.run` does.
-
-        Raises:
-            Exception: as `Strategy.run`.
-        """
+        """Call `Strategy.run`."""
         return await self._required("extended.call_for_each_replica").run(fn, args, kwargs)
 
     # Variables.
@@ -318,8 +274,8 @@ class StrategyExtended:
         strategy = self._required("extended.update")
         with Scope(strategy):
             update = await self._update(partial(self._new_update, variable, fn, args, kwargs), variable)
-            results = update.apply(variable)
-            return regroup(results, replicas=replicas_here(strategy)) if group else tuple(results)
+            update.apply()
+            return regroup(update.results, replicas=replicas_here(strategy)) if group else tuple(update.results)
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:  # noqa: ARG002  (for workers)
         return await make()
@@ -330,7 +286,9 @@ class StrategyExtended:
             raise TypeError(f"extended.update expects a function, got {fn!r}")
         args, kwargs = arguments.call_arguments(args, kwargs)
         await checkpoint()
-        return await update_of(variable, fn, args, kwargs)
+        update = Update(variable)
+        await update.make(fn, args, kwargs)
+        return update
 
     def value_container(self, value: Any) -> Any:
         """Return the variable that a component in an update belongs to; anything else unchanged."""
@@ -378,38 +336,15 @@ def new_extended(
     order_check: str,
     ops: CrossDeviceOps | None = None,
 ) -> E:
-    """Return what a strategy extends, for arguments that a user gives to the strategy.
-
-    Raises:
-        TypeError, ValueError, DeviceNotFoundError: as `MirroredStrategy`.
-    """
+    """Return what a strategy extends, for arguments that a user gives to the strategy."""
     if options is not None and not isinstance(options, CommunicationOptions):
         raise TypeError(f"communication_options must be CommunicationOptions or None, got {options!r}")
-    hinted = cross_device_ops.check(ops)
-    return cls(resolve(devices), hinted.merge(options), OrderCheck.parse(order_check))
+    return cls(resolve(devices), options_of(ops).merge(options), OrderCheck.parse(order_check))
 
 
 def bind(extended: StrategyExtended, strategy: HasReplicas) -> None:
-    """Let a `StrategyExtended` belong to a strategy that is being made.
-
-    Raises:
-        ValueError: it belongs to another one.
-    """
+    """Let a `StrategyExtended` belong to a strategy that is being made."""
     known = extended._strategy  # noqa: SLF001  (declared above, for this module alone)
     if known is not None:
         raise ValueError(f"this StrategyExtended is that of {known!r} already; each strategy has its own")
     object.__setattr__(extended, "_strategy", strategy)
-
-
-def pairs_of(given: Any) -> list[tuple[Any, Any]]:
-    """Return pairs of a value and its destinations.
-
-    Raises:
-        TypeError: ``given`` has another form.
-    """
-    several = isinstance(given, Iterable) and not isinstance(given, (DistributedValues, Variable))
-    pairs: list[Any] = list(given) if several else [given]
-    for pair in pairs:
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            raise TypeError(f"value_destination_pairs must be pairs (value, destinations), got {pair!r}")
-    return pairs

@@ -13,51 +13,22 @@ from aiodist._arrays import environment
 from aiodist._arrays.options import CommunicationOptions, choice
 from aiodist._core.call import Call
 from aiodist._core.report import ReplicaState
-from aiodist._data.share import Share
-from aiodist._data.workers import fill_up
 from aiodist._runtime import requests as arguments
 from aiodist._runtime.current import CrossReplica, current
 from aiodist._runtime.requests import function_of
 from aiodist._runtime.scheduler import Run
 from aiodist._strategy.across_workers import CallSite, Workers
 from aiodist._strategy.base import Strategy
-from aiodist._strategy.extended import StrategyExtended, Update, new_extended, pairs_of
-from aiodist._strategy.operands import gathering, reduction
-from aiodist._strategy.reductions import devices_of
-from aiodist._strategy.scope import HasReplicas, Replicas, replicas_here, replicas_of, require_cross_replica
-from aiodist._strategy.sharing import OverAllWorkers
-from aiodist._strategy.v1 import ClusterSettings
+from aiodist._strategy.cluster import ClusterSettings
+from aiodist._strategy.extended import StrategyExtended, Update, new_extended
+from aiodist._strategy.operands import Operation, gathering, reduction
+from aiodist._strategy.scope import HasReplicas, replicas_here, replicas_of, require_cross_replica
 from aiodist._workers.channel import Channel
 from aiodist._workers.exchange import Moving
 from aiodist._workers.record import Found
 from aiodist._workers.span import RunSpan
 from aiodist._workers.team import Pending, Team
 from aiodist._workers.transport import Steps
-
-
-class ReplicasOfWorkers(Replicas):
-    """The replicas of a strategy on several workers.
-
-    Args:
-        count: how many replicas run in this process.
-        workers: the workers.
-    """
-
-    def __init__(self, count: int, workers: Workers) -> None:
-        super().__init__(count)
-        self.workers = workers
-
-    @property
-    def share(self) -> Share:
-        """Which replicas run in this process."""
-        team = self.workers.team
-        layout = team.layout
-        return Share(layout.replicas, layout.own, layout.workers, layout.rank, partial(fill_up, team))
-
-    @property
-    def sharing(self) -> OverAllWorkers | None:
-        """What is done for variables that have components in other processes, too; None where none have."""
-        return OverAllWorkers(self.workers) if self.workers.team.layout.workers > 1 else None
 
 
 class MultiWorkerMirroredStrategy(Strategy):
@@ -97,11 +68,16 @@ class MultiWorkerMirroredStrategy(Strategy):
         order_check: str = "call_site",
         reduction: str = "fast",
     ) -> None:
+        if hasattr(devices, "Get_rank"):
+            raise TypeError(
+                f"the devices come first, got the communicator {devices!r}; write "
+                "MultiWorkerMirroredStrategy(communicator=comm), or give the devices, too: "
+                'MultiWorkerMirroredStrategy(["CPU:0"], comm)'
+            )
         ordered = choice("reduction", reduction, ("fast", "ordered")) == "ordered"
         extended = new_extended(MultiWorkerExtended, devices, communication_options, order_check)
         super().__init__(extended)
-        self._workers = Workers(communicator, extended, ordered=ordered)
-        self._replicas = ReplicasOfWorkers(len(extended.devices), self._workers)
+        self._replicas = self._workers = Workers(communicator, extended, ordered=ordered)
         self._cluster: ClusterSettings | None = None
 
     def __repr__(self) -> str:
@@ -143,13 +119,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             )
         self._cluster = settings
 
-    def _new_run(self, options: CommunicationOptions | None = None) -> Run:
-        extended = self._extended
-        layout = self._team.layout
-        merged = extended.communication_options.merge(options)
-        return Run(self, extended.devices, extended.order_check, merged, first=layout.offset, total=layout.replicas)
-
-    # What all workers do together.
+    # Runs.
 
     def run(  # a plain function, so that the place of the call is known also where a task of its own awaits it
         self,
@@ -158,16 +128,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: CommunicationOptions | None = None,
     ) -> CoroutineType[Any, Any, Any]:
-        """Run a function on every replica of every worker; return what this worker's replicas return.
+        """Run a function on every replica of every worker; return what this worker's replicas return, regrouped.
 
         Args:
             fn: as in `Strategy.run`; the same on every worker.
             args: as in `Strategy.run`; per-replica values have this worker's components.
             kwargs: likewise.
             options: as in `Strategy.run`.
-
-        Returns:
-            What this worker's replicas returned, regrouped.
 
         Raises:
             CollectiveError: the replicas disagree, or a replica of another worker failed.
@@ -206,11 +173,16 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise failure
         return result
 
+    def _new_run(self, options: CommunicationOptions | None = None) -> Run:
+        extended, layout = self._extended, self._team.layout
+        merged = extended.communication_options.merge(options)
+        return Run(self, extended.devices, extended.order_check, merged, first=layout.offset, total=layout.replicas)
+
     async def _opened(self, run: Run, fn: Any, site: CallSite) -> RunSpan:
         """Return a run's span, once all workers have come to the run."""
         team = self._team
         call = Call("strategy.run", function=function_of(fn))
-        pending = await self._workers.begin_in_order(call, site, partial(_open, team))
+        pending = await self._workers.begin(call, site, partial(_open, team))
         try:
             await team.awaited(pending, run.options.timeout_seconds)
         except anyio.get_cancelled_exc_class():
@@ -229,6 +201,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         run.span = span = RunSpan(team, of_opening, number, communicator, run, moving)
         self._workers.run_numbers[run.ledger] = of_opening
         return span
+
+    # Per-replica values.
 
     def reduce(self, reduce_op: Any, value: Any, axis: Any) -> CoroutineType[Any, Any, Any]:
         """Reduce a per-replica value over the replicas of all workers and, optionally, along axes.
@@ -250,12 +224,13 @@ class MultiWorkerMirroredStrategy(Strategy):
         require_cross_replica(self, "strategy.reduce")
         if _in_group_of_this_worker():
             return _as_method(super().reduce(reduce_op, value, axis))
-        with self._workers.telling_refusal("strategy.reduce", site):
-            op, replicas = arguments.reduce_op(reduce_op, value), replicas_here(self)
-            arguments.check_not_all_none(value, 3)
-            operation = reduction(op, axis, replicas, self._extended.communication_options.accumulate)
-            doing = self._workers.combine("strategy.reduce", site, operation, [value], replicas)
-        return _as_method(_only(doing))
+
+        def operation(replicas: Sequence[int]) -> Operation:
+            op = arguments.reduce_op(reduce_op, value)
+            arguments.check_not_all_none(value, 5)
+            return reduction(op, axis, replicas, self._extended.communication_options.accumulate)
+
+        return self._combined("strategy.reduce", site, operation, value)
 
     def gather(self, value: Any, axis: int) -> CoroutineType[Any, Any, Any]:
         """Concatenate the components of a per-replica value along an axis, in replica order over all workers.
@@ -275,12 +250,25 @@ class MultiWorkerMirroredStrategy(Strategy):
         require_cross_replica(self, "strategy.gather")
         if _in_group_of_this_worker():
             return _as_method(super().gather(value, axis))
-        with self._workers.telling_refusal("strategy.gather", site):
+
+        def operation(replicas: Sequence[int]) -> Operation:
+            arguments.check_not_all_none(value, 5)
+            return gathering(axis, replicas, bare=len(replicas) == 1)
+
+        return self._combined("strategy.gather", site, operation, value)
+
+    def _combined(
+        self, kind: str, site: CallSite, operation: Callable[[Sequence[int]], Operation], value: Any
+    ) -> CoroutineType[Any, Any, Any]:
+        with self._workers.telling_refusal(kind, site):
             replicas = replicas_here(self)
-            arguments.check_not_all_none(value, 3)
-            operation = gathering(axis, replicas, bare=len(replicas) == 1)
-            doing = self._workers.combine("strategy.gather", site, operation, [value], replicas)
-        return _as_method(_only(doing))
+            doing = self._workers.combine(kind, site, operation(replicas), [value], replicas)
+
+        async def only() -> Any:
+            (result,) = await doing
+            return result
+
+        return _as_method(only())
 
     def close(self) -> None:
         """Leave the other workers without waiting for them, as the end of the process does.
@@ -289,11 +277,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         this call leaves them, too, with a `ResourceWarning`.
         """
         self._workers.close()
-
-
-async def _only(doing: Awaitable[list[Any]]) -> Any:
-    (result,) = await doing
-    return result
 
 
 def _as_method(doing: Coroutine[Any, Any, Any]) -> CoroutineType[Any, Any, Any]:
@@ -318,25 +301,23 @@ class MultiWorkerExtended(StrategyExtended):
         workers = _workers_of(strategy)
         site = workers.caller()
         with workers.telling_refusal("extended.reduce_to", site):
-            op = arguments.reduce_op(reduce_op)
             arguments.options(options, None)
-            targets = [(value, devices_of(destinations, self.devices)) for value, destinations in pairs_of(pairs)]
-            values, goals = [value for value, _ in targets], [names for _, names in targets]
-            replicas = replicas_here(strategy)
+            op, replicas = arguments.reduce_op(reduce_op), replicas_here(strategy)
             operation = reduction(op, None, replicas, self.communication_options.accumulate)
-            doing = workers.combine("extended.reduce_to", site, operation, values, replicas, goals)
+            values, destinations = self._targets(pairs)
+            doing = workers.combine("extended.reduce_to", site, operation, values, replicas, destinations)
         return await doing
 
     async def _update(self, make: Callable[[], Awaitable[Update]], variable: Any) -> Update:
-        strategy = self._required("extended.update")
-        sharing, site = replicas_of(strategy).sharing, _workers_of(strategy).caller()
-        return await make() if sharing is None else await sharing.update(make, variable, site)
+        workers = _workers_of(self._required("extended.update"))
+        site = workers.caller()
+        return await make() if workers.sharing is None else await workers.update(make, variable, site)
 
 
 def _workers_of(strategy: HasReplicas) -> Workers:
-    replicas = replicas_of(strategy)
-    assert isinstance(replicas, ReplicasOfWorkers)
-    return replicas.workers
+    workers = replicas_of(strategy)
+    assert isinstance(workers, Workers)
+    return workers
 
 
 def _in_group_of_this_worker() -> bool:

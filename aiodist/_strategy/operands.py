@@ -190,16 +190,7 @@ def is_foreign_array(leaf: Any) -> bool:
 
 
 def _components(op: ReduceOp | None, leaf: Any, replicas: Sequence[int]) -> Sequence[Any]:
-    """Return what there is to combine: a component a replica, or one value that stands for all of them.
-
-    Args:
-        op: the reduce op; None where nothing is reduced.
-        leaf: the leaf.
-        replicas: the ids of the replicas.
-
-    Raises:
-        ValueError: a SUM of a plain value on several replicas; another number of components.
-    """
+    """Return what there is to combine: a component a replica, or one value that stands for all of them."""
     if isinstance(leaf, DistributedValues):
         if len(leaf.values) != len(replicas):
             raise ValueError(f"expected {len(replicas)} components, one for each replica, got {len(leaf.values)}")

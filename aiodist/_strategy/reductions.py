@@ -310,11 +310,7 @@ def _part(op: ReduceOp, array: Array, axes: tuple[int, ...], accumulate: Accumul
 
 
 def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Array:
-    """Return the parts of all replicas, folded in their order; a MEAN divides once, by the true count.
-
-    Raises:
-        ValueError: MIN or MAX of no elements.
-    """
+    """Return the parts of all replicas, folded in their order; a MEAN divides once, by the true count."""
     result = kernels.result_dtype(op, operand.dtype)
     arrays = [array for array, _ in parts if array is not None]
     if not arrays:
@@ -333,19 +329,7 @@ def combine_parts(op: ReduceOp, operand: Operand, parts: Sequence[Part]) -> Arra
 
 
 def devices_of(destinations: Any, replicas: Sequence[str]) -> tuple[str, ...]:
-    """Return the devices that are meant.
-
-    Args:
-        destinations: a device string, a sequence of them, a distributed value or a variable (the devices of the
-            replicas whose components it has). One replica's values are bare, so here its array is one, too.
-        replicas: the devices of the strategy's replicas.
-
-    Raises:
-        TypeError: destinations of another type.
-        ValueError: a device is misspelled or given twice, or there are none; a value with another number of components
-            than there are replicas.
-        DeviceNotFoundError: a device does not exist on this machine.
-    """
+    """Return the devices that are meant."""
     if isinstance(destinations, (DistributedValues, Variable)):
         if len(destinations.values) != len(replicas):
             raise ValueError(

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from aiodist._core.errors import ReplicaContextError
-from aiodist._data.share import Share
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import CrossReplica, Entries, MakesRuns, current
+
+
+class Share(NamedTuple):
+    """Which of a strategy's replicas this process has.
+
+    Attributes:
+        replicas: how many there are over all workers.
+        mine: the ids of those that are here.
+        workers: how many workers there are.
+        rank: which of them this is.
+        fill_up: returns a step's batches, after the workers have said whether they have some; none at the end. None
+            without other workers.
+    """
+
+    replicas: int
+    mine: range
+    workers: int = 1
+    rank: int = 0
+    fill_up: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]] | None = None
 
 
 class Replicas:
@@ -31,7 +49,7 @@ class Replicas:
 
     @property
     def sharing(self) -> Any:
-        """What is done for variables that have components in other processes, too; None where none have."""
+        """The workers of variables that have components in other processes, too; None where none have."""
         return None
 
 
@@ -48,10 +66,7 @@ def replicas_of(strategy: HasReplicas) -> Replicas:
 
 def strategy_in_force(here: ReplicaContext | CrossReplica | None) -> Any:
     """Return the strategy of a current context; None for the default one."""
-    if here is None:
-        return None
-    strategy = here.strategy
-    return None if replicas_of(strategy).is_default else strategy
+    return None if here is None or replicas_of(here.strategy).is_default else here.strategy
 
 
 S = TypeVar("S", bound=HasReplicas)
@@ -87,9 +102,8 @@ class Scope(Generic[S]):
 def components_here(strategy: HasReplicas) -> int:
     """Return how many components per-replica values have here: in a group's merge function, one for each member."""
     here = current.get()
-    if isinstance(here, CrossReplica) and here.strategy is strategy:
-        return here.size
-    return replicas_of(strategy).local
+    own = isinstance(here, CrossReplica) and here.strategy is strategy
+    return here.size if own else replicas_of(strategy).local
 
 
 def replicas_here(strategy: HasReplicas) -> Sequence[int]:
@@ -101,11 +115,7 @@ def replicas_here(strategy: HasReplicas) -> Sequence[int]:
 
 
 def require_cross_replica(strategy: object, what: str) -> None:
-    """Check that a call is made outside of replicas and of other strategies' scopes.
-
-    Raises:
-        ReplicaContextError: it is.
-    """
+    """Check that a call is made outside of replicas and of other strategies' scopes."""
     here = current.get()
     if strategy_in_force(here) is None:
         return
@@ -122,11 +132,7 @@ def require_cross_replica(strategy: object, what: str) -> None:
 
 
 def require_all_workers() -> None:
-    """Check that this is not the merge function of a group, which only some workers run.
-
-    Raises:
-        ReplicaContextError: it is.
-    """
+    """Check that this is not the merge function of a group, which only some workers run."""
     here = current.get()
     if isinstance(here, CrossReplica) and here.group is not None:
         raise ReplicaContextError(

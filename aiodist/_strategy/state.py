@@ -1,24 +1,22 @@
 """The state of a variable: its components, and the assignments that change them.
 
 Components are arrays that never change: an assignment puts others in their place. What replicas assign to a mirrored
-variable meets in a collective like any other, of a kind that belongs to the variable and the method (`Request`): calls
-for two variables never combine, and a report names the variable. What replicas assign to a sync-on-read variable is
-applied to their own components, by the call.
+variable is a collective like any other, of a kind that belongs to the variable and the method (`Request`): calls for
+two variables never combine, and a report names the variable. What they assign to a sync-on-read variable is applied to
+their own components, by the call.
 
-Worker threads make the new value of a large variable (`Change`), and the event loop's thread puts it in place.
-Assignments take effect in the order of their collectives. A replica may have issued the next one without awaiting the
-last; where that one finds the last value still being made, it waits for it, in the event loop's thread. Nothing but
-such a program ever does.
+Worker threads make the new value of a large variable, and the event loop's thread puts it in place. Assignments take
+effect in the order of their collectives: where a replica has issued the next one without awaiting the last, and its
+value is still being made, the event loop's thread makes it, too (`State.settle`). Nothing but such a program ever does.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from threading import Event
-from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +26,12 @@ from aiodist._arrays.options import CommunicationOptions
 from aiodist._arrays.values import DistributedValues, Mirrored, PerReplica
 from aiodist._collectives.execution import executor
 from aiodist._collectives.kinds import ALL_REDUCE, Collective
-from aiodist._collectives.work import Call as WorkCall
 from aiodist._collectives.work import Work
 from aiodist._core.call import Call
 from aiodist._core.errors import ReplicaContextError
 from aiodist._runtime.context import ReplicaContext
 from aiodist._runtime.current import current
-from aiodist._runtime.requests import OverWorkers, Request
+from aiodist._runtime.requests import Request
 from aiodist._strategy.aggregation import (
     VariableAggregation,
     VariableSynchronization,
@@ -43,51 +40,29 @@ from aiodist._strategy.aggregation import (
     parts,
     updated,
 )
-from aiodist._strategy.creation import Site, Spec
+from aiodist._strategy.creation import Spec
 from aiodist._strategy.scope import replicas_of, require_all_workers
-from aiodist_kernels import ReduceOp, policy
-
-
-class Sharing(Protocol):
-    """What a strategy does for variables whose other components are on other workers."""
-
-    def created_outside(self, state: State, value: Array, name: str | None, frame: FrameType) -> None:
-        """Hear that this worker has created a variable under the strategy's scope."""
-
-    def created_in_replica(
-        self, state: State, context: ReplicaContext, value: Array, site: Site, frame: FrameType
-    ) -> None:
-        """Hear that a replica has created a variable."""
-
-    def over_workers(self, state: State, apply: Callable[[Any], Any]) -> OverWorkers:
-        """Return how the workers make one value of what replicas assign, and apply it."""
-        ...
+from aiodist_kernels import policy
 
 
 class State:
     """What a variable is, and its components.
-
-    Args:
-        spec: what it is.
-        strategy: whose it is; None: the default one's.
-        components: none where replica 0's initial value is still to come.
 
     Attributes:
         spec: what it is.
         strategy: whose it is; None: the default one's.
         subject: tells it from others of its name.
         requests: what replicas ask for when they create it or assign to it, by method and name.
-        change: a large assignment that is being made; None without one.
     """
 
-    __slots__ = ("_components", "change", "requests", "spec", "strategy", "subject")
+    __slots__ = ("_change", "_components", "requests", "spec", "strategy", "subject")
 
     def __init__(self, spec: Spec, strategy: Any, components: Sequence[Array]) -> None:
         self.spec = spec
         self.strategy = strategy
         self.subject = str(next(_numbers))
         self.requests: dict[tuple[str, str | None], Request] = {}
-        self.change: Change | None = None
+        self._change: Callable[[], Array] | None = None  # makes what a large assignment is about to put in place
         self.put(components)
 
     @property
@@ -96,8 +71,8 @@ class State:
         return self.spec.synchronization is VariableSynchronization.ON_WRITE
 
     @property
-    def sharing(self) -> Sharing | None:
-        """What the strategy does for components on other workers; None where there are none."""
+    def sharing(self) -> Any:
+        """The `across_workers.Workers` that have other components; None where there are none."""
         return None if self.strategy is None else replicas_of(self.strategy).sharing
 
     def put(self, components: Sequence[Array]) -> None:
@@ -105,11 +80,7 @@ class State:
         self._components = list(components)
 
     def present(self) -> list[Array]:
-        """Return the components.
-
-        Raises:
-            ReplicaContextError: replica 0's initial value has not come yet.
-        """
+        """Return the components."""
         if not self._components:
             inside = isinstance(current.get(), ReplicaContext)
             how = "with any awaited call of the strategy, e.g. `await strategy.run(fn)`"
@@ -120,12 +91,7 @@ class State:
         return self._components
 
     def total(self) -> Array:
-        """Return the value outside of replicas; it may be a component.
-
-        Raises:
-            ReplicaContextError: replica 0's initial value has not come yet.
-            ValueError: it is sync-on-read, and has components elsewhere, or no aggregation.
-        """
+        """Return the value outside of replicas; it may be a component."""
         components = self.present()
         if not self.mirrored and self.sharing is not None:
             raise ValueError(
@@ -143,17 +109,15 @@ class State:
         return aggregate(self.spec.aggregation, components, self.spec.name)
 
     def converted(self, value: Any) -> Array:
-        """Return a value that is assigned, as an array of the variable's shape and dtype; it may be the value itself.
-
-        Raises:
-            OverflowError, TypeError, ValueError: as `aggregation.converted`.
-        """
+        """Return a value that is assigned, as an array of the variable's shape and dtype; maybe the value itself."""
         return converted(value, self.spec.shape, self.spec.dtype, self.spec.name)
 
     def settle(self) -> None:
-        """Have the last assignment take effect."""
-        if self.change is not None:
-            self.change.settle()
+        """Have the last assignment take effect, though a thread may still be making its value."""
+        make, self._change = self._change, None
+        if make is not None:
+            with suppress(ValueError):  # of replicas that assign different values, which it tells them by itself
+                self.put([make()] * len(self._components))
 
     # Assignments in replicas.
 
@@ -172,7 +136,7 @@ class State:
             dtypes=(spec.dtype.name,),
             arrays=("array",),
         )
-        collective = Collective(ALL_REDUCE, op, None, ValueSpec((spec.shape,), (spec.dtype,), (None,), single=True))
+        collective = Collective(ALL_REDUCE, op, None, _spec_of(spec))
         over = None if self.sharing is None else self.sharing.over_workers(self, partial(self._apply, variable, method))
         made = Request(collective, call, partial(self._meet, variable, method), over_workers=over)
         return self.requests.setdefault((method, name), made)
@@ -180,11 +144,28 @@ class State:
     def _meet(self, variable: object, method: str, values: Sequence[Array], options: CommunicationOptions) -> Any:
         """Apply what all replicas assign."""
         self.settle()
-        if policy.blocks(values[0].nbytes * (len(values) + 2)):
-            self.change = Change(self, method, values, options)
-            return self.change.work(lambda: variable)
-        self._update_all(method, aggregate(self.spec.aggregation, values, self.spec.name, options.accumulate))
-        return variable
+        spec = self.spec
+        if not policy.blocks(values[0].nbytes * (len(values) + 2)):
+            self._update_all(method, aggregate(spec.aggregation, values, spec.name, options.accumulate))
+            return variable
+        old = self.present()[0]
+        aggregated = partial(aggregate, spec.aggregation, values, spec.name, options.accumulate)
+        op, total = spec.aggregation.reduce_op, Work([], aggregated)
+        if op is not None:
+            collective = Collective(ALL_REDUCE, op, None, _spec_of(spec))
+            found = executor(collective, len(values), (), options.accumulate).run(values, options.bytes_per_pack)
+            total = found if type(found) is Work else Work([], lambda: found)
+        work = total.then(lambda value: updated(method, old, value, fresh=op is not None))
+        self._change = change = lambda: updated(method, old, aggregated())
+
+        def put() -> Any:
+            new = work.result()
+            if self._change is change:
+                self._change = None
+                self.put([new] * len(self._components))
+            return variable
+
+        return Work(work.phases, put)
 
     def _apply(self, variable: object, method: str, value: Any) -> Any:
         """Apply what the replicas of all workers assign."""
@@ -255,73 +236,8 @@ class State:
             )
 
 
-class Change:
-    """What the replicas assign to a large mirrored variable, on its way.
-
-    Args:
-        state: the variable's.
-        method: what they called on it.
-        values: what each contributed.
-        options: how the values are aggregated.
-    """
-
-    def __init__(self, state: State, method: str, values: Sequence[Array], options: CommunicationOptions) -> None:
-        self._state = state
-        self._method = method
-        self._old = state.present()
-        self._over = Event()
-        self._new: Any = None
-        self._error: BaseException | None = None
-        spec = state.spec
-        op = spec.aggregation.reduce_op
-        self._fresh = op is not None
-        if op is not None:
-            self._total = _fold(op, values, options)
-        else:
-            found: list[Array] = []
-            make = partial(aggregate, spec.aggregation, values, spec.name)
-            self._total = Work([[lambda: found.append(make())]], found.pop)
-
-    def work(self, result: Callable[[], Any]) -> Work:
-        """Return the calls that make the new value, and what puts it in place and returns a result."""
-
-        def apply() -> Any:
-            self.settle()
-            if self._error is not None:
-                raise self._error
-            return result()
-
-        phases = [[partial(self._try, call) for call in calls] for calls in self._total.phases]
-        return Work([*phases, [self._make]], apply)
-
-    def _try(self, call: WorkCall) -> None:
-        try:
-            call()
-        except BaseException as error:  # noqa: BLE001  (whatever it is, it is for those who wait)
-            self._error = error
-
-    def _make(self) -> None:
-        if self._error is None:
-            self._try(self._update)
-        self._over.set()
-
-    def _update(self) -> None:
-        self._new = updated(self._method, self._old[0], self._total.result(), fresh=self._fresh)
-
-    def settle(self) -> None:
-        """Put the new value in place as soon as it is made, once; for the event loop's thread."""
-        self._over.wait()
-        if self._state.change is self:
-            self._state.change = None
-            if self._error is None:
-                self._state.put([self._new] * len(self._old))
-
-
-def _fold(op: ReduceOp, values: Sequence[Array], options: CommunicationOptions) -> Work:
-    spec = ValueSpec((values[0].shape,), (values[0].dtype,), (None,), single=True)
-    found = executor(Collective(ALL_REDUCE, op, None, spec), len(values), (), options.accumulate)
-    result = found.run(values, options.bytes_per_pack)
-    return result if type(result) is Work else Work([], lambda: result)
+def _spec_of(spec: Spec) -> ValueSpec:
+    return ValueSpec((spec.shape,), (spec.dtype,), (None,), single=True)
 
 
 _numbers = itertools.count()

@@ -1,10 +1,4 @@
-"""Variables: state with one component for each replica, equal on all of them, or aggregated when it is read.
-
-Components are arrays that never change; an assignment replaces them. So later assignments do not change a value that
-was read, and the replicas of a mirrored variable share one array.
-
-Lower floors know nothing of variables: a collective takes one as an array (`ArrayLike`).
-"""
+"""`Variable`: state with one component for each replica. A collective takes one as an array (`ArrayLike`)."""
 
 from __future__ import annotations
 
@@ -79,9 +73,16 @@ class Variable(ArrayLike):
         """Return the variable, which another replica may have made already."""
         name = arguments.checked_name(name)
         value = initial_array(initial_value() if callable(initial_value) else initial_value, dtype)
-        how, combined = _synchronization(synchronization), VariableAggregation(aggregation)
+        how, combined = VariableSynchronization(synchronization), VariableAggregation(aggregation)
+        if how is VariableSynchronization.NONE:
+            raise ValueError(
+                "synchronization NONE is for variables of no strategy; use 'auto', 'on_write' or 'on_read'"
+            )
+        if how is VariableSynchronization.AUTO:
+            how = VariableSynchronization.ON_WRITE
         aggregating.check(combined, value.dtype)
-        spec = Spec(name or "Variable", value.shape, value.dtype, _trainable(trainable, how), how, combined)
+        trained = how is not VariableSynchronization.ON_READ if trainable is None else bool(trainable)
+        spec = Spec(name or "Variable", value.shape, value.dtype, trained, how, combined)
         here = current.get()
         strategy = strategy_in_force(here)
         replicas = Replicas(1) if strategy is None else replicas_of(strategy)
@@ -173,12 +174,7 @@ class Variable(ArrayLike):
         return state.total()
 
     def _replica(self, verb: str) -> ReplicaContext | None:
-        """Return the current replica's context; None outside of replicas.
-
-        Raises:
-            ReplicaContextError: the variable belongs to another strategy than the one in force. A variable of the
-                default strategy can be used in other strategies' scopes, but not assigned to in their replicas.
-        """
+        """Return the current replica's context; None outside of replicas."""
         here, owner = current.get(), self._state.strategy
         in_replica = isinstance(here, ReplicaContext)
         if here is not None and here.strategy is not owner:
@@ -220,10 +216,6 @@ class Variable(ArrayLike):
 
     def assign_add(self, value: Any, *, name: str | None = None) -> Any:
         """Add a value; to a mirrored variable, the aggregate of the replicas' values. Otherwise as `assign`.
-
-        Args:
-            value: an array or number of the variable's shape.
-            name: replaces the call site of the collective.
 
         Raises:
             ValueError: as `assign`; also outside of replicas for a sync-on-read variable with SUM, because it is not
@@ -281,22 +273,6 @@ class Variable(ArrayLike):
             f"the variable {self.name!r} cannot be pickled: it belongs to a strategy, which lives in one process. "
             "Pickle its value, variable.numpy(), and create a variable of that, or assign it, under a scope"
         )
-
-
-def _synchronization(value: Any) -> VariableSynchronization:
-    """Return ON_WRITE or ON_READ.
-
-    Raises:
-        ValueError: it is NONE or unknown.
-    """
-    how = VariableSynchronization(value)
-    if how is VariableSynchronization.NONE:
-        raise ValueError("synchronization NONE is for variables of no strategy; use 'auto', 'on_write' or 'on_read'")
-    return VariableSynchronization.ON_WRITE if how is VariableSynchronization.AUTO else how
-
-
-def _trainable(value: bool | None, how: VariableSynchronization) -> bool:
-    return how is not VariableSynchronization.ON_READ if value is None else bool(value)
 
 
 def state_of(variable: Variable) -> State:

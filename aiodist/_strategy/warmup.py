@@ -18,12 +18,7 @@ _OPS = (ReduceOp.SUM, ReduceOp.MEAN)
 
 
 async def compile_kernels(values: Sequence[Any], devices: Sequence[str], accumulate: Accumulate) -> None:
-    """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread.
-
-    Raises:
-        ImportError: what compiles kernels is not installed.
-        TypeError: a leaf has no dtype, or one that cannot be summed.
-    """
+    """Compile what SUM and MEAN of these nests over replicas on these devices need, in a worker thread."""
     for value in values:
         nests.register_dicts(value)
     dtypes = {_dtype(leaf) for value in values for leaf in nests.flatten(value)[0]} if values else _COMMON

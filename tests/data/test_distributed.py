@@ -275,17 +275,6 @@ async def test_values_from_a_function_are_per_replica() -> None:
     assert await strategy.reduce("SUM", ones, axis=None) == 3
 
 
-@pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: InputContext(0), "num_input_pipelines must be at least 1, got 0"),
-        (lambda: InputContext(2, 2), "input_pipeline_id must be from 0 to 1, got 2"),
-        (lambda: InputContext(num_replicas_in_sync=0), "num_replicas_in_sync must be at least 1"),
-        (lambda: InputContext(1, 0, 4).get_per_replica_batch_size(6), "divisible by the number of replicas, 4, got 6"),
-        (lambda: ValueContext(1, 1), "replica_id_in_sync_group must be from 0 to 0, got 1"),
-        (lambda: ValueContext(0, 0), "num_replicas_in_sync must be at least 1"),
-    ],
-)
-def test_contexts_are_checked(make: Callable[[], Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        make()
+def test_batch_size_of_a_replica() -> None:
+    with pytest.raises(ValueError, match="divisible by the number of replicas, 4, got 6"):
+        InputContext(1, 0, 4).get_per_replica_batch_size(6)

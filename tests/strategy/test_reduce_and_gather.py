@@ -12,10 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from aiodist import CommunicationOptions, IndexedSlices, Mirrored, MirroredStrategy, PerReplica, ReduceOp
+from aiodist import (
+    CommunicationOptions,
+    IndexedSlices,
+    Mirrored,
+    MirroredStrategy,
+    PerReplica,
+    ReduceOp,
+    ReplicaContext,
+)
 from aiodist._collectives.work import Work
 from aiodist_kernels import KernelSpec, policy, warm
-from tests.runtime.programs import mirrored
+from tests.runtime.programs import mirrored, run
+from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
 
@@ -330,7 +339,22 @@ async def test_masked_arrays_are_refused(operation: Any) -> None:
         IndexedSlices(MASKED, [0, 1])
 
 
-async def test_strings_of_different_widths_are_gathered() -> None:
-    for words in (["a", "bcd"], [b"a", b"bcd"]):
-        value = PerReplica([np.array([word]) for word in words])
-        assert (await mirrored(2).gather(value, 0)).tolist() == words
+@pytest.mark.parametrize("kind", ["U", "S", ">U9"])
+async def test_strings_of_different_widths_are_gathered(kind: str) -> None:
+    words = [np.array(some).astype(kind) for some in (["a"], ["bcd", "e"], [])]
+
+    async def gathered(ctx: ReplicaContext) -> Any:
+        return await ctx.all_gather({"w": words[ctx.replica_id_in_sync_group]}, 0)
+
+    strategy, wanted = mirrored(3), np.concatenate(words).astype(words[1].dtype.newbyteorder("="))
+    for found in [
+        await strategy.gather(PerReplica(words), 0),
+        *[each["w"] for each in [*await run(strategy, gathered), *await Job(1, 2).values(gathered)]],
+    ]:
+        np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+async def test_reductions_that_are_not_defined_say_what_they_expect() -> None:
+    for value, got in ((np.ones(2, bool), "bool"), (np.array(["a"]), "strings"), (np.array([None]), "objects")):
+        with pytest.raises(TypeError, match=rf"MEAN of .*: expected numbers, got {got}"):
+            await reduced("MEAN", per_replica(value, value))

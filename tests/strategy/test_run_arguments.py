@@ -14,6 +14,7 @@ from aiodist import CollectiveTimeoutError, CommunicationOptions, Mirrored, PerR
 from tests.collectives.kinds_of_values import NAMESPACE, Pair, Point
 from tests.runtime.programs import here, mirrored, on_each, replica
 from tests.runtime.warned import warned
+from tests.workers.simulated import Job
 
 pytestmark = pytest.mark.anyio
 
@@ -150,8 +151,11 @@ async def test_value_of_nothing_but_none_is_warned_of() -> None:
     with warned() as told:
         assert await strategy.run(program) == {"w": None, "b": [None]}
         await strategy.reduce("SUM", [None], None)
+        await strategy.gather([None], 0)
         await strategy.reduce("SUM", [], None)
-    assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 3
+        await Job(1, 1).everywhere(lambda s: s.reduce("SUM", [None], None))
+        await Job(1, 1).everywhere(lambda s: s.gather([None], 0))
+    assert [(one.category, one.file) for one in told] == [(RuntimeWarning, __file__)] * 8
 
 
 async def test_wrong_call_of_the_function_is_the_replicas_failure() -> None:

@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 from aiodist import (
     CommunicationOptions,
     MirroredStrategy,
+    MultiWorkerMirroredStrategy,
     PerReplica,
     ReplicaContextError,
     Strategy,
@@ -333,3 +334,12 @@ def test_repr_of_strategies() -> None:
     assert repr(mirrored(2)) == "<MirroredStrategy: 2 replicas on CPU:0, CPU:1>"
     assert repr(mirrored(9)) == "<MirroredStrategy: 9 replicas on CPU:0, CPU:1, … CPU:8>"
     assert repr(get_strategy()) == "<_DefaultStrategy: 1 replica on CPU:0>"
+
+
+def test_communicator_in_the_place_of_the_devices() -> None:
+    class Communicator:
+        def Get_rank(self) -> int:  # noqa: N802  (mpi4py's)
+            return 0
+
+    with pytest.raises(TypeError, match=r"devices come first, got .*MultiWorkerMirroredStrategy\(communicator=comm\)"):
+        MultiWorkerMirroredStrategy(Communicator())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

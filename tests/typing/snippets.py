@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import aiodist
-from aiodist import CollectiveHandle, MirroredStrategy, PerReplica, ReduceOp, Variable
+from aiodist import CollectiveHandle, MirroredStrategy, MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Variable
 
 
 def convert(text: str, *, base: int = 10) -> int:
@@ -36,12 +36,21 @@ async def right(x: NDArray[np.float32], n: NDArray[np.int64], v: Variable) -> No
     assert_type(await ctx.barrier(), None)
 
 
-async def wrong(strategy: MirroredStrategy, x: NDArray[np.float32], values: PerReplica[NDArray[np.float32]]) -> None:
+async def wrong(
+    strategy: MirroredStrategy,
+    several: MultiWorkerMirroredStrategy,
+    x: NDArray[np.float32],
+    values: PerReplica[NDArray[np.float32]],
+) -> None:
     """Make the mistakes that people make."""
     ctx = aiodist.get_replica_context()
     ctx.all_reduce("sum", x)  # type: ignore[unused-awaitable]
     ctx.barrier()  # type: ignore[unused-awaitable]
     strategy.run(right)  # type: ignore[unused-coroutine]
+    several.run(right)  # type: ignore[unused-awaitable]
+    several.reduce(ReduceOp.SUM, values, None)  # type: ignore[unused-awaitable]
+    several.gather(values, 0)  # type: ignore[unused-awaitable]
+    await several.run(right(x, x, x))  # type: ignore[arg-type]
     ctx.all_reduce("sum", x) + 1  # type: ignore[operator]
     ctx.all_reduce(x, "sum")  # type: ignore[call-overload]
     ctx.all_reduce(ReduceOp.SUM, x, 3)  # type: ignore[call-overload]
