@@ -117,6 +117,7 @@ def reduction(op: ReduceOp, axis: Any, replicas: Sequence[int], accumulate: Accu
         if slices and axis is not None:
             raise ValueError(f"IndexedSlices are reduced over the replicas alone, with axis=None, got axis={axis!r}")
         if axis is not None:
+            dtypes = list(map(np.dtype, dtypes))
             kernels.result_dtype(op, dtypes[0])
             return _along(shapes, dtypes, marks, arrays, _axes(axis, len(shapes[0])), axis, replicas)
         for what, column in (("shape", shapes), ("dtype", dtypes), ("type", marks)):

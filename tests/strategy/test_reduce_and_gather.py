@@ -90,6 +90,7 @@ ALONG: dict[str, tuple[str, list[Any], Any, Any]] = {
     "long double keeps its bits": ("MEAN", [np.array([TINY]), np.array([TINY])], 0, TINY),
     "byte orders may differ": ("SUM", [np.ones(2, ">f4"), np.ones(2, "<f4")], None, [2, 2]),
     "byte orders along an axis": ("SUM", [np.ones(2, ">f4"), np.ones(2, "<f4")], 0, 4),
+    "numbers along no axis": ("MEAN", [1, 2], (), 1.5),
     "left fold": ("SUM", [np.float32(1e8), np.float32(1), np.float32(-1e8)], None, 0),
 }
 
@@ -346,7 +347,8 @@ async def test_strings_of_different_widths_are_gathered(kind: str) -> None:
     async def gathered(ctx: ReplicaContext) -> Any:
         return await ctx.all_gather({"w": words[ctx.replica_id_in_sync_group]}, 0)
 
-    strategy, wanted = mirrored(3), np.concatenate(words).astype(words[1].dtype.newbyteorder("="))
+    strategy, whole = mirrored(3), np.concatenate(words)
+    wanted = whole.astype(whole.dtype.newbyteorder("="))
     for found in [
         await strategy.gather(PerReplica(words), 0),
         *[each["w"] for each in [*await run(strategy, gathered), *await Job(1, 2).values(gathered)]],
